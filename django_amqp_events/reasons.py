@@ -50,6 +50,7 @@ TEXTS: Final[Mapping[str, str]] = {
         "replays again under the same replay id"
     ),
     "deleted": _("the event no longer exists"),
+    "forbidden": _("you have no permission for this event"),
     "in-transaction": _(
         "a replay must commit its claim before it publishes, but a transaction is open "
         "on the database %(database)s (ATOMIC_REQUESTS, transaction.atomic or "

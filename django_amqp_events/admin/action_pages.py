@@ -193,7 +193,7 @@ class ActionPages(Pages):
     gone: ClassVar[Reason]
 
     def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, Any]:
-        """Return the rows that this user may see."""
+        """Return rows by their ids; :meth:`_existing` asks which of them this user may see."""
         return {row.pk: row for row in self.get_queryset(request).filter(pk__in=list(ids))}
 
     def freeze(self, queryset: QuerySet[Any]) -> dict[UUID, int]:
@@ -205,9 +205,9 @@ class ActionPages(Pages):
         """Handle selected rows that have left the list since it was shown."""
         raise NotImplementedError
 
-    def may(self, request: HttpRequest, action: Action) -> bool:
-        """Return True if this user may run the action."""
-        return bool(getattr(self, f"has_{action.permission}_permission")(request))
+    def may(self, request: HttpRequest, action: Action, row: Any = None) -> bool:
+        """Return True if this user may see a row and run the action on it, or on some row."""
+        return self.allows(request, row, action.permission)
 
     def get_urls(self) -> list[URLPattern]:
         decide = [
@@ -238,7 +238,7 @@ class ActionPages(Pages):
 
     def _obstacle(self, request: HttpRequest, row: Any, action: Action) -> str:
         """Return why this user cannot run an action now, ``""`` if possible."""
-        if self.may(request, action):
+        if self.may(request, action, row):
             return ""
         return self._forbidden(action.button, f"{action.permission}_{self.opts.model_name}")
 
@@ -257,7 +257,7 @@ class ActionPages(Pages):
 
     def action_view(self, request: HttpRequest, *, action: Action) -> HttpResponse:
         """Ask for confirmation (GET), and run the action (POST)."""
-        if not self.has_view_permission(request) or not self.may(request, action):
+        if not self.may(request, action):
             raise PermissionDenied
         data = request.POST if request.method == "POST" else request.GET
         back = data.get("back", "")
@@ -270,7 +270,7 @@ class ActionPages(Pages):
         form = ReasonForm(request.POST, required=action.reason_required)
         if not form.is_valid():
             return self.ask(request, action, seen, back=back, form=form)
-        there, rows, gone = self._existing(request, seen)
+        there, rows, gone = self._existing(request, action, seen)
         decision = Decision(
             action=action,
             seen=there,
@@ -285,12 +285,19 @@ class ActionPages(Pages):
             self.done_url(request, action, seen, back) or self._filtered_url(request, "changelist")
         )
 
-    def _existing(self, request: HttpRequest, seen: Seen) -> tuple[Seen, Rows, list[Skipped]]:
-        """Return versions and rows that this user may see, and the others as skipped."""
-        rows = self.rows_of(request, seen)
+    def _existing(
+        self, request: HttpRequest, action: Action, seen: Seen
+    ) -> tuple[Seen, Rows, list[Skipped]]:
+        """Return versions and rows that this user may change, and the others as skipped."""
+        found = self.rows_of(request, seen)
+        visible = {pk: row for pk, row in found.items() if self.allows(request, row)}
+        rows = {pk: row for pk, row in visible.items() if self.may(request, action, row)}
         there = {pk: version for pk, version in seen.items() if pk in rows}
-        gone = [Skipped(id=pk, title="", why=self.gone) for pk in seen if pk not in rows]
-        return there, rows, gone
+        skipped = [Skipped(id=pk, title="", why=self.gone) for pk in seen if pk not in visible]
+        skipped += [
+            Skipped.of(row, Reason("forbidden")) for pk, row in visible.items() if pk not in rows
+        ]
+        return there, rows, skipped
 
     def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
         """Return the URL of the page after an action, ``""`` for the list."""
@@ -312,7 +319,7 @@ class ActionPages(Pages):
         form: ReasonForm | None = None,
     ) -> HttpResponse:
         """Show what an action would do, and ask for confirmation."""
-        there, rows, gone = self._existing(request, seen)
+        there, rows, gone = self._existing(request, action, seen)
         try:
             eligible, skipped, details = action.preview(action, there, rows)
         except AmqpEventsError as exc:

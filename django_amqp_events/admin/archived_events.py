@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial, partialmethod
 from typing import Any
@@ -15,7 +15,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import F, Prefetch, Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
@@ -45,7 +45,7 @@ from ..templatetags.amqp_events import TEXT, ago, breakable, code, line, text
 from . import formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
-from .base import WAITING, Pages, alias_of, as_file, fetched, head_of
+from .base import WAITING, Pages, alias_of, as_file, fetched, head_of, stream
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -155,15 +155,15 @@ class ArchivedEventAdmin(EditingPages):
     has_discard_permission = partialmethod(Pages.granted, codename="discard_archivedevent")
     has_restore_permission = partialmethod(Pages.granted, codename="restore_archivedevent")
 
-    def has_bulk_replay_permission(self, request: HttpRequest) -> bool:
+    def has_bulk_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may create batches on this site."""
-        granted = self.granted(request, "bulk_replay_archivedevent")
+        granted = self.granted(request, obj, codename="bulk_replay_archivedevent")
         return granted and self.admin_site.is_registered(ReplayBatch)
 
-    def has_export_permission(self, request: HttpRequest) -> bool:
+    def has_export_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may export payloads."""
-        granted = self.granted(request, "export_archivedevent")
-        return granted and self.has_payload_permission(request)
+        granted = self.granted(request, obj, codename="export_archivedevent")
+        return granted and self.has_payload_permission(request, obj)
 
     # -- the list
 
@@ -180,6 +180,13 @@ class ArchivedEventAdmin(EditingPages):
         """Return the rows of the database that is written, without what is large."""
         found = super().get_queryset(request).using(states.database())
         return found.defer(*ArchivedEvent.LARGE)
+
+    def listed(self, request: HttpRequest, rows: Iterable[Any]) -> list[Any]:
+        found = super().listed(request, rows)
+        for row in found:
+            if self.sight(request, row) == "none":
+                row.searched = ()
+        return found
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ArchiveList
@@ -245,19 +252,23 @@ class ArchivedEventAdmin(EditingPages):
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         """Return the events of the filtered list, one JSON document per line."""
-        if not self.has_view_permission(request) or not self.has_export_permission(request):
+        if not self.allows(request, None, "export"):
             raise PermissionDenied
         try:
             found = self.get_changelist_instance(request).queryset
         except IncorrectLookupParameters:
             messages.error(request, _("The URL contains an unknown filter."))
             return HttpResponseRedirect(self._url("changelist"))
-        raw = self.has_raw_permission(request)
+
+        def sight(event: ArchivedEvent) -> redaction.Sight:
+            return self.sight(request, event) if self.allows(request, event, "export") else "none"
+
         filters = request.GET.copy()
         filters.pop(SEARCH_VAR, None)  # it may be a value of the payload
         logger.info("%s exports archived events: %s", request.user, filters.urlencode())
-        return StreamingHttpResponse(
-            export.export(found, raw=raw),
+        return stream(
+            request,
+            export.export(found, sight=sight),
             content_type="application/x-ndjson",
             headers={
                 "Content-Disposition": 'attachment; filename="archived-events.jsonl"',
@@ -337,7 +348,7 @@ class ArchivedEventAdmin(EditingPages):
         self, request: HttpRequest, action: Action, group: FailureGroup
     ) -> HttpResponse | None:
         """Freeze the open events of a group, and ask; ``None`` where a message says why not."""
-        if not self.has_view_permission(request) or not self.may(request, action):
+        if not self.may(request, action):
             raise PermissionDenied
         rows = self.get_queryset(request).filter(group=group.pk, state__in=action.states)
         seen = self.freeze(rows.order_by("last_failed_at", "pk"))
@@ -371,7 +382,7 @@ class ArchivedEventAdmin(EditingPages):
 
     def batch_group(self, request: HttpRequest, group: FailureGroup) -> HttpResponse | None:
         """Make a batch of the open events of a group; ``None`` where a message says why not."""
-        if not self.has_view_permission(request) or not self.has_bulk_replay_permission(request):
+        if not self.allows(request, None, "bulk_replay"):
             raise PermissionDenied
         rows = self.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
         if not rows.exists():
@@ -403,7 +414,7 @@ class ArchivedEventAdmin(EditingPages):
     def detail_view(self, request: HttpRequest, row: ArchivedEvent) -> TemplateResponse:
         context = {
             **self._about(request, row),
-            **self._content(request, row, readable=self.has_payload_permission(request)),
+            **self._content(request, row),
             "revisions": self._revisions(request, row),
             "related": self._related(request, row),
             "event": row,
@@ -482,45 +493,23 @@ class ArchivedEventAdmin(EditingPages):
         return [
             (title, value, events)
             for title, value, found in groups
-            if value and (events := list(found[:RELATED]))
+            if value and (events := self.listed(request, found[:RELATED]))
         ]
 
-    def _content(self, request: HttpRequest, event: Any, *, readable: bool) -> dict[str, Any]:
-        """Return payload and headers for users who may see them; redacted if there is a hook."""
-        if not readable:
-            return {"readable": False}
-        raw = self.has_raw_permission(request)
-        payload, cut, problem = "", False, ""
-        if event.body_size > formatting.SHOWN:
-            problem = _("The payload is too long to decode here.")
-            if raw:
-                problem = _(
-                    "The payload is too long to decode here. This is the start of the raw body."
-                )
-        else:
-            try:
-                found = event.payload
-            except Exception:  # noqa: BLE001 - invalid headers
-                found = None
-            if found is not None:
-                safe = redaction.redact(event.name, found)
-                if isinstance(safe, Reason):
-                    problem = text(safe, TEXT)
-                else:
-                    payload, cut = formatting.pretty(dict(safe))
-            elif raw:
-                problem = _("The payload cannot be decoded. This is the raw body.")
-            else:
-                problem = _("The payload cannot be decoded, so it cannot be redacted.")
+    def _content(self, request: HttpRequest, event: Any) -> dict[str, Any]:
+        """Return payload and headers for users who may see them."""
+        shown = self.shown_payload(
+            request,
+            event,
+            head=bytes(getattr(event, "head", b"")),
+            size=event.body_size,
+            read=lambda: event.payload,
+        )
+        if not shown["readable"]:
+            return shown
         headers, headers_note = formatting.headers(event)
         return {
-            "readable": True,
-            "payload": payload,
-            "payload_cut": cut,
-            "problem": problem,
-            "redacted": redaction.has_hook(),
-            "raw": raw,
-            "body": formatting.body(bytes(event.head), event.body_size) if raw else None,
+            **shown,
             "headers": headers,
             "headers_note": headers_note,
             "types": [line(t) for t in (event.content_type, event.content_encoding) if t],

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
+from asgiref.sync import sync_to_async
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
+from django.core.handlers.asgi import ASGIRequest
 from django.db.models import BinaryField, Func, Model, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Substr
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    StreamingHttpResponse,
+)
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.text import capfirst
@@ -34,6 +41,12 @@ WATCHED: Final = 10
 WAITING: Final = 5
 #: The page of the dashboard that describes a thing of each kind.
 DESCRIBED: Final = {"event": "catalogue", "handler": "retries", "queue": "topology"}
+
+
+#: Characters of a streamed response that are made at a time, at least.
+PART: Final = 64 * 1024
+#: Modules of classes that decide for all rows alike.
+_OURS: Final = f"{__package__}."
 
 
 class ListActionForm(ActionForm):
@@ -75,9 +88,32 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def granted(self, request: HttpRequest, codename: str) -> bool:
-        """Return True if this user has a permission."""
+    # -- who may do what
+
+    def granted(self, request: HttpRequest, obj: Any = None, *, codename: str) -> bool:
+        """Return True if this user has a permission, for all rows alike."""
         return request.user.has_perm(f"{self.opts.app_label}.{codename}")
+
+    def allows(self, request: HttpRequest, row: Any, *permissions: str) -> bool:
+        """Return True if this user may see a row, and has all these permissions for it.
+
+        Whatever reads a row for a user asks this; without a row, it answers for some row.
+        """
+        return all(
+            getattr(self, f"has_{each}_permission")(request, row) for each in ("view", *permissions)
+        )
+
+    def within(self, request: HttpRequest, rows: QuerySet[Any], *permissions: str) -> QuerySet[Any]:
+        """Return the rows that this user may see, and has all these permissions for.
+
+        They are read only if a subclass decides by row.
+        """
+        names = ("granted", *(f"has_{each}_permission" for each in ("view", *permissions)))
+        ours = [each for each in type(self).__mro__ if each.__module__.startswith(_OURS)]
+        if all(getattr(type(self), name) is getattr(ours[0], name) for name in names):
+            return rows
+        ids = [row.pk for row in rows if self.allows(request, row, *permissions)]
+        return self.get_queryset(request).using(rows.db).filter(pk__in=ids)
 
     # -- the list
 
@@ -117,7 +153,15 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             "now": datetime.now(UTC),
             **_without_messages(request),
         }
-        return super().changelist_view(request, {**context, **(extra_context or {})})
+        response = super().changelist_view(request, {**context, **(extra_context or {})})
+        if isinstance(response, TemplateResponse) and "cl" in (response.context_data or {}):
+            shown: Any = response.context_data
+            shown["cl"].result_list = self.listed(request, shown["cl"].result_list)
+        return response
+
+    def listed(self, request: HttpRequest, rows: Iterable[Any]) -> list[Any]:
+        """Return the rows of a page of the list that this user may see."""
+        return [row for row in rows if self.allows(request, row)]
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
@@ -143,7 +187,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         row = self.find(request, unquote(object_id))
         if row is None:
             return self._missing(request, unquote(object_id))
-        if not self.has_view_permission(request, row):
+        if not self.allows(request, row):
             raise PermissionDenied
         response = self.detail_view(request, row)
         response.context_data = {**(response.context_data or {}), **(extra_context or {})}
@@ -168,12 +212,14 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return a view of a row for users with all these permissions, who may see the row."""
 
         def run(request: HttpRequest, pk: UUID, **kwargs: Any) -> HttpResponse:
-            if not all(
-                getattr(self, f"has_{each}_permission")(request) for each in ("view", *permissions)
-            ):
+            if not self.allows(request, None, *permissions):
                 raise PermissionDenied
             row = self.find(request, str(pk))
-            return self._missing(request, pk) if row is None else view(request, row, **kwargs)
+            if row is None:
+                return self._missing(request, pk)
+            if not self.allows(request, row, *permissions):
+                raise PermissionDenied
+            return view(request, row, **kwargs)
 
         return run
 
@@ -269,6 +315,35 @@ def head_of(column: str, size: int = SHOWN) -> Func:
 def alias_of(row: Model) -> str:
     """Return the database that a row was read from."""
     return str(row._state.db)  # noqa: SLF001 - Django has no other way
+
+
+def stream(request: HttpRequest, lines: Iterable[str], **options: Any) -> StreamingHttpResponse:
+    """Return a response that makes its lines while it sends them, under WSGI and ASGI."""
+    if not isinstance(request, ASGIRequest):
+        return StreamingHttpResponse(lines, **options)
+    # Django would make a list of a synchronous iterator before it sends the first part.
+    parts = _parts(lines)
+
+    async def sent() -> AsyncIterator[str]:
+        # In Django's thread, which has the database connections.
+        following = sync_to_async(lambda: next(parts, ""))
+        while part := await following():
+            yield part
+
+    return StreamingHttpResponse(sent(), **options)
+
+
+def _parts(lines: Iterable[str]) -> Iterator[str]:
+    """Join lines to parts of about :data:`PART` characters: each part is a change of threads."""
+    part: list[str] = []
+    length = 0
+    for line_ in lines:
+        part.append(line_)
+        length += len(line_)
+        if length >= PART:
+            yield "".join(part)
+            part, length = [], 0
+    yield "".join(part)
 
 
 def as_file(pk: UUID, body: bytes) -> HttpResponse:

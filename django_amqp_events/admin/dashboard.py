@@ -229,6 +229,11 @@ class DashboardAdmin(Pages):
         archive = allowed[ArchivedEvent]
         if archive is None:
             allowed[ReplayBatch] = None
+
+        def visible(row: Any) -> bool:
+            pages = allowed[type(row)]
+            return pages is not None and pages.allows(request, row)
+
         found = event_locations.locate(
             value,
             settings,
@@ -236,6 +241,7 @@ class DashboardAdmin(Pages):
             kinds=[kind for model, kinds in _KINDS.items() if allowed[model] for kind in kinds],
             events=archive.get_queryset(request) if archive else None,
             by_value=archive is not None and archive.has_payload_permission(request),
+            visible=visible,
         )
         left = event_locations.with_messages(found.queues, seen.document.get("queues", {}))
         names = {queue.name for queue, _seen in left}
@@ -349,7 +355,7 @@ class DashboardAdmin(Pages):
             return None
         actions = list(ArchiveAction.objects.using(event_states.database()).order_by("-pk")[:AUDIT])
         rows = pages.get_queryset(request).filter(pk__in=[each.event_id for each in actions])
-        events = {row.pk: row for row in rows.only("name", "handler", "event_id")}
+        events = {row.pk: row for row in pages.listed(request, rows)}
         return [(each, events[each.event_id]) for each in actions if each.event_id in events]
 
 

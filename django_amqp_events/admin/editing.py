@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partialmethod
 from typing import Any
 
 from django import forms
@@ -26,8 +25,9 @@ from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
-from .action_pages import ActionPages, ReasonForm
-from .base import Pages, alias_of, as_file, head_of
+from .action_pages import ReasonForm
+from .base import alias_of, as_file, head_of
+from .payloads import PayloadPages
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
@@ -48,20 +48,13 @@ class EditForm(ReasonForm):
     )
 
 
-class EditingPages(ActionPages):
+class EditingPages(PayloadPages):
     """Editing for the pages of the archive; see :class:`.archived_events.ArchivedEventAdmin`."""
 
-    has_payload_permission = partialmethod(Pages.granted, codename="view_payload_archivedevent")
-
-    def has_raw_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may see unredacted bodies."""
-        if not self.has_payload_permission(request):
-            return False
-        return not redaction.has_hook() or self.granted(request, "view_raw_archivedevent")
-
-    def has_edit_permission(self, request: HttpRequest) -> bool:
+    def has_edit_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may edit, which needs the permission to see payloads."""
-        return self.granted(request, "edit_archivedevent") and self.has_raw_permission(request)
+        granted = self.granted(request, obj, codename="edit_archivedevent")
+        return granted and self.has_raw_permission(request, obj)
 
     def get_urls(self) -> list[URLPattern]:
         edit = non_atomic(self.row_view(self.edit_view, "edit"))
@@ -79,11 +72,12 @@ class EditingPages(ActionPages):
         label = _("Edit and replay")
         if not conf.load()[0].editing:
             return ""
-        if not self.has_edit_permission(request):
+        if not self.allows(request, event, "edit"):
             needed = ["edit_archivedevent", "view_payload_archivedevent"]
             if redaction.has_hook():
                 needed.append("view_raw_archivedevent")
-            return self._forbidden(label, *(n for n in needed if not self.granted(request, n)))
+            missing = [n for n in needed if not self.granted(request, event, codename=n)]
+            return self._forbidden(label, *missing)
         where = self._editable(event, event.version)
         if isinstance(where, Reason):
             return _("It cannot be edited: %(why)s") % {"why": text(where, TEXT)}
@@ -103,7 +97,7 @@ class EditingPages(ActionPages):
         head = head_of("body", formatting.SHOWN + 1)
         found = event.revision_set.using(alias_of(event)).defer("body").annotate(head=head)
         revisions = list(found.order_by("-number")[:REVISIONS])
-        readable = self.has_payload_permission(request)
+        readable = self.sight(request, event) != "none"
         for each in revisions:
             each.body = bytes(each.head)
         by_number = {each.number: each for each in revisions}

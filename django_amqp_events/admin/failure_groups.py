@@ -40,6 +40,8 @@ from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, Val
 HOURS: Final = 24
 #: Entries of the history that a page shows, the newest.
 HISTORY: Final = 100
+#: Newest events of a group of which its page shows the first that the user may see.
+SAMPLES: Final = 10
 #: The actions on all open events of a group.
 ALL: Final = ("replay", "discard")
 _WORDS: Final = {
@@ -299,7 +301,8 @@ class FailureGroupAdmin(Pages):
         if events is None:
             return {"linked": False}
         rows = events.get_queryset(request).filter(group=group.pk)
-        event = rows.order_by("-last_failed_at", "-pk").first()
+        newest = rows.order_by("-last_failed_at", "-pk")[:SAMPLES]
+        event = next(iter(events.listed(request, newest)), None)
         if event is None:
             return {"linked": True}
         last = last_failure(event)

@@ -40,7 +40,6 @@ from .action_pages import (
     DISCARDED,
     RESTORE,
     Action,
-    ActionPages,
     Decision,
     Preview,
     Rows,
@@ -52,6 +51,7 @@ from .databases import DatabaseFilter
 from .filters import catalogue_entry, settings_and_registry
 from .formatting import Step
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
+from .payloads import PayloadPages
 
 # -- the actions -----------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class NameFilter(ValueFilter):
 # -- the pages -------------------------------------------------------------------------------
 
 
-class OutboxEventAdmin(ActionPages):
+class OutboxEventAdmin(PayloadPages):
     """Shows the events that are not published yet, and why; only actions change rows.
 
     For an admin site of your own, register :class:`django_amqp_events.models.OutboxEvent` with
@@ -272,7 +272,6 @@ class OutboxEventAdmin(ActionPages):
     search_help_text = gettext_lazy("Start of an event id, or the id of a row.")
     actions = tuple(map(in_list, ACTIONS.values()))
 
-    has_payload_permission = partialmethod(Pages.granted, codename="view_payload_outboxevent")
     has_publish_permission = partialmethod(Pages.granted, codename="publish_outboxevent")
     has_discard_permission = partialmethod(Pages.granted, codename="discard_outboxevent")
     has_restore_permission = partialmethod(Pages.granted, codename="restore_outboxevent")
@@ -345,7 +344,7 @@ class OutboxEventAdmin(ActionPages):
     # -- one event
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.row_view(self.payload_view, "payload")
+        view = self.row_view(self.payload_view, "raw")
         return [self._path("<uuid:pk>/payload/", view, "payload"), *super().get_urls()]
 
     def detail_view(self, request: HttpRequest, row: OutboxEvent) -> TemplateResponse:
@@ -355,7 +354,7 @@ class OutboxEventAdmin(ActionPages):
         foreign = found is not None and row.service != found[0].service
         offered = [each for each in ACTIONS.values() if state in each.states]
         context = {
-            **self._content(row, readable=self.has_payload_permission(request)),
+            **self._content(request, row),
             "event": row,
             "row_state": state,
             "state": label,
@@ -376,7 +375,7 @@ class OutboxEventAdmin(ActionPages):
         }
         return self._render(request, "detail", title, context)
 
-    def _content(self, event: OutboxEvent, *, readable: bool) -> dict[str, Any]:
+    def _content(self, request: HttpRequest, event: OutboxEvent) -> dict[str, Any]:
         """Return ids; payload and headers only for users who may see them."""
         # An event that is published meanwhile is shown as empty.
         body, written = (
@@ -387,24 +386,21 @@ class OutboxEventAdmin(ActionPages):
             .first()
         ) or (b"", "{}")
         headers, properties = _envelope(written)
-        ids = {
+        head = bytes(body)
+        shown = self.shown_payload(
+            request,
+            event,
+            head=head,
+            size=event.size,
+            read=lambda: _payload(event, head, headers, properties),
+        )
+        if shown["readable"]:
+            shown["headers"] = formatting.table(headers)
+            shown["properties"] = formatting.table(properties)
+        return {
+            **shown,
             "correlation_id": headers.get(EVENT_CORRELATION_ID),
             "causation_id": headers.get(EVENT_CAUSATION_ID),
-        }
-        if not readable:
-            return {**ids, "readable": False}
-        head = bytes(body)
-        payload, cut, problem = _payload(event, head, headers, properties)
-        return {
-            **ids,
-            "readable": True,
-            "raw": True,
-            "payload": payload,
-            "payload_cut": cut,
-            "problem": problem,
-            "body": formatting.body(head, event.size),
-            "headers": formatting.table(headers),
-            "properties": formatting.table(properties),
         }
 
     def payload_view(self, request: HttpRequest, event: OutboxEvent) -> HttpResponse:
@@ -435,25 +431,18 @@ def _envelope(written: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _payload(
-    event: OutboxEvent, head: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any]
-) -> tuple[str, bool, str]:
-    """Show the arguments by name; says whether they were cut, and what is wrong with them."""
-    if event.size > formatting.SHOWN:
-        problem = _("The payload is too long to decode here. This is the start of the raw body.")
-        return "", False, problem
+    event: OutboxEvent, body: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the arguments by name."""
     received = Received(
         queue="",
         exchange=event.exchange,
         routing_key=event.name,
-        body=head,
+        body=body,
         headers=headers,
         properties=properties,
     )
-    try:
-        return (*formatting.pretty(dict(decoding.decode(received, event.size).kwargs)), "")
-    except Exception:  # noqa: BLE001 - Malformed, or a row that was changed by hand
-        problem = _("The payload cannot be decoded. This is the raw body.")
-        return "", False, problem
+    return dict(decoding.decode(received, event.size).kwargs)
 
 
 def _timeline(event: OutboxEvent, row_state: RowState) -> list[Step]:

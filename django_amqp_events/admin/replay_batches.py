@@ -142,9 +142,9 @@ class ReplayBatchAdmin(Pages):
         """Return True if this user may view batches, which name archived events."""
         if not request.user.has_perm(f"{self.opts.app_label}.view_archivedevent"):
             return False
-        return super().has_view_permission(request, obj) or self.has_run_permission(request)
+        return super().has_view_permission(request, obj) or self.has_run_permission(request, obj)
 
-    def has_run_permission(self, request: HttpRequest) -> bool:
+    def has_run_permission(self, request: HttpRequest, obj: ReplayBatch | None = None) -> bool:
         """Return True if this user may start, pause, resume and cancel batches."""
         return request.user.has_perm(PERMISSION)
 
@@ -223,7 +223,7 @@ class ReplayBatchAdmin(Pages):
         context = {
             "batch": batch,
             "draft": draft,
-            "may": self.has_run_permission(request),
+            "may": self.allows(request, batch, "run"),
             "form": form or StartForm(initial={"reason": group.ticket if group else ""}),
             "group": group,
             "plan": batch.plan,
@@ -279,10 +279,11 @@ class ReplayBatchAdmin(Pages):
         more, rows = len(rows) > EVENTS, rows[:EVENTS]
         ids = [row.event_id for row in rows]
         linked = self.admin_site.is_registered(ArchivedEvent)
-        shown = states.rows().defer(*ArchivedEvent.LARGE)
+        shown: Any = states.rows().defer(*ArchivedEvent.LARGE).filter(pk__in=ids).order_by()
         if linked:
-            shown = self.admin_site.get_model_admin(ArchivedEvent).get_queryset(request)
-        visible = {each.pk: each for each in shown.filter(pk__in=ids).order_by()}
+            pages: Any = self.admin_site.get_model_admin(ArchivedEvent)
+            shown = pages.listed(request, pages.get_queryset(request).filter(pk__in=ids).order_by())
+        visible = {each.pk: each for each in shown}
         existing = set(states.rows().filter(pk__in=ids).order_by().values_list("pk", flat=True))
         context = {
             "batch_title": titled(batch) or _("Replay batch"),
@@ -428,7 +429,10 @@ def freeze(
     """
     try:
         batch = batch_states.freeze(
-            queryset, by=request.user.get_username(), title=line(title[:], 255), criteria=criteria
+            pages.within(request, queryset, "bulk_replay"),
+            by=request.user.get_username(),
+            title=line(title[:], 255),
+            criteria=criteria,
         )
         preview.preview_batch(batch)
     except AmqpEventsError as exc:

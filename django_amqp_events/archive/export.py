@@ -82,14 +82,15 @@ class _Wrong(Exception):
 # -- export -------------------------------------------------------------------------------
 
 
-def export(rows: QuerySet[ArchivedEvent], *, raw: bool) -> Iterator[str]:
+def export(
+    rows: QuerySet[ArchivedEvent], *, sight: Callable[[ArchivedEvent], redaction.Sight]
+) -> Iterator[str]:
     """Yield a line for each event, in the order of their ids, in bounded memory.
 
     Args:
         rows: read in pieces, so an event that changes meanwhile may be left out.
-        raw: export bodies and headers even if there is a redaction hook.
+        sight: what of an event's payload is exported; "none" leaves the event out.
     """
-    hidden = redaction.has_hook() and not raw
     last: UUID | None = None
     page = rows.order_by("pk")
     while True:
@@ -98,12 +99,14 @@ def export(rows: QuerySet[ArchivedEvent], *, raw: bool) -> Iterator[str]:
         if not found:
             return
         for ids in pieces(found, count=CHUNK, size=CHUNK_BYTES):
-            for document in _documents(rows.db, ids, hidden=hidden):
+            for document in _documents(rows.db, ids, sight):
                 yield json.dumps(document) + "\n"
         last = found[-1][0]
 
 
-def _documents(using: str, ids: list[UUID], *, hidden: bool) -> Iterator[dict[str, Any]]:
+def _documents(
+    using: str, ids: list[UUID], sight: Callable[[ArchivedEvent], redaction.Sight]
+) -> Iterator[dict[str, Any]]:
     events = ArchivedEvent.objects.using(using).filter(pk__in=ids).order_by("pk")
     parts: dict[str, dict[UUID, list[Any]]] = {}
     for name, model, order in _PARTS:
@@ -115,6 +118,9 @@ def _documents(using: str, ids: list[UUID], *, hidden: bool) -> Iterator[dict[st
             of.setdefault(each.event_id, []).append(each)
         parts[name] = of
     for event in events:
+        if (seen := sight(event)) == "none":
+            continue
+        hidden = seen == "redacted"
         document: dict[str, Any] = {"version": FORMAT, "kind": KIND, "redacted": hidden}
         document["event"] = _columns(event, hidden=hidden)
         if hidden:
@@ -270,7 +276,7 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
 
 
 def _known(using: str, pk: UUID, document: dict[str, Any]) -> bool:
-    [there] = _documents(using, [pk], hidden=False)
+    [there] = _documents(using, [pk], lambda _: "raw")
     differs = [
         name for name in there["event"] if there["event"][name] != document["event"].get(name)
     ]

@@ -1,4 +1,4 @@
-"""Redact payloads for pages and exports.
+"""Redact payloads for pages and exports; ``admin/payloads.py`` decides who sees what.
 
 ``AMQP_EVENTS["REDACT"]`` names a callable that gets an event's name and a copy of its payload, and
 returns the payload to show. If it fails, the payload is hidden.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 from django.utils.module_loading import import_string
 
@@ -19,6 +19,9 @@ from ..logs import event_fields
 from ..reasons import Reason
 
 logger = logging.getLogger(__name__)
+
+#: What someone sees of a payload.
+Sight = Literal["none", "redacted", "raw"]
 
 
 def has_hook() -> bool:

@@ -22,7 +22,7 @@ from django.db.models import Model, QuerySet
 
 from ..backoff import Backoff
 from ..conf import Settings
-from ..databases import check_commits, is_refusal, pieces
+from ..databases import check_commits, error_line, is_refusal, pieces
 from ..logs import event_fields
 from ..message import archive_message
 from ..message.archive_message import Archived
@@ -205,9 +205,8 @@ def _store(entries: Sequence[_Item], now: datetime) -> Counts:
     if isinstance(entry, _Outcome) or entry.message.unreadable:
         raise error
     about = event_fields(entry.archived.event, entry.archived.handler)
-    logger.error(
-        "an archive message cannot be stored; its bytes are kept", exc_info=error, extra=about
-    )
+    why = error_line(error)  # the other lines quote the row
+    logger.error("an archive message cannot be stored; its bytes are kept: %s", why, extra=about)
     bare = _entry(_raw_only(entry.message, error), entry.service, now)
     if isinstance(bare, _Entry):
         bare.copy = entry.copy
@@ -480,7 +479,7 @@ def _raw_only(message: Received, exc: Exception) -> Received:
         headers={},
         properties={},
         redelivered=message.redelivered,
-        unreadable=f"it cannot be stored with its headers: {type(exc).__name__}: {exc}",
+        unreadable=f"it cannot be stored with its headers: {error_line(exc)}",
     )
 
 

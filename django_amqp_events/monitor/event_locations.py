@@ -121,6 +121,7 @@ def locate(
     kinds: Collection[Kind] = KINDS,
     events: QuerySet[ArchivedEvent] | None = None,
     by_value: bool = True,
+    visible: Callable[[Any], bool] = lambda _: True,
 ) -> Locations:
     """Find events by the id of an event, replay or archived row, or by a search value.
 
@@ -130,6 +131,7 @@ def locate(
         kinds: the tables to read.
         events: the archived events that may be found, by default all of them.
         by_value: find by search values, which are part of the payload.
+        visible: says which rows of archive, outbox and inbox may be found.
 
     Raises:
         ValueError: the start of a value is too long.
@@ -141,13 +143,14 @@ def locate(
     archived = archived.order_by(*sort_few(["-last_failed_at", "-pk"]))
     wanted = _matching(value, archived.db, by_value=by_value)
     first = list(archived.filter(wanted)[: ROWS + 1]) if "archive" in kinds else []
+    more = len(first) > ROWS
+    first = list(filter(visible, first))
     ids = {value, *(row.event_id for row in first)}
     if (uuid := parse_uuid(value)) is not None:
         ids.add(str(uuid))
     # The same events at other handlers.
-    rows = list(archived.filter(event_id__in=ids)[:ROWS]) if first else []
+    rows = list(filter(visible, archived.filter(event_id__in=ids)[:ROWS])) if first else []
     found: dict[tuple[str, str], LocatedEvent] = {}
-    more = len(first) > ROWS
     readers: dict[Kind, Callable[[], Iterable[_Found]]] = {
         "outbox": lambda: _in_outbox(ids, settings),
         "archive": lambda: (_of_archived(row, settings) for row in rows),
@@ -158,6 +161,8 @@ def locate(
     for kind in KINDS:
         if kind in kinds:
             for key, record in readers[kind]():
+                if kind in ("outbox", "inbox") and not visible(record.row):
+                    continue
                 located = found.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
                 located.records.append(record)
     waiting = set()

@@ -78,14 +78,15 @@ class Command(ReportCommand):
 
     def _export(self, options: dict[str, Any]) -> int:
         count = 0
+        redacted = redaction.has_hook() and not options["raw"]
+        sight: redaction.Sight = "redacted" if redacted else "raw"
         with _output(options["output"], self.stdout, self.stopped) as out:
-            for line in export.export(_selected(options).queryset(), raw=options["raw"]):
+            for line in export.export(_selected(options).queryset(), sight=lambda _: sight):
                 if self.stopping:
                     break
                 out.write(line)
                 count += 1
                 self.progress(f"{count} exported")
-        redacted = redaction.has_hook() and not options["raw"]
         summary = f"{counted(count, 'event')} exported" + (", redacted" if redacted else "")
         if self.stopping:
             summary += f"; stopped, the incomplete export is in {options['output']}.part"

@@ -115,7 +115,7 @@ def wipe() -> None:
 
 
 def exported(*, raw: bool = True) -> list[str]:
-    return list(export.export(states.rows(), raw=raw))
+    return list(export.export(states.rows(), sight=lambda _: "raw" if raw else "redacted"))
 
 
 def refused(lines: Iterable[str]) -> list[str]:

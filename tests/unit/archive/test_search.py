@@ -212,7 +212,7 @@ def test_an_edited_payload_adds_its_values(monkeypatch: pytest.MonkeyPatch) -> N
     SearchValue.objects.all().delete()
     assert search_index.rebuild(Selection(state=None).queryset()).changed == 1
     assert values(row) == {("order_id", "17"), ("order_id", "71")}
-    lines = list(export.export(ArchivedEvent.objects.all(), raw=True))
+    lines = list(export.export(ArchivedEvent.objects.all(), sight=lambda _: "raw"))
     ArchivedEvent.objects.all().delete()
     assert values() == set()
     assert export.import_events(lines).events == 1

@@ -1,0 +1,92 @@
+"""Payloads: the only place that decides what a user sees of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+
+from ..archive import redaction
+from ..archive.redaction import Sight
+from ..reasons import Reason
+from ..templatetags.amqp_events import TEXT, text
+from . import formatting
+from .action_pages import ActionPages
+
+
+class PayloadPages(ActionPages):
+    """Pages of rows that have a payload."""
+
+    def has_payload_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return True if this user may see payload and headers."""
+        return self.granted(request, obj, codename=f"view_payload_{self.opts.model_name}")
+
+    def has_raw_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return True if this user may see bodies as they were published."""
+        if not self.has_payload_permission(request, obj):
+            return False
+        return not redaction.has_hook() or self.granted(
+            request, obj, codename="view_raw_archivedevent"
+        )
+
+    def sight(self, request: HttpRequest, row: Any) -> Sight:
+        """Return what this user sees of the payload of a row."""
+        if not self.allows(request, row, "payload"):
+            return "none"
+        return "raw" if self.has_raw_permission(request, row) else "redacted"
+
+    def shown_payload(
+        self,
+        request: HttpRequest,
+        row: Any,
+        *,
+        head: bytes,
+        size: int,
+        read: Callable[[], Mapping[str, Any] | None],
+    ) -> dict[str, Any]:
+        """Return what ``payload.html`` shows of a body: redacted if there is a hook.
+
+        Args:
+            head: its first bytes.
+            size: bytes of all of it.
+            read: returns the payload, ``None`` or an exception if it cannot be decoded.
+        """
+        sight = self.sight(request, row)
+        if sight == "none":
+            return {"readable": False}
+        raw = sight == "raw"
+        payload, cut, problem = "", False, ""
+        if size > formatting.SHOWN:
+            problem = _("The payload is too long to decode here.")
+            if raw:
+                problem = _(
+                    "The payload is too long to decode here. This is the start of the raw body."
+                )
+        elif (found := _read(read)) is not None:
+            safe = redaction.redact(row.name, found)
+            if isinstance(safe, Reason):
+                problem = text(safe, TEXT)
+            else:
+                payload, cut = formatting.pretty(dict(safe))
+        elif raw:
+            problem = _("The payload cannot be decoded. This is the raw body.")
+        else:
+            problem = _("The payload cannot be decoded, so it cannot be redacted.")
+        return {
+            "readable": True,
+            "payload": payload,
+            "payload_cut": cut,
+            "problem": problem,
+            "redacted": redaction.has_hook(),
+            "raw": raw,
+            "body": formatting.body(head, size) if raw else None,
+        }
+
+
+def _read(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - Malformed, invalid headers, or a row changed by hand
+        return None

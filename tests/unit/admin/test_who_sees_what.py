@@ -1,0 +1,327 @@
+"""Who sees what: every URL of the admin, and whatever else shows events, with four users."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.core import mail
+from django.core.management import call_command
+from django.test import AsyncClient, Client, override_settings
+from django.urls import URLPattern, URLResolver, path, reverse
+
+from django_amqp_events import admin as pages
+from django_amqp_events import conf
+from django_amqp_events.admin import base
+from django_amqp_events.admin.action_pages import encode_selection
+from django_amqp_events.archive import search_values
+from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    Dashboard,
+    FailureGroup,
+    InboxEntry,
+    OutboxEvent,
+    Replay,
+    ReplayBatch,
+    ReplayBatchEvent,
+    Revision,
+)
+from django_amqp_events.monitor import alerts
+from tests.archive_rows import seen
+from tests.unit.monitor.test_alerts import ADMINS
+
+from .admin_world import EVENTS, client_of, make, overdue, staff
+from .test_outbox import make as make_waiting
+
+pytestmark = pytest.mark.django_db
+
+SECRET = "4242424242424242"
+#: The ids of the events that nobody may see, of the pages below.
+HIDDEN = "hidden-0001"
+MARK = "HiddenMark"
+PAYLOAD = {"order_id": 7, "card": SECRET}
+BODY = json.dumps([[], PAYLOAD, {}]).encode()
+_RIGHTS = {
+    "archivedevent": ("view view_payload replay force discard restore bulk_replay edit export"),
+    "outboxevent": "view view_payload publish discard restore",
+    "failuregroup": "view assign",
+    "inboxentry": "view",
+    "replaybatch": "view",
+    "dashboard": "view",
+}
+RIGHTS = [f"{each}_{model}" for model, names in _RIGHTS.items() for each in names.split()]
+SETTINGS = {
+    **EVENTS,
+    "EDITING": True,
+    "REDACT": f"{__name__}.redact",
+    "EVENTS": {"shop.order.created": {"SEARCH": ["order_id", "card"]}},
+    "ALERTS": {"MAIL": True},
+}
+
+
+def redact(_name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: "***" if key == "card" else value for key, value in payload.items()}
+
+
+class ByRow:
+    """Pages of a project that hides some rows."""
+
+    def has_view_permission(self, request: Any, obj: Any = None) -> bool:
+        if HIDDEN in (getattr(obj, "event_id", ""), getattr(obj, "assignee", "")):
+            return False
+        return bool(super().has_view_permission(request, obj))  # type: ignore[misc]
+
+
+narrow = admin.AdminSite(name="admin")
+for _model in (ArchivedEvent, OutboxEvent, FailureGroup, InboxEntry):
+    _base = getattr(pages, f"{_model.__name__}Admin")
+    narrow.register(_model, type(f"Narrow{_base.__name__}", (ByRow, _base), {}))
+narrow.register(Dashboard, pages.DashboardAdmin)
+narrow.register(ReplayBatch, pages.ReplayBatchAdmin)
+urlpatterns = [path("admin/", narrow.urls)]
+
+
+@cache
+def routes(site: admin.AdminSite) -> list[str]:
+    """Return the routes of our models' pages, with their parameters."""
+
+    def below(prefix: str, found: Any) -> Iterator[str]:
+        for each in found:
+            route = prefix + str(each.pattern)
+            if isinstance(each, URLResolver):
+                yield from below(route, each.url_patterns)
+            elif isinstance(each, URLPattern) and "django_amqp_events/" in route:
+                yield route
+
+    return sorted(set(below("/admin/", site.get_urls())))
+
+
+def addresses(site: admin.AdminSite) -> list[str]:
+    """Return every URL, with each row where one is named."""
+    ids: dict[str, list[Any]] = {
+        model._meta.model_name or "": [row.pk for row in model._default_manager.all()]
+        for model in (ArchivedEvent, OutboxEvent, FailureGroup, InboxEntry, ReplayBatch)
+    }
+    found = []
+    for route in routes(site):
+        model = route.split("/")[3]
+        for pk in ids.get(model, [uuid4()]) if "<" in route else [None]:
+            found.append(
+                re.sub(r"<(?:\w+:)?(\w+)>", lambda m: "1" if m[1] == "number" else str(pk), route)  # noqa: B023
+            )
+    assert len(found) > 60
+    return found
+
+
+def read(response: Any) -> str:
+    body: bytes = b"".join(response) if response.streaming else response.content
+    return body.decode("utf-8", "replace") + str(response.headers)
+
+
+def selections() -> dict[str, str]:
+    archived = encode_selection(seen(*ArchivedEvent.objects.all()))
+    waiting = encode_selection({row.pk: 0 for row in OutboxEvent.objects.all()})
+    return {"archivedevent": archived, "outboxevent": waiting}
+
+
+def everything(client: Client, site: admin.AdminSite, *, post: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the answers of every URL to a person who tries all of them."""
+    for address in addresses(site):
+        model = address.split("/")[3]
+        data = {"seen": selections().get(model, ""), "reason": "so", "q": "17", "step": "review"}
+        data |= {"payload": json.dumps({"order_id": 8}), "edits": "0", "rate": "", "canary": ""}
+        yield address, client.get(address)
+        if "/decide/" in address:
+            yield address, client.get(address, data)
+        if post:
+            yield address, client.post(address, data, follow=True)
+
+
+def world() -> ArchivedEvent:
+    """Make rows of every kind that have the secret; return the first."""
+    rows = [
+        make(body=BODY),
+        make(body=b'[[], {"card": "' + SECRET.encode()),
+        make(body=b"\xff" + SECRET.encode()),
+        overdue(body=BODY),
+    ]
+    first = rows[0]
+    now = datetime.now(UTC)
+    edited = json.dumps({**PAYLOAD, "order_id": 9}).encode()
+    revision = Revision.objects.create(
+        pk=uuid4(), event=first, number=1, base=0, body=edited,
+        by="ada", at=now, reason="so",
+    )  # fmt: skip
+    search_values.store(
+        (
+            value
+            for row in rows
+            for value in search_values.in_event(row, [revision] * (row == first))
+        ),
+        using="default",
+    )
+    failure_groups.group_ungrouped()
+    failure_groups.fold_all_counts(bool)
+    make_waiting(body=BODY, attempts=1)
+    make_waiting(body=b'[[], {"card": "' + SECRET.encode())
+    InboxEntry.objects.create(
+        id=uuid4(), service="billing", handler="book", source="shop", event_id=first.event_id,
+        name=first.name, handled_at=now,
+    )  # fmt: skip
+    batch_states.freeze(ArchivedEvent.objects.all(), by="ada", title="all")
+    return first
+
+
+def person(kind: str) -> User:
+    if kind == "root":
+        return User.objects.create_superuser(kind)
+    rights = {
+        "reader": RIGHTS,
+        "viewer": [each for each in RIGHTS if "payload" not in each],
+        "stranger": [],
+    }[kind]
+    return staff(*rights, name=kind)
+
+
+@pytest.mark.parametrize("kind", ["root", "reader", "viewer", "stranger"])
+def test_a_redacted_value_is_nowhere(kind: str, wire: Any, caplog: Any) -> None:
+    """Except where a user with the permission for raw bodies asks for them."""
+    caplog.set_level("DEBUG")
+    with override_settings(AMQP_EVENTS=SETTINGS, ADMINS=ADMINS):
+        first = world()
+        client = client_of(person(kind))
+        found = {
+            address
+            for address, response in everything(client, admin.site, post=kind != "root")
+            if SECRET in read(response)
+        }
+        for query in (SECRET, f"card={SECRET}", f"card={SECRET[:4]}*"):
+            for name in ("archivedevent_changelist", "outboxevent_changelist"):
+                response = client.get(reverse(f"admin:django_amqp_events_{name}"), {"q": query})
+                if response.status_code == 200:
+                    assert not response.context["cl"].result_list
+        said = io.StringIO()
+        call_command("events_archive", "export", "--output", "-", stdout=said, stderr=said)
+        call_command("events_find", first.event_id, stdout=said, stderr=said)
+        call_command("events_catalogue", stdout=said, stderr=said)
+        # When the first one failed, its group was new.
+        then = datetime.now(UTC) - timedelta(hours=3)
+        alerts.update_alerts(alerts.evaluate_groups(conf.get_settings(), then), now=then)
+    told = " ".join(LogEntry.objects.values_list("change_message", flat=True))
+    told += " ".join(ArchiveAction.objects.values_list("reason", flat=True))
+    told += " ".join(f"{each.subject} {each.body}" for each in mail.outbox)
+    assert mail.outbox
+    assert SECRET not in said.getvalue() + caplog.text + told
+    base = "/admin/django_amqp_events"
+    raw = {f"{base}/archivedevent/{first.pk}/{each}/" for each in ("payload", "edit", "change")}
+    raw |= {f"{base}/archivedevent/{first.pk}/revision/1/", f"{base}/archivedevent/export/"}
+    raw |= {
+        f"{base}/outboxevent/{row.pk}/{each}/"
+        for row in OutboxEvent.objects.all()
+        for each in ("payload", "change")
+    }
+    if kind == "root":
+        # An export is base64.
+        assert raw - {f"{base}/archivedevent/export/"} <= found
+    else:
+        assert found == set()
+
+
+def test_a_row_that_a_user_may_not_see_is_nowhere(wire: Any) -> None:
+    """Every view and action asks for the row, for a user who may do everything with the others."""
+    hidden = make(
+        event_id=HIDDEN, message=MARK, body=b'[[], {"order_id": "%s"}, {}]' % MARK.encode()
+    )
+    late = overdue(event_id=HIDDEN, message=MARK, correlation_id="basket-6")
+    other = make(correlation_id="basket-6", exception="billing.errors.Other")
+    failure_groups.group_ungrouped()
+    failure_groups.fold_all_counts(bool)
+    waiting = make_waiting(event_id=HIDDEN, attempts=1, error=MARK)
+    mine = make_waiting(attempts=1)
+    InboxEntry.objects.create(
+        id=uuid4(), service="billing", handler="book", source=MARK, event_id=HIDDEN,
+        name="shop.order.created", handled_at=datetime.now(UTC),
+    )  # fmt: skip
+    before = _rows(hidden.pk, late.pk, waiting.pk)
+    settings = {**SETTINGS, "REDACT": "", "EVENTS": {}}
+    with override_settings(AMQP_EVENTS=settings, ROOT_URLCONF=__name__):
+        client = client_of(User.objects.create_superuser("root"))
+        for _ in range(2):
+            for address, response in everything(client, narrow, post=True):
+                assert MARK not in read(response), address
+                if any(str(each.pk) in address for each in (hidden, late, waiting)):
+                    # The address without "change/" leads to the page.
+                    assert response.status_code == 403 or "/change/" in response.url, address
+        for query in (HIDDEN, str(hidden.pk), str(waiting.pk)):
+            found = client.get("/admin/django_amqp_events/dashboard/find/", {"q": query})
+            assert MARK not in read(found)
+            assert not found.context.get("located")
+        everyone = {"action": "background_selected", "select_across": "1", "index": "0"}
+        everyone["_selected_action"] = str(other.pk)
+        client.post("/admin/django_amqp_events/archivedevent/?state=all", everyone)
+    assert _rows(hidden.pk, late.pk, waiting.pk) == before
+    assert Replay.objects.filter(event=hidden).count() == 0
+    frozen = set(ReplayBatchEvent.objects.values_list("event_id", flat=True))
+    assert frozen == {other.pk}
+    # The others were changed.
+    assert ArchivedEvent.objects.get(pk=other.pk).version > other.version
+    assert OutboxEvent.objects.get(pk=mine.pk).due_at != mine.due_at
+
+
+@pytest.mark.parametrize("server", ["ASGI", "WSGI"])
+def test_an_export_is_made_while_it_is_sent(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def lines(*_: Any, **__: Any) -> Iterator[str]:
+        nonlocal made
+        while made < 100:
+            made += 1
+            yield "x" * base.PART
+
+    monkeypatch.setattr("django_amqp_events.archive.export.export", lines)
+    user = person("root")
+    address = reverse("admin:django_amqp_events_archivedevent_export")
+    made_at = []
+
+    async def read_async() -> int:
+        client = AsyncClient()
+        await client.aforce_login(user)
+        response: Any = await client.get(address)
+        size = 0
+        async for part in response.streaming_content:
+            made_at.append(made)
+            size += len(part)
+        return size
+
+    def read_sync() -> int:
+        response: Any = client_of(user).get(address)
+        size = 0
+        for part in response.streaming_content:
+            made_at.append(made)
+            size += len(part)
+        return size
+
+    size = async_to_sync(read_async)() if server == "ASGI" else read_sync()
+    assert size == 100 * base.PART
+    assert made_at == list(range(1, 101))
+
+
+def _rows(*ids: UUID) -> list[Any]:
+    models: list[Any] = [ArchivedEvent, OutboxEvent]
+    return [
+        row for model in models for row in model.objects.filter(pk__in=ids).order_by("pk").values()
+    ]
