@@ -15,7 +15,7 @@ from celery.bin.worker import worker as worker_command
 from tests.forked import REAL_START
 
 from ..conftest import Make
-from ..harness import PACKAGE, Archive, Eyes, Service, until
+from ..harness import Archive, Eyes, Service, until
 
 ACT = "options.act"
 QUEUES = "options.testproject.act", "options.testproject.kept"
@@ -166,7 +166,7 @@ def test_events_are_handled_retried_archived(
 
 def test_the_table_has_each_option() -> None:
     """And what is in the table's column *tested* is in a row of this module."""
-    text = Path(PACKAGE, "docs", "pools.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "pools.md").read_text()
     lines = text.partition("## Celery's options")[2].partition("\n## ")[0].splitlines()
     cells = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]
     documented = {name for row in cells for name in re.findall(r"`([^`]+)`", row[0])}
