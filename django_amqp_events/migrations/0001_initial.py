@@ -871,6 +871,12 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="archivedevent",
+            index=models.Index(
+                fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
             index=PartialIndex(
                 where={"unconfirmed": True},
                 fields=["id"],

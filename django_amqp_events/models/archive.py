@@ -136,6 +136,8 @@ class ArchivedEvent(models.Model):
                 opclasses=["varchar_pattern_ops"],
             ),
             models.Index(fields=["claim"], name="amqp_events_claim"),
+            # For alerts, which are of one service.
+            models.Index(fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"),
             # Partial: it is empty while every publish is confirmed.
             PartialIndex(
                 fields=["id"],

@@ -19,7 +19,6 @@ from celery import Celery
 from django.db import connections, router
 from django.db.models import QuerySet
 
-from ..archive import states
 from ..broker.provisioning import inspection
 from ..broker.provisioning.management_api import ManagementApiError
 from ..broker.topology import Topology
@@ -75,8 +74,10 @@ class SnapshotTaker:
             of the last comparison: ``at``, ``result``, ``items`` (texts), ``queues`` (text by
             name). ``{}`` before the first.
         ``archive``, ``outbox``, ``mirror``
-            statistics of the database; ``mirror.lag`` is an upper bound in seconds: the time since
-            the archive queue was empty, or since the newest mirrored event failed.
+            statistics of the database. ``archive.new_hour``, outbox and mirror are of this service,
+            the rest of ``archive`` of all services that share the tables. ``mirror.lag`` is an
+            upper bound in seconds: the time since the archive queue was empty, or since the newest
+            mirrored event of this service failed.
 
         Raises:
             Error: the database is unreachable.
@@ -156,7 +157,10 @@ class SnapshotTaker:
     def _new_hour(self, now: datetime) -> int:
         # One more than the limit of the alert.
         cap = max(statistics.READ, (self.settings.alerts.growth or 0) + 1)
-        return statistics.new_since(now - statistics.HOUR, cap, looked=max(statistics.CAP, cap))
+        looked = max(statistics.CAP, cap)
+        return statistics.new_since(
+            now - statistics.HOUR, cap, looked, service=self.settings.service
+        )
 
     def _outbox(self, now: datetime) -> list[dict[str, Any]]:
         if self.settings.backend != "amqp":
@@ -184,13 +188,7 @@ class SnapshotTaker:
             return {"empty_at": now, "waiting": 0, "lag": 0.0}
         empty_at = _moment(before.get("empty_at", now))
         # The queue keeps the order, so its messages are newer than the mirrored ones.
-        newest = (
-            states.rows()
-            .filter(last_failed_at__lte=now)
-            .order_by("-last_failed_at", "-pk")
-            .values_list("last_failed_at", flat=True)
-            .first()
-        )
+        newest = statistics.newest_failure(now, service=self.settings.service)
         since = max(empty_at, newest) if newest else empty_at
         return {
             "empty_at": empty_at,

@@ -14,7 +14,7 @@ from django.db.models import Count, Q, QuerySet
 
 from ..archive import states
 from ..archive.groups import group_counts
-from ..models import FailureGroup, State
+from ..models import ArchivedEvent, FailureGroup, State
 
 #: Rows that a snapshot counts, at most.
 CAP: Final = 100_000
@@ -79,13 +79,28 @@ def capped(rows: QuerySet[Any], cap: int) -> int:
     return rows.order_by()[:cap].count()
 
 
-def new_since(since: datetime, cap: int, looked: int) -> int:
-    """Count events first archived since then, up to *cap*, among the newest *looked* failures."""
+def new_since(since: datetime, cap: int, looked: int, *, service: str = "") -> int:
+    """Count events first archived since then, up to *cap*, among the newest *looked* failures.
+
+    Args:
+        service: count its events only.
+    """
     # The index on the last failure bounds the first, which is not later.
-    failed = states.rows().filter(last_failed_at__gte=since).only("pk", "first_failed_at")
+    failed = _of(service).filter(last_failed_at__gte=since).only("pk", "first_failed_at")
     newest = failed.order_by("-last_failed_at", "-pk")[:looked]
     counted: int = newest.aggregate(new=Count("pk", filter=Q(first_failed_at__gte=since)))["new"]
     return min(counted, cap)
+
+
+def newest_failure(now: datetime, *, service: str) -> datetime | None:
+    """Return when the newest mirrored event of a service failed, without those in the future."""
+    rows = _of(service).filter(last_failed_at__lte=now).order_by("-last_failed_at", "-pk")
+    return rows.values_list("last_failed_at", flat=True).first()
+
+
+def _of(service: str) -> QuerySet[ArchivedEvent]:
+    rows = states.rows()
+    return rows.filter(service=service) if service else rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

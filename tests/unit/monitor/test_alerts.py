@@ -17,7 +17,7 @@ from django.utils.translation import override
 from django_amqp_events import conf, signals
 from django_amqp_events.broker import topology
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.models import Alert, FailureGroup, Snapshot
+from django_amqp_events.models import Alert, FailureGroup, OutboxEvent, Snapshot
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
 from tests.celery_app import app as celery_app
@@ -340,6 +340,46 @@ def test_many_regressions_are_sent_in_portions(heard: Any) -> None:
     assert look(later + alerts.NEWS + timedelta(minutes=1)) == []
     assert look(later) == sorted(["group_back", "group_new"] * alerts.GROUPS)
     assert look(later) == sorted(["group_back", "group_new"] * 2)
+
+
+@pytest.mark.django_db
+def test_another_service_in_the_database_changes_no_alert() -> None:
+    """Every figure that an alert judges is of one service."""
+    settings = read(GROWTH=2, MIRROR_LAG=600, OUTBOX_LAG=600)
+    taker = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
+    late = NOW - timedelta(hours=3)
+
+    def raised() -> set[str]:
+        queues = {taker.topology.names.archive: {"ready": 5}}
+        problems = alerts.evaluate(
+            document(
+                archive={"new_hour": taker._new_hour(NOW)},
+                outbox=taker._outbox(NOW),
+                mirror=taker._mirror(queues, {"empty_at": late.isoformat()}, NOW),
+            ),
+            settings,
+        ) | alerts.evaluate_groups(settings, NOW)
+        return {kind for (kind, _key), problem in problems.items() if problem is not None}
+
+    def fill(service: str, at: datetime) -> None:
+        for _ in range(3):
+            make(service=service, first_failed_at=at, last_failed_at=at)
+        FailureGroup.objects.create(
+            pk=uuid4(), algorithm=1, service=service, handler="send", exception="Error",
+            reason="failed", frame="f", first_seen=at, last_seen=at, open=3,
+        )  # fmt: skip
+        OutboxEvent.objects.create(
+            id=uuid4(), service=service, event_id=str(uuid4()), name="shop.order.created",
+            exchange="events", envelope="{}", body=b"{}", size=2, created_at=at, due_at=at,
+        )  # fmt: skip
+
+    fill("shop", NOW - timedelta(seconds=2))
+    fill("shop", late)
+    assert raised() == {"mirror_lag"}
+    fill("billing", late)
+    assert raised() == {"mirror_lag", "outbox_lag"}
+    fill("billing", NOW - timedelta(seconds=2))
+    assert raised() == {"growth", "outbox_lag", "group_new"}
 
 
 @pytest.mark.django_db
