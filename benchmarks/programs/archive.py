@@ -156,7 +156,7 @@ def one_by_one() -> dict[str, Any]:
             row = ArchivedEvent.objects.get(pk=pk)
             message = encoding.replay_message(
                 row.received, row.event, exchange=f"{SERVICE}:replay", routing_key=queue(0),
-                handler=HANDLER, replay_id=str(uuid4()),
+                service=SERVICE, handler=HANDLER, replay_id=str(uuid4()),
             )  # fmt: skip
             (error,) = backend.publish([message], mandatory=True)
             if error is not None:

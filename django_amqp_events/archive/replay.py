@@ -329,6 +329,7 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
                 each.event.event,
                 exchange=exchange,
                 routing_key=handler.key,
+                service=each.event.service,
                 handler=handler.name,
                 replay_id=str(each.replay.pk),
                 forced=each.forced,

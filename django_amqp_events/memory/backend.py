@@ -227,7 +227,7 @@ class MemoryBackend:
         app = handler_app(world.settings)
         register(app, {handler.name: handler})
         request = {
-            **celery_headers(reading, payload),
+            **celery_headers(world.settings.service, reading, payload),
             "delivery_info": delivery_info(reading.received),
             "hostname": self.worker,
         }

@@ -247,7 +247,7 @@ def build(
         body=received.body,
         headers=_fit(kept, archive, MAX_HEADERS),
         properties=basic_properties(
-            task_id(event.service, event.id, handler or "", progress.replay_id) if event else None,
+            task_id(service, handler or "", event, progress.replay_id) if event else None,
             content_type=received.properties.get("content_type"),
             content_encoding=received.properties.get("content_encoding"),
         ),
@@ -289,7 +289,7 @@ def build_outcome(
             EVENT_HANDLER: handler,
             EVENT_OUTCOME: compact_json(outcome_header),
         },
-        properties=basic_properties(task_id(event.service, event.id, handler, event.replay_id)),
+        properties=basic_properties(task_id(service, handler, event, event.replay_id)),
         event_id=event.id,
         name=event.name,
     )

@@ -169,6 +169,7 @@ def retry_message(
     *,
     exchange: str,
     routing_key: str,
+    service: str,
     handler: str,
     attempt: int,
     due_at: datetime | None,
@@ -178,6 +179,9 @@ def retry_message(
     """Build the message of a later attempt: the raw body with rebuilt headers.
 
     RabbitMQ up to 3.13 would drop a message that kept its x-death as a cycle behind a delay queue.
+
+    Args:
+        service, handler: of the handler that it returns to.
     """
     headers: dict[str, Any] = {
         **identity_headers(event, celery=wire_format(received) == "celery"),
@@ -198,7 +202,7 @@ def retry_message(
         body=received.body,
         headers=with_publisher_headers(headers, received.headers),
         properties=basic_properties(
-            task_id(event.service, event.id, handler, replay_id),
+            task_id(service, handler, event, replay_id),
             content_type=received.properties.get("content_type"),
             content_encoding=received.properties.get("content_encoding"),
         ),
@@ -213,6 +217,7 @@ def replay_message(
     *,
     exchange: str,
     routing_key: str,
+    service: str,
     handler: str,
     replay_id: str,
     forced: bool = False,
@@ -223,6 +228,7 @@ def replay_message(
         replace(event, replay_forced=forced),
         exchange=exchange,
         routing_key=routing_key,
+        service=service,
         handler=handler,
         attempt=1,
         due_at=None,

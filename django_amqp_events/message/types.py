@@ -11,6 +11,7 @@ from hashlib import blake2b, sha1
 from typing import Any, Final
 from uuid import UUID
 
+from ..context import ReceivedEvent
 from .text import as_text, parse_moment, utc_text
 
 #: Celery's native delayed delivery puts 28 one-bit words before the routing key
@@ -20,13 +21,25 @@ _DELAY_PREFIX: Final = re.compile(r"^(?:[01]\.){28}")
 _NAMESPACE: Final = UUID("6c0cf4a6-5d5b-5b0e-9d0f-0f3f0c1f5b58")
 
 
-def task_id(source: str, event_id: str, handler: str, replay_id: str | None) -> str:
-    """Return Celery's task id for one handler and event, the same on every attempt.
+def handling(
+    service: str, handler: str, event: ReceivedEvent, replay_id: str | None = None
+) -> tuple[str, str, str, str, str, str]:
+    """Return what identifies one handler's handling of an event, the same on every attempt.
 
-    Several handlers share a published id, and Celery keys its worker state and results by task
-    id, so each (source, event id, handler, replay) has its own.
+    Several handlers share a published id. A publisher may use one id for ``order.created`` and
+    ``order.paid``, so the name is part of it. Services with a handler of the same name may store
+    their results in one place.
+
+    Args:
+        service: the handler's.
+        replay_id: of a replay that is told apart.
     """
-    name = "\0".join((source, event_id, handler, replay_id or ""))
+    return service, handler, event.service, event.id, event.name, replay_id or ""
+
+
+def task_id(service: str, handler: str, event: ReceivedEvent, replay_id: str | None = None) -> str:
+    """Return Celery's task id for :func:`handling`; it keys worker state and results by that."""
+    name = "\0".join(handling(service, handler, event, replay_id))
     # A UUID of version 5 (RFC 9562); uuid.uuid5() takes three times as long.
     digest = bytearray(sha1(_NAMESPACE.bytes + name.encode(), usedforsecurity=False).digest()[:16])
     digest[6] = digest[6] & 0x0F | 0x50

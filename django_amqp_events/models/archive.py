@@ -221,7 +221,7 @@ class ArchivedEvent(models.Model):
     @property
     def task_id(self) -> str:
         """The id of the TaskResult of the run before any replay."""
-        return task_id(self.source, self.event_id, self.handler, None)
+        return task_id(self.service, self.handler, self.event)
 
     @staticmethod
     def pack_headers(headers: Mapping[str, Any]) -> bytes:
@@ -370,8 +370,7 @@ class Replay(models.Model):
     @property
     def task_id(self) -> str:
         """The id of its TaskResult."""
-        event = self.event
-        return task_id(event.source, event.event_id, self.handler, str(self.pk))
+        return task_id(self.event.service, self.handler, self.event.event, str(self.pk))
 
 
 class ArchivedFailure(models.Model):

@@ -209,7 +209,7 @@ def delivery_info(received: Received) -> dict[str, Any]:
     }
 
 
-def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
+def celery_headers(service: str, reading: Reading, payload: Payload) -> dict[str, Any]:
     """Return the headers of the message that Celery receives.
 
     They are the fields of the task's request as well. The publisher's headers are one of them,
@@ -222,7 +222,7 @@ def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
         **_trace_context(event.headers),
         "lang": "py",
         "task": handler.name,
-        "id": task_id(event.service, event.id, handler.name, event.replay_id),
+        "id": task_id(service, handler.name, event, event.replay_id),
         "root_id": event.correlation_id,
         "parent_id": event.causation_id,
         "retries": reading.progress.attempt - 1,

@@ -8,6 +8,7 @@ skipped; a concurrent one waits for the first transaction to end (on SQLite for 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -27,11 +28,11 @@ from django.db.models import Q, QuerySet
 from .. import signals
 from ..conf import INBOX_MIN, Settings, get_settings
 from ..context import ReceivedEvent
-from ..databases import check_commits, delete_by_id, is_conflict, with_table
+from ..databases import check_commits, delete_by_id, is_conflict, is_locked, with_table
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import RolledBackError
 from ..logs import event_fields
-from ..message.types import derived_id
+from ..message.types import derived_id, handling
 from ..publish import outbox_rows
 
 if TYPE_CHECKING:
@@ -44,30 +45,23 @@ T = TypeVar("T")
 
 #: Shortest time that a row is kept.
 KEEP: Final = timedelta(seconds=INBOX_MIN)
+#: Seconds that a run waits for another one of its event, or for SQLite's lock, however short the
+#: database's own timeout is. RabbitMQ's consumer timeout has to allow for the run as well.
+LOCK_WAIT: Final = 600.0
+#: Pause in seconds after a timeout of the database.
+LOCK_PAUSE: Final = 0.05
 #: Number of rows that one statement deletes.
 CHUNK: Final = 500
-
-
-class _Known(Exception):
-    """End the transaction before it has changed anything: the event is handled already."""
-
-
-class _Conflict(Exception):
-    """The database ended the transaction for another one before it had changed anything.
-
-    MySQL does so if several wait for one that is rolled back.
-    """
 
 
 def inbox_key(service: str, handler: str, event: ReceivedEvent) -> UUID:
     """Return the primary key of the row of an event and a handler.
 
-    It includes the name, since a publisher may use one id for ``order.created`` and ``order.paid``.
     A replay has the key of its event: it runs if no earlier run has committed. A forced replay runs
     in any case, so it has a key of its own.
     """
     forced = event.replay_id if event.replay_forced else None
-    return derived_id(service, handler, event.service, event.id, event.name, forced or "")
+    return derived_id(*handling(service, handler, event, forced))
 
 
 def database(handler: Handler, settings: Settings | None = None) -> str:
@@ -83,6 +77,7 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
     Raises:
         RolledBackError: *run* returned, but its transaction cannot be committed.
         ConfigurationError: the database would not commit; *run* was not called.
+        DatabaseError: the row cannot be inserted, for another reason than that it exists.
     """
     from ..models import LENGTH, clean
 
@@ -100,32 +95,36 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
         "name": clean(event.name, LENGTH),
         "handled_at": datetime.now(UTC),
     }
-    try:
-        with transaction.atomic(using=alias):
-            try:
+    deadline = time.monotonic() + LOCK_WAIT
+    while True:
+        inserted = False
+        try:
+            with transaction.atomic(using=alias):
                 _insert(alias, values)
-            except IntegrityError as exc:
-                raise _Known from exc
-            except OperationalError as exc:
-                if not is_conflict(exc) or nested:
-                    raise
-                raise _Conflict from exc
-            result = run()
-            if not _can_commit(alias, pk):
-                raise RolledBackError.of(handler.name, event.id, alias)
-            return result
-    except _Conflict:
-        return once(handler, event, run)
-    except _Known:
-        logger.info(
-            "event %r (%s) is skipped, since %s has handled it already",
-            event.name,
-            event.id,
-            handler.name,
-            extra=event_fields(event, handler.name),
-        )
-        signals.event_skipped.send_robust(settings.service, handler=handler.name, event=event)
-        return None
+                inserted = True
+                result = run()
+                if not _can_commit(alias, pk):
+                    raise RolledBackError.of(handler.name, event.id, alias)
+                return result
+        except IntegrityError:
+            if inserted or not _exists(alias, pk):
+                raise
+            break
+        except OperationalError as exc:
+            # MySQL ends all but one of those that wait for a transaction that is rolled back.
+            waits = is_conflict(exc) or (is_locked(exc) and time.monotonic() < deadline)
+            if inserted or nested or not waits:
+                raise
+            time.sleep(LOCK_PAUSE)
+    logger.info(
+        "event %r (%s) is skipped, since %s has handled it already",
+        event.name,
+        event.id,
+        handler.name,
+        extra=event_fields(event, handler.name),
+    )
+    signals.event_skipped.send_robust(settings.service, handler=handler.name, event=event)
+    return None
 
 
 @lru_cache(maxsize=32)
@@ -166,20 +165,24 @@ def _can_commit(alias: str, pk: UUID) -> bool:
     also a transaction that the handler itself has ended; libpq's transaction status would not,
     since another transaction may be open by now.
     """
-    from ..models import InboxEntry
-
     if transaction.get_rollback(using=alias):
         return False
-    connection = connections[alias]
-    _, find = _statements(connection.vendor, alias)
-    field = InboxEntry._meta.pk  # noqa: SLF001 - Django's documented name for it
     try:
-        with connection.cursor() as cursor:
-            cursor.execute(find, [field.get_db_prep_value(pk, connection, prepared=False)])
-            return cursor.fetchone() is not None
+        return _exists(alias, pk)
     except InternalError:
         # PostgreSQL: the transaction is aborted.
         return False
+
+
+def _exists(alias: str, pk: UUID) -> bool:
+    from ..models import InboxEntry
+
+    connection = connections[alias]
+    _, find = _statements(connection.vendor, alias)
+    field = InboxEntry._meta.pk  # noqa: SLF001 - Django's documented name for it
+    with connection.cursor() as cursor:
+        cursor.execute(find, [field.get_db_prep_value(pk, connection, prepared=False)])
+        return cursor.fetchone() is not None
 
 
 def aliases(settings: Settings | None = None, registry: Registry | None = None) -> list[str]:

@@ -83,6 +83,7 @@ class OutgoingMessages:
             event,
             exchange=self.names.delay(seconds),
             routing_key=self.home or handler.key,
+            service=self.settings.service,
             handler=handler.name,
             attempt=progress.attempt,
             due_at=due_at,

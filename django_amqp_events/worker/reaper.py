@@ -25,7 +25,7 @@ from ..conf import Settings
 from ..declare.registry import Registry
 from ..exceptions import Malformed
 from ..message import headers
-from ..message.types import Failure, Received
+from ..message.types import Failure, Received, handling
 from .bootstep import EventStep
 from .celery_internals import state
 from .dispatch import Delivery
@@ -77,11 +77,11 @@ class Isolation(Settler):
             self.isolated += 1
             self.poison += verdict.reason == "poison"
             if delivery.event is not None and delivery.handler:
-                self._deaths.pop(_key(delivery), None)
+                self._deaths.pop(self._key(delivery), None)
         super().settle(delivery, verdict)
 
     def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
-        key = _key(delivery)
+        key = self._key(delivery)
         self._deaths[key] += 1
         if self._deaths[key] < DEATHS:
             logger.warning(
@@ -92,6 +92,10 @@ class Isolation(Settler):
             # Another reaper does not know of this death.
             return AGAIN if monotonic() < delivery.since + AGAIN_WITHIN else REQUEUE
         return _poison(f"run alone, it ended its process {self._deaths.pop(key)} times", exc)
+
+    def _key(self, delivery: Delivery) -> tuple[str, ...]:
+        event, handler = delivery.known
+        return handling(self.settings.service, handler.name, event, event.replay_id)
 
     def timed_out(self, delivery: Delivery, exc: BaseException) -> Verdict | None:
         _, handler = delivery.known
@@ -107,11 +111,6 @@ def _poison(detail: str, exc: BaseException | None = None) -> Verdict:
         else None
     )
     return Verdict(kind="archive", reason="poison", detail=detail, failure=failure)
-
-
-def _key(delivery: Delivery) -> tuple[str, ...]:
-    event, handler = delivery.known
-    return (event.service, event.id, handler.name, event.replay_id or "")
 
 
 class ReaperStep(EventStep):

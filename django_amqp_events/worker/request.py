@@ -68,7 +68,7 @@ class EventMessage(Message):
             content_type=CONTENT_TYPE,
             content_encoding=CONTENT_ENCODING,
             delivery_info=delivery_info(delivery.received),
-            headers=celery_headers(delivery, payload),
+            headers=celery_headers(settler.settings.service, delivery, payload),
         )
         self.delivery = delivery
         self.settler = settler

@@ -25,7 +25,8 @@ import django_amqp_events
 from broker import Broker
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.broker.queue_depth import queue_depth
-from django_amqp_events.message import encoding, headers
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.message import encoding, headers, types
 from django_amqp_events.message.types import Message
 from tests import forked, waiting
 from tests.waiting import is_usable
@@ -236,6 +237,14 @@ class Service:
 
     def runs(self, event_id: str, what: str = "start", **wanted: Any) -> list[dict[str, Any]]:
         return self.ledger(event=event_id, what=what, **wanted)
+
+
+def task_id(
+    event_id: str, name: str, handler: str, service: str = "core", replay_id: str | None = None
+) -> str:
+    """Celery's task id for an event that :class:`Eyes` published."""
+    event = ReceivedEvent(id=event_id, name=name, service="tests")
+    return types.task_id(service, handler, event, replay_id)
 
 
 _TOPOLOGY = """

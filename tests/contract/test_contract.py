@@ -326,7 +326,9 @@ def a_bound_handler(world: World) -> Generator[None]:
     (run,) = world.runs("bound", event)
     assert run["own"] == event
     assert run["task"] == "c.bound"
-    assert run["task_id"] == task_id("contract", event, "c.bound", None)
+    assert run["task_id"] == task_id(
+        "contract", "c.bound", ReceivedEvent(id=event, name="case.bound", service="contract")
+    )
     assert run["headers"] == {"tenant": "x"}
     assert run["service"] == "contract"
 
@@ -785,6 +787,7 @@ def replay(
         event,
         exchange=names().replay,
         routing_key=get_registry().handlers[handler].key,
+        service="contract",
         handler=handler,
         attempt=1,
         due_at=world.now(),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message.types import Message, task_id
+from django_amqp_events.message.types import Message
 
 from ..conftest import Make
-from ..harness import Eyes, Service, until
+from ..harness import Eyes, Service, task_id, until
 from ..replaying import (
     fix,
     make,
@@ -226,4 +226,6 @@ def test_a_handler_that_was_renamed(fresh_eyes: Eyes, service: Make) -> None:
     (done,) = mirrored(after, state="succeeded")
     assert done["id"] == failed["id"]
     second = done["replay_set"][1]
-    assert second["task_id"] == task_id("tests", event_id, "billing.new", second["id"])
+    assert second["task_id"] == task_id(
+        event_id, "replays.renamed", "billing.new", "replays", second["id"]
+    )

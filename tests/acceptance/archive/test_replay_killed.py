@@ -199,6 +199,7 @@ def test_unknown_outcome_changes_no_row(fresh_eyes: Eyes, repaired: Service) -> 
         ReceivedEvent(id="event-1", name=BULK, service="tests"),
         exchange="replays:replay",
         routing_key=QUEUE,
+        service="replays",
         handler="testproject.bulk",
         replay_id=str(uuid4()),
     )  # fmt: skip

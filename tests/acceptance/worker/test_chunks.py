@@ -13,16 +13,9 @@ import pytest
 
 from broker import BrokerError
 from django_amqp_events.conf import FAST_PATHS
-from django_amqp_events.message.types import task_id
 
 from ..conftest import Make
-from ..harness import (
-    Archive,
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from ..harness import Archive, Eyes, Service, Worker, task_id, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -165,7 +158,7 @@ def test_one_is_terminated_by_remote_control(core: Service, fresh_eyes: Eyes) ->
     plans = [["sleep:60"] if number == 4 else ["ok"] for number in range(20)]
     ids = publish(fresh_eyes, *plans)
     until(lambda: core.runs(ids[4]))
-    number = task_id("tests", ids[4], "testproject.act", None)
+    number = task_id(ids[4], ACT, "testproject.act")
     fresh_eyes.app.control.terminate(number, signal="SIGKILL")
     entry = Archive(fresh_eyes).wait(ids[4])
     assert entry["reason"] == "revoked"
@@ -198,7 +191,7 @@ def test_remote_control_ends_only_the_named_task(core: Service, fresh_eyes: Eyes
         until(partial(core.runs, ids[10 * number + 5]), 30)
         chosen = ids[10 * number + 8]
         doomed.add(chosen)
-        name = task_id("tests", chosen, "testproject.act", None)
+        name = task_id(chosen, ACT, "testproject.act")
         fresh_eyes.app.control.terminate(name, signal="SIGKILL")
         until(lambda: ended(core) >= {*ids} - doomed, 60)  # noqa: B023
     fresh_eyes.empty(QUEUE)
@@ -216,7 +209,7 @@ def test_remote_control_ends_an_event_outside_chunks(
     options.worker("prefork", 2, "-Q", f"options.testproject.{handler}").wait_ready()
     event_id = fresh_eyes.event(f"options.{handler}", {"plan": ["sleep:60"]})
     until(lambda: options.runs(event_id))
-    number = task_id("tests", event_id, f"testproject.{handler}", None)
+    number = task_id(event_id, f"options.{handler}", f"testproject.{handler}", "options")
     fresh_eyes.app.control.terminate(number, signal="SIGKILL")
     assert Archive(fresh_eyes, "options").wait(event_id)["reason"] == "revoked"
 

@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message import types as message_types
-
 from ..conftest import Make
-from ..harness import (
-    Archive,
-    Eyes,
-    Service,
-    until,
-)
+from ..harness import Archive, Eyes, Service, task_id, until
 
 POOLS = ("prefork", "threads", "solo")
 ACT = "core.act"
@@ -195,10 +188,6 @@ def test_requeued_for_ever(prefork: Service, eyes: Eyes) -> None:
     assert len(prefork.runs(event_id)) == 6
 
 
-def task_id(event_id: str, handler: str = "testproject.act") -> str:
-    return message_types.task_id("tests", event_id, handler, None)
-
-
 def revoke(eyes: Eyes, name: str, **options: Any) -> None:
     answers = eyes.app.control.revoke(name, reply=True, timeout=5, limit=1, **options)
     assert answers, "the worker did not answer"
@@ -207,7 +196,7 @@ def revoke(eyes: Eyes, name: str, **options: Any) -> None:
 def test_revoked_before_it_starts(prefork: Service, eyes: Eyes) -> None:
     """Celery alone would ack and lose it; here it is archived without a run."""
     message = eyes.message(ACT, {"plan": ["ok"]})
-    revoke(eyes, task_id(message.event_id))
+    revoke(eyes, task_id(message.event_id, ACT, "testproject.act"))
     eyes.send(message)
     entry = Archive(eyes).wait(message.event_id)
     assert entry["reason"] == "revoked"
@@ -218,7 +207,7 @@ def test_revoked_before_it_starts(prefork: Service, eyes: Eyes) -> None:
 def test_terminated_while_it_runs(prefork: Service, eyes: Eyes, number: str) -> None:
     (event_id,) = publish(eyes, 1, "sleep:30")
     until(lambda: prefork.runs(event_id))
-    revoke(eyes, task_id(event_id), terminate=True, signal=number)
+    revoke(eyes, task_id(event_id, ACT, "testproject.act"), terminate=True, signal=number)
     entry = Archive(eyes).wait(event_id)
     assert entry["reason"] == "revoked"
     (after,) = publish(eyes, 1, "ok")

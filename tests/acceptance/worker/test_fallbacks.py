@@ -8,10 +8,8 @@ from collections import Counter
 
 import pytest
 
-from django_amqp_events.message.types import task_id
-
 from ..conftest import Make
-from ..harness import Archive, Eyes, Service, until
+from ..harness import Archive, Eyes, Service, task_id, until
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
@@ -65,7 +63,7 @@ def test_events_are_handled_retried_archived_and_revoked(
     *handled, retried, failed, running = [message.event_id for message in messages]
     revoked = fresh_eyes.message(ACT, {"plan": ["ok"]})
     worker = core.worker("prefork", 2, "-Q", QUEUE, "--prefetch-multiplier", "20").wait_ready()
-    name = task_id("tests", revoked.event_id, "testproject.act", None)
+    name = task_id(revoked.event_id, ACT, "testproject.act")
     assert fresh_eyes.app.control.revoke(name, reply=True, timeout=5, limit=1)
 
     fresh_eyes.send(*messages, revoked)

@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from django_amqp_events.message import types as message_types
-
 from ..conftest import Make
-from ..harness import (
-    Archive,
-    Eyes,
-    Service,
-    until,
-)
+from ..harness import Archive, Eyes, Service, task_id, until
 
 ACT, RATED, QUERY = "options.act", "options.rated", "options.query"
 
@@ -134,8 +127,8 @@ def results(service: Service) -> dict[str, list[str]]:
     return found
 
 
-def task_id(event_id: str, handler: str) -> str:
-    return message_types.task_id("tests", event_id, f"testproject.{handler}", None)
+def task_of(event_id: str, handler: str) -> str:
+    return task_id(event_id, "options.act", f"testproject.{handler}", "options")
 
 
 def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> None:
@@ -154,17 +147,17 @@ def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> N
     until(lambda: len(archive.collect()) == 3, 30)
     until(lambda: ended(options, "act", [good, twice]))
     rows = results(options)
-    assert rows[task_id(good, "kept")][0] == "SUCCESS"
-    assert "did ok" in rows[task_id(good, "kept")][1]
-    assert task_id(good, "act") not in rows, "successes are not stored by default"
+    assert rows[task_of(good, "kept")][0] == "SUCCESS"
+    assert "did ok" in rows[task_of(good, "kept")][1]
+    assert task_of(good, "act") not in rows, "successes are not stored by default"
     for handler in ("act", "kept"):
-        status, result, traceback = rows[task_id(bad, handler)]
+        status, result, traceback = rows[task_of(bad, handler)]
         assert status == "FAILURE"
         assert json.loads(result)["exc_type"] == "ValueError"
         assert "the real one" in result
         assert "steps.py" in traceback
-    assert task_id(twice, "act") not in rows, "a retry leaves no result behind"
-    assert rows[task_id(twice, "kept")][0] == "FAILURE"
+    assert task_of(twice, "act") not in rows, "a retry leaves no result behind"
+    assert rows[task_of(twice, "kept")][0] == "FAILURE"
     assert len(rows) == 4
 
 

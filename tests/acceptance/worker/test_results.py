@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message.types import task_id
-
 from ..conftest import Make
-from ..harness import Eyes, Service, until
+from ..harness import Eyes, Service, task_id, until
 from ..replaying import (
     fix,
     migrate,
@@ -130,7 +128,9 @@ def test_the_result_of_a_replay_is_of_todays_handler(fresh_eyes: Eyes, service: 
     (done,) = mirrored(new, state="succeeded")
     (only,) = done["replay_set"]
     found = stored(new, 2)
-    assert only["task_id"] == task_id("tests", event_id, "billing.new", only["id"])
+    assert only["task_id"] == task_id(
+        event_id, "replays.renamed", "billing.new", "replays", only["id"]
+    )
     assert found[only["task_id"]][:2] == ("SUCCESS", "billing.new")
     assert found[done["task_id"]][:2] == ("FAILURE", "billing.old")
 

@@ -15,10 +15,8 @@ from uuid import uuid4
 
 import pytest
 
-from django_amqp_events.message.types import task_id
-
 from ..conftest import Make
-from ..harness import Eyes, Service, until
+from ..harness import Eyes, Service, task_id, until
 from ..replaying import migrate
 
 pytestmark = pytest.mark.timeout(300)
@@ -81,7 +79,7 @@ class Case:
     def id(self) -> str:
         if self.side == "plain":
             return self.event_id
-        return task_id("tests", self.event_id, self.name, None)
+        return task_id(self.event_id, f"seen.{self.options}", self.name, "seen")
 
     @property
     def payload(self) -> dict[str, str]:

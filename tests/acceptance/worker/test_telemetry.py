@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from django_amqp_events.message.types import Message, task_id
+from django_amqp_events.message.types import Message
 from tests.forked import REAL_START
 
 from ..conftest import Make
-from ..harness import Archive, Eyes, Service, until
+from ..harness import Archive, Eyes, Service, task_id, until
 from ..replaying import fix, migrate, mirrored, replay
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -298,7 +298,7 @@ def test_task_events_tell_of_all_attempts(make_traced: Any, fresh_eyes: Eyes) ->
         "task-received", "task-started", "task-retried",
         "task-received", "task-started", "task-succeeded",
     ]  # fmt: skip
-    assert {each["uuid"] for each in about} == {task_id("tests", event, HANDLER, None)}
+    assert {each["uuid"] for each in about} == {task_id(event, EVENT, HANDLER, "traced")}
     received = [each for each in about if each["type"] == "task-received"]
     assert [(each["name"], each["root_id"], each["retries"]) for each in received] == [
         (HANDLER, event, 0),
@@ -325,5 +325,5 @@ def test_an_archived_event_is_one_error_with_its_traceback(
     (_, shown) = error.split("\n", 1)
     assert shown.startswith("Traceback (most recent call last):")
     assert worker.log.count("raised unexpected") == 0
-    task = task_id("tests", event, HANDLER, None)
+    task = task_id(event, EVENT, HANDLER, "traced")
     assert worker.log.count(f"[{task}] retry: ") == 2

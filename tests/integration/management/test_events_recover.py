@@ -125,6 +125,7 @@ def test_progress_headers_are_believed_after_the_return_exchange_only(billing):
         event,
         exchange="billing:delay.1s",
         routing_key="billing.send_invoice",
+        service="billing",
         handler="send_invoice",
         attempt=3,
         due_at=datetime.now(UTC),

@@ -81,8 +81,8 @@ def returned(copy: Message) -> Received:
 def retry(received: Received) -> Message:
     event, _ = identify(received, trusted=False)
     return encoding.retry_message(
-        received, event, exchange="billing:delay.1s", routing_key=QUEUE, handler="send_invoice",
-        attempt=2, due_at=AT, replay_id=None, history=(),
+        received, event, exchange="billing:delay.1s", routing_key=QUEUE, service="billing",
+        handler="send_invoice", attempt=2, due_at=AT, replay_id=None, history=(),
     )  # fmt: skip
 
 
@@ -290,7 +290,8 @@ def test_a_copy_without_all_headers_keeps_the_format(copy: str, prefix: str) -> 
         )  # fmt: skip
     else:
         made = encoding.retry_message(
-            received, event, exchange="billing:delay.1s", routing_key="k", handler="billing.h",
+            received, event, exchange="billing:delay.1s", routing_key="k", service="billing",
+            handler="billing.h",
             attempt=2, due_at=AT, replay_id=None, history=(),
         )  # fmt: skip
         if copy == "retry without headers":

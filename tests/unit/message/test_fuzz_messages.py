@@ -391,7 +391,8 @@ def test_retry_and_replay_round_trip(
     event, progress = identified(delivery, trusted=trusted)
     if event is None:
         return
-    common = {"exchange": "svc:delay.1s", "routing_key": "svc.handler", "handler": "app.handler"}
+    common = {"exchange": "svc:delay.1s", "routing_key": "svc.handler", "service": "svc"}
+    common["handler"] = "app.handler"
 
     def retry(of: Received, event: ReceivedEvent) -> Message:
         return encoding.retry_message(

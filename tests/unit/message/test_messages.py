@@ -39,6 +39,7 @@ from django_amqp_events.message.types import (
     Payload,
     Progress,
     Received,
+    handling,
     task_id,
 )
 
@@ -119,6 +120,7 @@ def retried(received: Received | None = None, **changes: Any) -> Message:
     options: dict[str, Any] = {
         "exchange": "billing:delay.1s",
         "routing_key": "billing.billing.send_invoice",
+        "service": "billing",
         "handler": HANDLER,
         "attempt": progress.attempt + 1,
         "due_at": FAILED + timedelta(seconds=1),
@@ -155,6 +157,7 @@ def replayed(received: Received) -> Message:
         identify(received, trusted=True)[0],
         exchange="billing:replay",
         routing_key="billing.billing.send_invoice",
+        service="billing",
         handler=HANDLER,
         replay_id=REPLAY_ID,
     )
@@ -307,22 +310,31 @@ def test_replay_is_a_first_attempt_with_an_id() -> None:
     assert (event.correlation_id, event.causation_id) == ("basket-5", CAUSE_ID)
     assert event.headers == TRACING
     assert message.body == came_back().body
-    other = replace(event, replay_id=None)
-    assert message.properties["message_id"] != task_id(other.service, other.id, HANDLER, None)
+    assert message.properties["message_id"] == task_id("billing", HANDLER, event, REPLAY_ID)
 
 
-def test_task_ids_differ_by_handler_and_replay() -> None:
-    ids = {
-        task_id("shop", EVENT_ID, HANDLER, None),
-        task_id("shop", EVENT_ID, "billing.other", None),
-        task_id("other", EVENT_ID, HANDLER, None),
-        task_id("shop", CAUSE_ID, HANDLER, None),
-        task_id("shop", EVENT_ID, HANDLER, REPLAY_ID),
-    }
-    assert len(ids) == 5
+def test_each_part_of_what_is_handled_changes_its_ids() -> None:
+    """Service, handler, source, id, name and replay: in each combination of two values."""
+    values = [("1", "1.1", "2"), ("3", "33")]
+    events = [
+        ReceivedEvent(id=id_, name=name, service=source)
+        for id_ in values[0]
+        for name in values[1]
+        for source in values[1]
+    ]
+    parts = [
+        (service, handler, event, replay_id)
+        for service in values[1]
+        for handler in values[0]
+        for event in events
+        for replay_id in (None, *values[1])
+    ]
+    ids = {task_id(*each) for each in parts}
+    assert len({handling(*each) for each in parts}) == len(ids) == len(parts)
     assert all(str(UUID(text)) == text for text in ids)
     # Frozen: a result is found by it again.
-    assert task_id("shop", "1", "a.b", None) == "2ee188d6-37b4-5bb2-b782-d35fd9b4bd3b"
+    event = ReceivedEvent(id="1", name="a.c", service="shop")
+    assert task_id("billing", "a.b", event) == "f3972e7c-19a4-5920-8007-08123b705c9e"
 
 
 # -- payloads -----------------------------------------------------------------------------
@@ -611,7 +623,8 @@ def test_a_copy_carries_nothing_that_the_broker_interprets(
         "content_encoding",
     }
     assert copy.properties["delivery_mode"] == 2
-    assert copy.properties["message_id"] == task_id("shop", EVENT_ID, HANDLER, None)
+    event = identify(received, trusted=False)[0]
+    assert copy.properties["message_id"] == task_id("billing", HANDLER, event)
     assert copy.headers["traceparent"] == TRACING["traceparent"]
     assert copy.body == message.body
     assert copy.event_id == EVENT_ID

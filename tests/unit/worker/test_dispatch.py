@@ -119,7 +119,7 @@ def test_argument_repr_is_bounded(size: int) -> None:
     reading = Reading(received=received)
     payload = dispatcher.read(reading)
     assert isinstance(payload, Payload)
-    headers = celery_headers(reading, payload)
+    headers = celery_headers("billing", reading, payload)
     assert headers["argsrepr"] == "(5,)"
     words = headers["kwargsrepr"]
     assert words.startswith("{'note': 'xxx")
@@ -139,7 +139,7 @@ def test_publisher_headers_reach_the_request_and_change_nothing_else() -> None:
         reading = Reading(received=received)
         payload = dispatcher.read(reading)
         assert isinstance(payload, Payload)
-        return Context(celery_headers(reading, payload))
+        return Context(celery_headers("billing", reading, payload))
 
     names = {*vars(Context), "meta", "periodic_task_name", "amqp_event", "amqp_run", "task", "lang"}
     plain = request({})

@@ -116,7 +116,7 @@ def test_on_the_inline_backend() -> None:
 def test_that_a_replay_is_forced_goes_round_with_its_retries() -> None:
     event = decoding.identify(_received(), trusted=False)[0]
     assert not event.replay_forced
-    common: dict[str, Any] = {"routing_key": "t.group", "handler": "t.group"}
+    common: dict[str, Any] = {"routing_key": "t.group", "service": "t", "handler": "t.group"}
     for forced in (True, False):
         sent = encoding.replay_message(
             _received(), event, exchange="x", replay_id="r", forced=forced, **common
