@@ -29,7 +29,7 @@ from .celery_internals import state
 from .cold_shutdown import ColdShutdown
 from .dispatch import HOLDABLE, Delivery, Dispatcher
 from .outgoing import OutgoingMessages
-from .queue_step import QueueStep
+from .queue_step import MAX_PREFETCH, QueueStep
 from .request import Chunking, EventMessage
 from .settlement import Settler
 from .verdict import REQUEUE, Verdict
@@ -214,7 +214,7 @@ class EventStep(QueueStep):
     def prefetch_count(self) -> int:
         """Prefetch count of each queue; small, so that a killed worker redelivers few events."""
         budget = self.c.initial_prefetch_count or 4 * max(1, self.c.pool.num_processes)
-        return max(1, int(budget) // max(1, len(self.queues)))
+        return min(max(1, int(budget) // max(1, len(self.queues))), MAX_PREFETCH)
 
     # -- remote control -------------------------------------------------------------------
 

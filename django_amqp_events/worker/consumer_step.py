@@ -23,7 +23,7 @@ from ..exceptions import ConfigurationError
 from ..message.types import Received
 from .acks import Acks, is_lost
 from .celery_internals import AckCallback, state
-from .queue_step import QueueStep
+from .queue_step import MAX_PREFETCH, QueueStep
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 PAUSE: Final = Backoff(1.0, 30.0)
 #: Seconds between two checks of a warm shutdown: for acks, heartbeats and a cold shutdown.
 STOP_CHECK: Final = 0.5
-#: The largest prefetch count, and length of a queue's name in bytes, that AMQP can express.
-MAX_PREFETCH: Final = 65535
+#: Length in bytes of the longest name of a queue that AMQP can express.
 MAX_QUEUE_NAME: Final = 255
 
 Settlement = Literal["ack", "requeue", "reject"]

@@ -23,6 +23,8 @@ from .celery_internals import list_queues, shutdown_requested
 
 logger = logging.getLogger(__name__)
 
+#: The largest prefetch count that AMQP can express.
+MAX_PREFETCH: Final = 65535
 #: Delays before a missing queue is checked again.
 MISSING_BACKOFF: Final = Backoff(1.0, 30.0)
 

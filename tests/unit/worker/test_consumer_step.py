@@ -9,10 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp.serialization import dumps
 from celery.exceptions import Reject
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_amqp_events import worker
 from django_amqp_events.worker import AMQPConsumerStep, Received
+from django_amqp_events.worker.bootstep import EventStep
 
 
 class Orders(AMQPConsumerStep):
@@ -107,3 +111,19 @@ def test_the_package_has_public_names_only() -> None:
     assert worker.__all__ == ["AMQPConsumerStep", "Received"]
     with pytest.raises(AttributeError, match="has no attribute 'Consumer'"):
         worker.Consumer  # noqa: B018
+
+
+@given(
+    multiplier=st.integers(-(2**40), 2**40),
+    processes=st.integers(0, 2**20),
+    queues=st.integers(0, 10),
+)
+def test_a_prefetch_count_is_one_that_amqp_can_express(
+    multiplier: int, processes: int, queues: int
+) -> None:
+    pool = SimpleNamespace(num_processes=processes)
+    worker = SimpleNamespace(initial_prefetch_count=multiplier * processes, pool=pool)
+    step: Any = SimpleNamespace(c=worker, queues=range(queues))
+    count = EventStep.prefetch_count.fget(step)  # type: ignore[attr-defined]
+    assert 1 <= count <= 65535
+    assert dumps("lBb", (0, count, False))
