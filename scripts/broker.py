@@ -144,6 +144,10 @@ class Broker:
             )
         return json.loads(answer) if answer else None
 
+    def memory_alarm(self) -> bool:
+        """Return True while RabbitMQ accepts no messages because of its memory."""
+        return any(each["mem_alarm"] for each in self.http("GET", "/api/nodes"))
+
     def add_vhost(self, name: str) -> None:
         """Create a vhost and give our user all permissions on it."""
         vhost = quote(name, safe="")

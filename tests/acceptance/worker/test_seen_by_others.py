@@ -270,7 +270,9 @@ def _inspected(eyes: Eyes, seen: Service) -> Iterator[str]:
     for command, argument in (("rate_limit", "1000/s"), ("time_limit", 60)):
         said = []
         for case in (plain, event):
-            (answer,) = getattr(control, command)(case.name, argument, reply=True, timeout=10)
+            (answer,) = getattr(control, command)(
+                case.name, argument, reply=True, timeout=10, limit=1
+            )
             said.append(case.plainly(next(iter(answer.values()))))
         yield from differences(command, *said)
     for case in (plain, event):

@@ -193,8 +193,9 @@ def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
 
 
 def test_refused_to_a_user_without_permission(private_node: Node, node_wire: Wire):
-    private_node.ctl("add_user", "reader", "secret")
-    private_node.ctl("set_permissions", "reader", "", "", ".*")
+    private_node.http("PUT", "/api/users/reader", {"password": "secret", "tags": ""})
+    readable = {"configure": "", "write": "", "read": ".*"}
+    private_node.http("PUT", "/api/permissions/%2F/reader", readable)
     try:
         host = node_wire.url.rpartition("@")[2]
         node_wire.configure(url=f"amqp://reader:secret@{host}")
@@ -203,7 +204,7 @@ def test_refused_to_a_user_without_permission(private_node: Node, node_wire: Wir
         assert error.published is False
         assert "403" in str(error)
     finally:
-        private_node.ctl("delete_user", "reader")
+        private_node.http("DELETE", "/api/users/reader")
     assert node_wire.take() == []
 
 
@@ -386,7 +387,7 @@ def test_blocked_by_an_alarm(private_node: Node, node_wire: Wire):
     publish_event(NAME, {"n": 0})
     private_node.ctl("set_vm_memory_high_watermark", "absolute", "1")
     try:
-        until(lambda: alarms(private_node), "the alarm")
+        until(private_node.memory_alarm, "the alarm")
         # RabbitMQ blocks a connection, and says so, when it publishes.
         for n in (1, 2):
             error = failure({"n": n})
@@ -394,7 +395,7 @@ def test_blocked_by_an_alarm(private_node: Node, node_wire: Wire):
             assert "blocks publishers" in str(error)
     finally:
         private_node.ctl("set_vm_memory_high_watermark", "0.8")
-    until(lambda: not alarms(private_node), "the alarm is over")
+    until(lambda: not private_node.memory_alarm(), "the alarm is over")
     assert publish_event(NAME, {"n": 3})
     seen = [payload["n"] for payload in node_wire.payloads()]
     # Of 1 and 2 nothing was known.
@@ -417,10 +418,6 @@ def test_a_connection_that_is_known_to_be_blocked(wire: Wire):
     publish_event(NAME, {"n": 2})
     assert [payload["n"] for payload in wire.payloads()] == [0, 2]
     assert len(proxy.links) == 1
-
-
-def alarms(node: Node) -> bool:
-    return "memory" in node.ctl("eval", "rabbit_alarm:get_alarms().")
 
 
 def test_a_blocked_connection_gets_no_more_of_the_window(wire: Wire):
