@@ -179,8 +179,8 @@ class Relay:
 
     Args:
         size: rows claimed at a time.
-        needed: report errors from the start; otherwise those of a database that has had an outbox,
-            and look for one from time to time.
+        needed: report a missing table, and errors of any database, from the start; otherwise those
+            of a database that has had an outbox, and look for one from time to time.
         alone: a wrong setting ends it; otherwise it is reported, and tried again.
         tell: receives reports, each a line of text.
         relayed: receives the counts of each batch.
@@ -234,8 +234,10 @@ class Relay:
         try:
             wait = 0.0 if self._publish_due() else INTERVAL
         except Exception as exc:
-            # Nothing is relayed here yet: it may have no table, driver, server or right to write.
-            if self.needed or isinstance(exc, AmqpEventsError):
+            # Nothing is relayed here yet. It may have no table; another database than that of the
+            # settings may have no driver, server or right to write.
+            own = self.alias == self.settings.database and not outbox_rows.no_table(exc)
+            if self.needed or own or isinstance(exc, AmqpEventsError):
                 raise
             logger.info("no outbox is relayed in database %r: %s", self.alias, error_line(exc))
             connections.close_all()

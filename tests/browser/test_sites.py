@@ -74,7 +74,12 @@ def test_all_links_stay_on_the_site(ops: Console) -> None:
 
 @pytest.mark.parametrize(
     ("name", "button"),
-    [("discard-spare", "Discard"), ("batch-draft", "Refresh"), ("group", "Save"), ("outbox-event", "")],
+    [
+        ("discard-spare", "Discard"),
+        ("batch-draft", "Refresh"),
+        ("group", "Save"),
+        ("outbox-event", ""),
+    ],
 )
 def test_forms_return_to_their_site(
     browser: Chromium, ops: Console, name: str, button: str
