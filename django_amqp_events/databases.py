@@ -243,10 +243,10 @@ def is_locked(exc: BaseException) -> bool:
     return _code(exc) in _LOCKED_CODES
 
 
-Trouble = Literal["missing", "locked", "read-only", "unreachable", "error"]
+ErrorKind = Literal["missing", "locked", "read-only", "unreachable", "error"]
 
 
-def trouble(exc: BaseException) -> Trouble:
+def error_kind(exc: BaseException) -> ErrorKind:
     """Return what a database error means: "missing" is a table or column of a migration."""
     if table_missing(exc):
         return "missing"
@@ -259,7 +259,7 @@ def trouble(exc: BaseException) -> Trouble:
 
 def is_passing(exc: BaseException) -> bool:
     """Return True if a database error is over when a server that writes can be reached."""
-    return trouble(exc) in ("locked", "read-only", "unreachable")
+    return error_kind(exc) in ("locked", "read-only", "unreachable")
 
 
 def reconnect(alias: str) -> None:

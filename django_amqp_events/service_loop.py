@@ -14,14 +14,14 @@ from django.db import Error, connections
 
 from . import liveness
 from .backoff import Backoff
-from .databases import Trouble, error_line, trouble
+from .databases import ErrorKind, error_kind, error_line
 from .exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
 
 #: Delays between retries, unless a loop has its own.
 BACKOFF: Final = Backoff(0.5, 30.0)
 #: Seconds between polls of ``stop`` during a wait.
 POLL_INTERVAL: Final = 0.1
-_DATABASE: Final[Mapping[Trouble, str]] = {
+_DATABASE: Final[Mapping[ErrorKind, str]] = {
     "missing": "a table is missing",
     "locked": "another process has locked the database",
     "read-only": "the database is read-only",
@@ -126,7 +126,7 @@ class ServiceLoop:
             return
         self._reported = text
         if isinstance(exc, Error):
-            kind = trouble(exc)
+            kind = error_kind(exc)
             what, remedy = _DATABASE[kind], "; run `manage.py migrate`" * (kind == "missing")
         elif isinstance(exc, BrokerUnavailableError):
             what = "RabbitMQ is unreachable"

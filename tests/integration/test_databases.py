@@ -19,7 +19,7 @@ from django_amqp_events import conf
 from django_amqp_events.apps import CHECKS
 from django_amqp_events.archive import replay, row_writer, selection, states
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.databases import delete_by_id, is_passing, sliced, trouble
+from django_amqp_events.databases import delete_by_id, error_kind, is_passing, sliced
 from django_amqp_events.message.types import Message, derived_id
 from django_amqp_events.models import ArchivedEvent, FailureGroup, InboxEntry
 from django_amqp_events.monitor import alerts
@@ -188,7 +188,7 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
             return
         with pytest.raises(OperationalError) as caught:
             states.discard({row.pk: row.version}, by="ada", reason="", now=now)
-        assert trouble(caught.value) == "locked"
+        assert error_kind(caught.value) == "locked"
         assert is_passing(caught.value)
         monkeypatch.setattr(replay, "examine_chunk", lambda *_, **__: {row.pk: object()})
         monkeypatch.setattr(replay, "_claim", lambda *_, **__: _raise(caught.value))
