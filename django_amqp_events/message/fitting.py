@@ -36,8 +36,10 @@ def fitted(message: Message, most: int) -> Message | None:
     if EVENT_HISTORY in ours and table_size(message.headers) > most:
         history = json.loads(ours.pop(EVENT_HISTORY))
         room = most // 2 - table_size(ours)
-        while len(history) > 2 and len(compact_json(history).encode()) > room:
+        text = compact_json(history)
+        while len(history) > 2 and len(text.encode()) > room:
             del history[1]
-        if len(text := compact_json(history)) <= room:
+            text = compact_json(history)
+        if len(text.encode()) <= room:
             ours[EVENT_HISTORY] = text
     return replace(message, headers=with_publisher_headers(ours, theirs, most))

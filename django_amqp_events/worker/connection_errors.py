@@ -129,7 +129,7 @@ class Login(bootsteps.StartStopStep):
             _sleep(NAME_CHECK)
 
     def _change_name(self) -> None:
-        """Answer remote control by another name, since nobody may close the former connection."""
+        """Answer remote control by another name, as RabbitMQ may keep the former connection."""
         self._changes += 1
         self.mailbox_name = f"{self.consumer.hostname}.{self._changes}"
         rename_mailbox(self.consumer, self.mailbox_name)

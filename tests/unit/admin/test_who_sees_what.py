@@ -50,7 +50,7 @@ from .test_outbox import make as make_waiting
 pytestmark = pytest.mark.django_db
 
 SECRET = "4242424242424242"
-#: The ids of the events that nobody may see, of the pages below.
+#: The ids of the events on the pages below that no user may see.
 HIDDEN = "hidden-0001"
 MARK = "HiddenMark"
 PAYLOAD = {"order_id": 7, "card": SECRET}

@@ -1,4 +1,4 @@
-"""Contracts that nobody wrote: a document equals itself, and each change is classified anywhere."""
+"""Generated contracts: a document equals itself, and each change is classified anywhere."""
 
 from __future__ import annotations
 
