@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -25,6 +25,7 @@ from django_amqp_events import (
     PublishNackedError,
     PublishTimeoutError,
     UnroutableError,
+    conf,
     process_identity,
     publish_event,
 )
@@ -34,7 +35,9 @@ from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.publish.outbox import OutboxStatus, UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
+from django_amqp_events.publish.relay import ELSEWHERE, Relay
 from django_amqp_events.testing import capture_events, memory_events, override_events
+from tests.celery_app import app
 
 NAME = "shop.order.created"
 MESSAGE = Message(exchange="events", routing_key=NAME, body=b"", headers={}, properties={})
@@ -253,3 +256,26 @@ def test_invalid_broker_url_is_logged(tmp_path: Path) -> None:
 def test_ids_that_no_database_keeps(name: str, value: str) -> None:
     with pytest.raises(InvalidEventError, match=name):
         Options(**{name: value})  # type: ignore[arg-type]
+
+
+_NO_TABLE = OperationalError("no such table: django_amqp_events_outboxevent")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("error", [_NO_TABLE, OperationalError("locked"), ImportError("driver")])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("needed", [True, False])
+def test_only_a_database_that_needs_no_outbox_is_left_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, own: bool, needed: bool
+):
+    def fail(self: Relay) -> bool:
+        raise error
+
+    monkeypatch.setattr(Relay, "_publish_due", fail)
+    settings, _ = conf.parse({"SERVICE": "billing", "DATABASE": "default" if own else "orders"})
+    relay = Relay(app=app, settings=settings, alias="default", needed=needed)
+    if needed or (own and error is not _NO_TABLE):
+        with pytest.raises(type(error)):
+            relay._step(until_empty=False)
+    else:
+        assert relay._step(until_empty=False) == ELSEWHERE
