@@ -32,8 +32,8 @@ def until(condition: Callable[[], T], what: str, deadline: float = 30.0) -> T:
         took = time.monotonic() - asked
         if watch.seconds > deadline:
             raise NotInTime(f"not within {deadline:g} s: {what}: {answer!r}")
-        # What takes the broker or a database long is asked less often.
-        time.sleep(min(max(0.02, 2 * took), 0.5))
+        # What takes the broker or a database long, or is long in coming, is asked less often.
+        time.sleep(max(0.02, min(2 * took, 0.5), min(watch.seconds / 10, 0.2)))
 
 
 class Stopwatch:
