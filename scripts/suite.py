@@ -59,8 +59,8 @@ def main() -> int:
     env = os.environ | {
         "AMQP_EVENTS_SUITE_ON_WHEEL": "1",
         # More processes than cores: most of the time, a test waits for another process. Each takes
-        # up to 1 GB.
-        "PYTEST_XDIST_AUTO_NUM_WORKERS": str(3 * (os.cpu_count() or 1)),
+        # up to 1 GB, and has databases and a broker of its own.
+        "PYTEST_XDIST_AUTO_NUM_WORKERS": str(2 * (os.cpu_count() or 1)),
         # The copy is made anew each time; rewriting its assertions takes seconds for each process.
         "PYTHONPYCACHEPREFIX": str(ROOT / ".run" / "pycache"),
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath),

@@ -29,6 +29,8 @@ _LATER: Final = {
     r"acceptance/publish/test_message_format\.py": "the contract covers the formats",
     r"acceptance/monitor/test_metrics\.py::test_prometheus": "it installs Prometheus",
     r"acceptance/test_(migrating|two_brokers)\.py": "guides that install other programs",
+    r"unit/admin/test_who_sees_what\.py.*nowhere\[(reader|stranger)": "root and viewer cover it",
+    r"integration/broker/test_provisioning\.py.*without_the_flag": "a broker of its own",
     r"test_(broker_node|pgbouncer)\.py": "tests of scripts/, not of the package",
     r".*\[(.*-)?pgbouncer\b": "PostgreSQL covers it",
     r"acceptance/(?!worker/test_core).*\[(.*-)?(threads|solo)\b": "prefork covers it",

@@ -161,8 +161,8 @@ def test_the_reaper_runs_while_there_is_something_to_isolate(core, fresh_eyes):
     [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
     until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")
     assert not beside(companion, "events_reaper")
-    for _ in range(2):
-        (event_id,) = isolate(fresh_eyes, ["sleep:3"])
+    for plan in ("sleep:3", "ok"):
+        (event_id,) = isolate(fresh_eyes, [plan])
         until(lambda: handled(core, [event_id]), 40, "it is run")  # noqa: B023
         assert len(core.runs(event_id)) == 1
         until(lambda: not beside(companion, "events_reaper"), 20, "the reaper has ended")

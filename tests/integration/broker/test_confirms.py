@@ -77,7 +77,6 @@ def wire(vhost: Vhost) -> Iterator[Wire]:
 def node_wire(private_node: Node) -> Iterator[Wire]:
     """On a node that the test may stop."""
     with Wire.on(private_node.amqp_url()) as wire:
-        private_node.sync()
         yield wire
 
 
@@ -505,7 +504,7 @@ def test_killed_in_the_middle_nothing_confirmed_is_missing(private_node: Node, n
     """Compare the queue after the restart with the confirms before the kill."""
     node_wire.configure(CONFIRM_TIMEOUT=5)
     publish_event(NAME, {"n": -1})
-    private_node.wait_ready()
+    private_node.sync()
     until(private_node._queues_on_disk, "the queue is on disk")
     confirmed: list[str] = []
     failed: list[PublishError] = []
