@@ -17,7 +17,7 @@ from machine import exit_with, run
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".run" / "upstream"
 PYTHON = VENV / "bin" / "python"
-LIBRARIES = ("amqp", "billiard", "celery", "django", "django-celery-results", "kombu")
+LIBRARIES = ("amqp", "asgiref", "billiard", "celery", "django", "django-celery-results", "kombu")
 CORE = ("tests/unit/worker", "tests/unit/broker", "tests/contract", "tests/acceptance/worker")
 
 

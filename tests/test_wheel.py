@@ -36,7 +36,7 @@ def test_metadata_is_complete() -> None:
         for line in metadata.requires("django-amqp-events") or []
         if "extra ==" not in line
     }
-    assert required == {"amqp", "billiard", "celery", "django", "kombu"}
+    assert required == {"amqp", "asgiref", "billiard", "celery", "django", "kombu"}
 
 
 @pytest.mark.skipif(not ON_WHEEL, reason="the file list belongs to the wheel")

@@ -6,14 +6,13 @@ import inspect
 import random
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, ClassVar, Final
 
-from asgiref.sync import async_to_sync
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
@@ -21,6 +20,7 @@ from .. import telemetry
 from ..broker.connection import handler_app
 from ..conf import get_settings
 from ..context import ReceivedEvent, handling
+from ..coroutines import wait_for
 from ..declare.registry import Handler, get_registry
 from ..declare.retry_policy import MINIMUM_DELAY, RetryPolicy
 from ..exceptions import ConfigurationError, DirectCallError
@@ -206,7 +206,7 @@ class HandlerTask(Task):
         else:
             result = handler.target(*args, **kwargs)
         if inspect.isawaitable(result):
-            return async_to_sync(_wait_for)(result)
+            return wait_for(result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise Unsupported(
                 f"handler {self.name!r} is a generator, so its body does not run. Remove the yield."
@@ -281,10 +281,6 @@ class HandlerTask(Task):
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         raise DirectCallError.of(self.name)
-
-
-async def _wait_for(result: Awaitable[Any]) -> Any:
-    return await result
 
 
 class HandlerFailed(Exception):

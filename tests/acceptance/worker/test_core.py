@@ -81,12 +81,16 @@ CASES = [
     Case("soft limit used up", LIMITED, ("sleep:30",), 2, "exhausted", "SoftTimeLimitExceeded",
          pools=("prefork",)),
     Case("hard limit", LIMITED, ("deaf:30", "ok"), 2, finished=1, pools=("prefork",)),
-    Case("hard limit used up", LIMITED, ("deaf:30",), 2, "exhausted", "TimeLimitExceeded",
-         pools=("prefork",)),
+    Case("hard limit used up", LIMITED, ("deaf:30",), 2, "exhausted",
+         "exceptions.TimeLimitExceeded", pools=("prefork",)),
     Case("child killed", ACT, ("kill_once:core",), 2, finished=1, pools=("prefork",)),
     Case("os._exit", ACT, ("exit_once:core",), 2, finished=1, pools=("prefork",)),
     Case("coroutine", "core.async", ("fail", "ok"), 2, finished=1),
     Case("coroutine used up", "core.async", ("fail",), 2, "exhausted", "ValueError"),
+    Case("coroutine, soft limit", "core.async.limited", ("sleep",), 2, "exhausted",
+         "SoftTimeLimitExceeded", pools=("prefork",), finished=0),
+    Case("coroutine, hard limit", "core.async.deaf", ("sleep",), 1, "exhausted",
+         "exceptions.TimeLimitExceeded", pools=("prefork",)),
 ]  # fmt: skip
 
 

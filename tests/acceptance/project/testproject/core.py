@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 from django_amqp_events import current_event, handler
@@ -49,3 +51,18 @@ async def coroutine(plan: list[str], case: str = "") -> None:
     if plan[min(event.attempt, len(plan)) - 1] == "fail":
         raise ValueError("no")
     ledger.write("end", handler="testproject.coroutine", case=case)
+
+
+@handler("core.async.limited", max_retries=1, soft_time_limit=1, time_limit=4)
+async def limited_coroutine(plan: list[str], case: str = "") -> None:
+    ledger.write("start", handler="testproject.limited_coroutine", case=case)
+    await asyncio.sleep(2)
+    ledger.write("end", handler="testproject.limited_coroutine", case=case)
+
+
+@handler("core.async.deaf", max_retries=0, soft_time_limit=1, time_limit=3)
+async def deaf_coroutine(plan: list[str], case: str = "") -> None:
+    ledger.write("start", handler="testproject.deaf_coroutine", case=case)
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
