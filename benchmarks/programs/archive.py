@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -95,11 +96,9 @@ def inserted(number: int) -> dict[str, Any]:
             batch = intake.batch(wait=10)
             if batch is None:
                 break
-            now = datetime.now(UTC)
             rows, failures = [], []
-            for message in batch.messages:
-                archived = archive_message.read(message)
-                entry = row_writer._Entry(archived, message, found.service, now)  # type: ignore[arg-type] # noqa: SLF001
+            for entry in row_writer.read(batch.messages, found, Counter()):
+                assert isinstance(entry, row_writer._Entry)  # noqa: S101, SLF001
                 entry.begin()
                 rows.append(row_writer._row(entry))  # noqa: SLF001
                 failures.append(row_writer._failure(entry, late=False))  # noqa: SLF001

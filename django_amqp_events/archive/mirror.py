@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from celery import Celery
 from django.db import Error, connections, transaction
@@ -23,12 +24,11 @@ from ..broker.topology import Names
 from ..conf import Settings
 from ..databases import error_line, exceeds_packet, table_missing
 from ..exceptions import AmqpEventsError
-from ..message.types import Received
 from ..models import ArchivedEvent
 from ..service_loop import ServiceLoop
-from . import replay, states
+from . import replay, row_writer, states
 from .groups import failure_groups
-from .row_writer import Counts, store
+from .row_writer import Counts
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class Mirror:
     stop: Callable[[], bool] = bool
     total: Counts = field(default_factory=Counts)
     aside: int = 0
+    # Of the messages without an id that the connection has delivered.
+    _alike: Counter[UUID] = field(default_factory=Counter)
     _swept: float = 0.0
     _folded: float = 0.0
     _loop: ServiceLoop = field(init=False)
@@ -85,6 +87,7 @@ class Mirror:
         connections[states.database()].close_if_unusable_or_obsolete()
         states.rows().exists()
         self.aside = 0
+        self._alike.clear()
         reader = BatchReader(
             self.app,
             Names.of(self.settings).archive,
@@ -113,14 +116,15 @@ class Mirror:
 
     def _mirror(self, reader: BatchReader, batch: Batch) -> None:
         counts = Counts()
-        stored = list(self._store(batch.messages, range(len(batch.messages)), counts))
+        items = row_writer.read(batch.messages, self.settings, self._alike)
+        stored = list(self._store(items, range(len(items)), counts))
         reader.ack(batch, stored)
         self.total.add(counts)
         self.mirrored(counts)
 
     def _store(
         self,
-        messages: Sequence[Received],
+        items: Sequence[row_writer.Item],
         places: Sequence[int],
         counts: Counts,
         *,
@@ -135,7 +139,7 @@ class Mirror:
             Error: the database is unreachable.
         """
         try:
-            counts.add(store([messages[place] for place in places], self.settings))
+            counts.add(row_writer.store_items([items[place] for place in places]))
         except Error as exc:
             # _takes_rows() replaces a lost connection, so a second attempt, by halves, succeeds.
             if table_missing(exc) or not _takes_rows() or self.aside >= self.size:
@@ -143,7 +147,7 @@ class Mirror:
             if len(places) > 1 or not again:
                 middle = len(places) // 2
                 for half in filter(None, (places[:middle], places[middle:])):
-                    yield from self._store(messages, half, counts, again=True)
+                    yield from self._store(items, half, counts, again=True)
                 return
             self.aside += 1
             remedy = "; raise the server's max_allowed_packet" if exceeds_packet(exc) else ""

@@ -3,6 +3,10 @@
 No body is decoded. Each message gets an archive message as a worker would build it; RabbitMQ
 confirms it, then the original is acked. If the process dies between the two, the next run publishes
 the same archive message, which the mirror stores once.
+
+Two messages without an id may be equal, byte for byte. The flag ``redelivered`` tells which of them
+may have been copied before: only those that an earlier run, or another consumer, has had in hand.
+So RabbitMQ sends no message that the run does not copy.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
+from uuid import uuid4
 
 from amqp import exceptions as amqp_errors
 from celery import Celery
@@ -148,26 +153,25 @@ def recover(
         queue,
         size=min(size, most),
         timeout=settings.confirm_timeout,
+        most=most,
         fast_paths=settings.fast_paths,
     )
     pool = PublisherPool(app, timeout=settings.confirm_timeout)
     try:
-        while (left := most - done.seen) > 0:
-            if stop():
+        while done.seen < most:
+            if stop() and not done.stopped:
                 done.stopped = str(Reason("interrupted"))
-                break
+                reader.finish()
             # A large body may take longer than LULL.
             expected = done.seen < ready
             batch = reader.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
-            if batch is None:
-                if not stop():
+            if batch is not None:
+                error = _archive(batch, copies, reader, pool, done)
+                progress(done)
+                if error:
+                    done.stopped = error
                     break
-                continue
-            if len(batch.messages) > left:
-                batch = _first(batch, left)
-            done.stopped = _archive(batch, copies, reader, pool, done)
-            progress(done)
-            if done.stopped:
+            elif done.stopped or not stop():
                 break
     except BrokerUnavailableError as exc:
         done.stopped = str(exc)
@@ -185,8 +189,7 @@ def _archive(
     done: Recovered,
 ) -> str:
     """Publish the copies of a batch, ack the confirmed ones; return why to stop, or ``""``."""
-    now = datetime.now(UTC)
-    built = [copies.build(received, now) for received in batch.messages]
+    built = [copies.build(received) for received in batch.messages]
     errors = _publish(pool, [message for _, message in built])
     reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
     stop = ""
@@ -226,28 +229,37 @@ def _publish(pool: PublisherPool, messages: Sequence[Message]) -> list[PublishEr
     return errors
 
 
-def _first(batch: Batch, count: int) -> Batch:
-    return Batch(messages=batch.messages[:count], last=batch.last - len(batch.messages) + count)
-
-
 @dataclass(frozen=True, slots=True)
 class RecoveredCopies:
-    """Builds the archive messages of the messages in a queue. Pure."""
+    """Builds the archive messages of the messages in a queue, in the order of their delivery.
+
+    The same message makes the same archive message in each run, whenever that is.
+    """
 
     settings: Settings
     registry: Registry
     queue: str
+    _run: str = field(default_factory=lambda: uuid4().hex)
+    _alike: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def build(self, received: Received, now: datetime) -> tuple[str, Message]:
+    def build(self, received: Received) -> tuple[str, Message]:
         """Return the archive reason and the archive message."""
+        reason, message = self._build(received)
+        # Of those with an id, the mirror ignores it.
+        key = ("" if received.redelivered else self._run, archive_message.content(message))
+        copy = archive_message.Copy(run=key[0], number=self._alike[key])
+        self._alike[key] += 1
+        return reason, archive_message.marked(message, copy)
+
+    def _build(self, received: Received) -> tuple[str, Message]:
         names = Names.of(self.settings)
         if received.unreadable:
             detail = f"it was found in {self.queue!r}; {received.unreadable}"
-            return "malformed", self._copy(received, "malformed", detail, now)
-        if passed := self._passed_on(received, names, now):
+            return "malformed", self._copy(received, "malformed", detail, None)
+        if passed := self._passed_on(received, names):
             return "passed on", passed
         deaths = _own_deaths(received, names)
-        at = max((at for death in deaths if (at := parse_moment(death["at"]))), default=now)
+        at = max((at for death in deaths if (at := parse_moment(death["at"]))), default=None)
         came = _before(received, deaths, names, self.registry)
         if deaths:
             reason = "poison"
@@ -267,7 +279,7 @@ class RecoveredCopies:
             identity = {"event": event, "progress": progress, "handler": handler}
         except Malformed as exc:
             detail = f"{detail}; {exc}"
-        return reason, self._copy(came, reason, detail, min(at, now), **identity)
+        return reason, self._copy(came, reason, detail, at, **identity)
 
     def _identify(self, came: Received, names: Names) -> tuple[ReceivedEvent, Progress, str | None]:
         """Read event, progress and handler as the handler's worker would.
@@ -296,7 +308,7 @@ class RecoveredCopies:
                 return event, progress, old
         return event, progress, None
 
-    def _passed_on(self, received: Received, names: Names, now: datetime) -> Message | None:
+    def _passed_on(self, received: Received, names: Names) -> Message | None:
         """Return an archive message or outcome as it was, ``None`` for others.
 
         Publishers of events may write these headers too, but not with these exchanges.
@@ -306,7 +318,7 @@ class RecoveredCopies:
         for header in (EVENT_ARCHIVE, EVENT_OUTCOME):
             text = received.headers.get(header)
             if isinstance(text, str) and text.startswith("{"):
-                copy = self._copy(received, "recovered", "", now)
+                copy = self._copy(received, "recovered", "", None)
                 headers = {**copy.headers, header: text}
                 if header == EVENT_OUTCOME:
                     del headers[EVENT_ARCHIVE]
@@ -314,7 +326,7 @@ class RecoveredCopies:
         return None
 
     def _copy(
-        self, received: Received, reason: str, detail: str, at: datetime, **identity: Any
+        self, received: Received, reason: str, detail: str, at: datetime | None, **identity: Any
     ) -> Message:
         return archive_message.build(
             received,

@@ -11,11 +11,12 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, Final, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from django.db import Error, IntegrityError, transaction
 from django.db.models import Model, QuerySet
@@ -26,7 +27,7 @@ from ..databases import check_commits, error_line, is_refusal, pieces
 from ..logs import event_fields
 from ..message import archive_message
 from ..message.archive_message import Archived
-from ..message.types import Received
+from ..message.types import Received, derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import search_values, states
 from .groups import failure_groups, group_counts
@@ -108,7 +109,8 @@ class _Entry:
     """An archived event, and the rows that it becomes.
 
     Attributes:
-        copy: number of equal messages without an id before it in the batch.
+        first_id: of its row, if it is the first of equal messages.
+        number: how many equal messages without an id are before it, see :meth:`Archived.identity`.
         id, failure_id: of its rows.
     """
 
@@ -116,37 +118,39 @@ class _Entry:
     message: Received
     service: str
     now: datetime
-    copy: int = 0
+    first_id: UUID
+    number: int = 0
     failed_at: datetime = field(init=False)
-    first_id: UUID = field(init=False)
     id: UUID = field(init=False)
     failure_id: UUID = field(init=False)
     replay: Replay | None = None
 
     def __post_init__(self) -> None:
         self.failed_at = _moment(self.archived.last_failed_at) or self.now
-        self.first_id = self.archived.identity(self.service)
-
-    @property
-    def new(self) -> bool:
-        """Return True if the message cannot have been stored before.
-
-        Only a message without an id can be equal to one that was.
-        """
-        return self.archived.event is None and not self.message.redelivered
+        if (copy := self.archived.copy) is not None and not copy.run:
+            self.number = copy.number
 
     def begin(self) -> None:
         """Forget what a transaction that was rolled back has found."""
         self.replay = None
-        self.identify(str(self.copy) if self.copy else "")
-
-    def identify(self, salt: str) -> None:
-        """Set the ids; *salt* tells equal messages apart."""
-        self.id = self.archived.identity(self.service, salt) if salt else self.first_id
+        self.id = self.row_id(self.number)
         self.failure_id = self.archived.occurrence(self.id)
 
+    def row_id(self, number: int) -> UUID:
+        return self.archived.identity(self.service, number) if number else self.first_id
 
-_Item = _Entry | _Outcome
+    @property
+    def first_copy(self) -> bool:
+        """Return True if ``events_recover`` has copied no other message into this one's row."""
+        return bool(self.replay is None and self.archived.copy and self.archived.copy.run)
+
+    @property
+    def copied_again(self) -> bool:
+        """Return True if an earlier run of ``events_recover`` may have copied the message."""
+        return bool(self.replay is None and self.archived.copy and not self.archived.copy.run)
+
+
+Item = _Entry | _Outcome
 
 
 def store(messages: Sequence[Received], settings: Settings) -> Counts:
@@ -156,38 +160,66 @@ def store(messages: Sequence[Received], settings: Settings) -> Counts:
         Error: the database is unreachable, or has no tables.
         ConfigurationError: nothing would be committed, so nothing may be acked.
     """
-    check_commits(states.database())
+    return store_items(read(messages, settings, Counter()))
+
+
+def read(messages: Sequence[Received], settings: Settings, alike: Counter[UUID]) -> list[Item]:
+    """Read messages of the archive queue, in the order in which a connection delivers them.
+
+    Args:
+        alike: how many equal messages the connection has delivered before; it is counted on.
+    """
     now = datetime.now(UTC)
-    return _store(_read(messages, settings.service, now), now)
-
-
-def _read(messages: Sequence[Received], service: str, now: datetime) -> list[_Item]:
-    alike: Counter[UUID] = Counter()
-    entries: list[_Item] = []
+    items: list[Item] = []
     for message in messages:
         try:
-            entry = _entry(message, service, now)
+            item = _item(message, settings.service, now)
         except Exception as exc:
             logger.exception("an archive message cannot be read; its bytes are kept")
-            entry = _entry(_raw_only(message, exc), service, now)
-        if isinstance(entry, _Entry) and entry.archived.event is None:
-            entry.copy = alike[entry.first_id]
-            alike[entry.first_id] += 1
-        entries.append(entry)
-    return entries
+            first_id = derived_id(settings.service, archive_message.content(message))
+            item = _bare(message, exc, settings.service, now, first_id)
+        # What was archived has a time, so two are equal only if it was published twice.
+        if isinstance(item, _Entry) and item.archived.content and not item.archived.text:
+            item.number = alike[item.first_id]
+            alike[item.first_id] += 1
+        items.append(item)
+    return items
 
 
-def _entry(message: Received, service: str, now: datetime) -> _Item:
+def store_items(items: Sequence[Item]) -> Counts:
+    """Store what :func:`read` has returned, in one transaction; see :func:`store`."""
+    check_commits(states.database())
+    return _store(items, datetime.now(UTC))
+
+
+def _item(message: Received, service: str, now: datetime) -> Item:
     found = archive_message.read(message)
     if isinstance(found, Archived):
-        return _Entry(found, message, service, now)
+        return _Entry(found, message, service, now, found.identity(service))
     replay_id = parse_uuid(found.event.replay_id or "")
     if found.outcome == "succeeded" and replay_id is not None:
         return _Outcome(replay_id, _moment(found.at) or now)
-    return _entry(_raw_only(message, ValueError("it has an unknown outcome")), service, now)
+    first_id = derived_id(service, archive_message.content(message))
+    return _bare(message, ValueError("it has an unknown outcome"), service, now, first_id)
 
 
-def _store(entries: Sequence[_Item], now: datetime) -> Counts:
+def _bare(message: Received, exc: Exception, service: str, now: datetime, first_id: UUID) -> _Entry:
+    """Return an entry with nothing but a message's bytes, for a database that refuses the rest."""
+    raw = Received(
+        queue=message.queue,
+        exchange=message.exchange,
+        routing_key=clean(message.routing_key, LENGTH),
+        body=message.body,
+        headers={},
+        properties={},
+        unreadable=f"it cannot be stored with its headers: {error_line(exc)}",
+    )
+    found = archive_message.read(raw)
+    assert isinstance(found, Archived)  # noqa: S101 - what is unreadable is no outcome
+    return _Entry(replace(found, content=first_id.hex), raw, service, now, first_id)
+
+
+def _store(entries: Sequence[Item], now: datetime) -> Counts:
     """Store entries together; those with one that cannot be stored, by halves."""
     try:
         return _together(entries, now)
@@ -207,13 +239,12 @@ def _store(entries: Sequence[_Item], now: datetime) -> Counts:
     about = event_fields(entry.archived.event, entry.archived.handler)
     why = error_line(error)  # the other lines quote the row
     logger.error("an archive message cannot be stored; its bytes are kept: %s", why, extra=about)
-    bare = _entry(_raw_only(entry.message, error), entry.service, now)
-    if isinstance(bare, _Entry):
-        bare.copy = entry.copy
-    return _store([bare], now)
+    # Of its own ids: the event may have a row.
+    first_id = derived_id(entry.failure_id.hex, "bytes")
+    return _store([_bare(entry.message, error, entry.service, now, first_id)], now)
 
 
-def _together(entries: Sequence[_Item], now: datetime) -> Counts:
+def _together(entries: Sequence[Item], now: datetime) -> Counts:
     for failures in range(TRIES - 1):
         try:
             return _transaction(entries, now)
@@ -226,19 +257,21 @@ def _together(entries: Sequence[_Item], now: datetime) -> Counts:
 
 
 @states.retry_on_conflict
-def _transaction(entries: Sequence[_Item], now: datetime) -> Counts:
+def _transaction(items: Sequence[Item], now: datetime) -> Counts:
     counts = Counts()
-    failures: dict[UUID, _Entry] = {}
     ends: dict[UUID, datetime] = {}
-    for entry in entries:
-        if isinstance(entry, _Outcome):
-            counts.known += entry.replay_id in ends
-            ends[entry.replay_id] = entry.at
+    entries: list[_Entry] = []
+    for item in items:
+        if isinstance(item, _Outcome):
+            counts.known += item.replay_id in ends
+            ends[item.replay_id] = item.at
         else:
-            entry.begin()
-            counts.known += entry.failure_id in failures
-            failures[entry.failure_id] = entry
-    replays = _find_replays(failures.values(), ends)
+            item.begin()
+            entries.append(item)
+    replays = _find_replays(entries, ends)
+    _number(entries)
+    failures = {entry.failure_id: entry for entry in entries}
+    counts.known += len(entries) - len(failures)
     with transaction.atomic(using=states.database()):
         # All at once: two processes that lock in two rounds can deadlock.
         before = states.lock(
@@ -256,24 +289,58 @@ def _transaction(entries: Sequence[_Item], now: datetime) -> Counts:
     return counts
 
 
+def _number(entries: Iterable[_Entry]) -> None:
+    """Give each first copy of a message the row that it has, or the next one that is free."""
+    copies: dict[UUID, _Entry] = {}
+    for entry in entries:
+        if entry.first_copy and (copy := entry.archived.copy):
+            entry.failure_id = derived_id(entry.first_id.hex, copy.run, copy.number)
+            copies[entry.failure_id] = entry
+    if not copies:
+        return
+    stored = dict(_failures().filter(pk__in=list(copies)).values_list("pk", "event_id"))
+    first = states.rows().filter(pk__in={entry.first_id for entry in copies.values()})
+    taken = set(first.values_list("pk", flat=True))
+    free: dict[UUID, Iterator[UUID]] = {}
+    for pk, entry in copies.items():
+        if pk in stored:
+            entry.id = stored[pk]
+        else:
+            entry.id = next(free.setdefault(entry.first_id, _free_rows(entry, taken)))
+
+
+def _free_rows(entry: _Entry, taken: Collection[UUID]) -> Iterator[UUID]:
+    """Yield the ids of rows of equal messages that do not exist.
+
+    Args:
+        taken: has the first one, if that exists.
+    """
+    if entry.first_id not in taken:
+        yield entry.first_id
+    for start in count(1, states.BATCH):
+        ids = [entry.row_id(number) for number in range(start, start + states.BATCH)]
+        found = set(states.rows().filter(pk__in=ids).values_list("pk", flat=True))
+        yield from (pk for pk in ids if pk not in found)
+
+
 def _store_events(
     entries: list[_Entry], before: Mapping[UUID, CountedEvent], counts: Counts, now: datetime
 ) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
     )
-    for entry in entries:
-        if entry.new and entry.failure_id in stored:
-            entry.identify(uuid4().hex)
-    # The last failure of an event describes it.
+    # The last failure of an event describes it. A message that events_recover has copied again may
+    # be that of a first copy.
     fresh = sorted(
         (entry for entry in entries if entry.failure_id not in stored),
-        key=lambda entry: (entry.id, entry.failed_at),
+        key=lambda entry: (entry.id, entry.copied_again, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
     found = states.rows().filter(pk__in={entry.id for entry in fresh})
     rows = {row.pk: row for row in found.defer("body", "headers_raw")}
-    if unlocked := rows.keys() - before.keys():
+    unlocked = rows.keys() - before.keys()
+    unlocked |= rows.keys() & {entry.id for entry in fresh if entry.first_copy}
+    if unlocked:
         # They are not locked, see states.lock(); when the batch is stored again, they are.
         raise IntegrityError(f"another mirror has stored {len(unlocked)} of these events")
     new: dict[UUID, ArchivedEvent] = {}
@@ -282,7 +349,11 @@ def _store_events(
     failed: dict[UUID, list[datetime]] = {}
     for entry in fresh:
         late = False
-        if (row := rows.get(entry.id) or new.get(entry.id)) is None:
+        row = rows.get(entry.id) or new.get(entry.id)
+        if row is not None and entry.copied_again:
+            counts.known += 1
+            continue
+        if row is None:
             new[entry.id] = _row(entry)
             counts.events += 1
             counts.unreadable += entry.archived.reason == "unreadable"
@@ -466,20 +537,6 @@ def _failure(entry: _Entry, *, late: bool) -> ArchivedFailure:
         mirrored_at=entry.now,
         late=late,
         document=clean(text),
-    )
-
-
-def _raw_only(message: Received, exc: Exception) -> Received:
-    """Return a message with nothing but its bytes, for a database that refuses the rest."""
-    return Received(
-        queue=message.queue,
-        exchange=message.exchange,
-        routing_key=clean(message.routing_key, LENGTH),
-        body=message.body,
-        headers={},
-        properties={},
-        redelivered=message.redelivered,
-        unreadable=f"it cannot be stored with its headers: {error_line(exc)}",
     )
 
 

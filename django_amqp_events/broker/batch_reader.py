@@ -6,6 +6,7 @@ without an acknowledgement again.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -55,6 +56,7 @@ class BatchReader:
     Args:
         size: largest number of messages in a batch; the prefetch count is at most twice that.
         timeout: seconds for connecting, and for any single read or write.
+        most: messages that RabbitMQ sends at most; what it sends, it counts as delivered.
         fast_paths: those of :data:`django_amqp_events.conf.FAST_PATHS` to use.
 
     Raises:
@@ -69,10 +71,12 @@ class BatchReader:
         *,
         size: int,
         timeout: float,
+        most: int = sys.maxsize,
         fast_paths: Collection[str] = (),
     ) -> None:
         self.queue = queue
         self.size = size
+        self._left = most
         # Delivery tags and messages that are in no batch yet, and the bytes of their bodies.
         self._waiting: list[tuple[int, Received]] = []
         self._bytes = 0
@@ -81,6 +85,8 @@ class BatchReader:
         self._cancelled = False
         self._lost = False
         self._window = 1
+        # The prefetch count of the consumer.
+        self._ahead = 0
         self._tag = ""
         self._connection = connection.connect(app, timeout=timeout, heartbeat=HEARTBEAT)
         try:
@@ -150,6 +156,9 @@ class BatchReader:
         """
         self._whole = self._whole and len(places) == len(batch.messages)
         try:
+            if self._ahead > self._left:
+                # After the ack, RabbitMQ might send more.
+                self._consume()
             if self._whole:
                 # One ack for all: of many, RabbitMQ loses those that a busy queue has not taken
                 # when the channel closes (rabbit_fifo_client.erl, ``settle``).
@@ -159,6 +168,18 @@ class BatchReader:
             first = batch.last - len(batch.messages) + 1
             for place in places:
                 self._channel.basic_ack(first + place)
+        except _ERRORS as exc:
+            raise self._gone(exc) from exc
+
+    def finish(self) -> None:
+        """Consume no more; what has been delivered is in the next batches.
+
+        Raises:
+            BrokerUnavailableError: the connection is lost.
+        """
+        self._left = 0
+        try:
+            self._consume()
         except _ERRORS as exc:
             raise self._gone(exc) from exc
 
@@ -196,9 +217,15 @@ class BatchReader:
         )
 
     def _consume(self) -> None:
-        # A prefetch count applies to consumers that are started afterwards.
-        self._channel.basic_qos(0, 2 * self._window, False)
-        self._tag = self._deliveries.consume(self.queue, self._take, on_cancel=self._on_cancel)
+        """Consume the queue with the present prefetch count, in place of a consumer before."""
+        if self._tag:
+            self._channel.basic_cancel(self._tag)
+            self._tag = ""
+        self._ahead = min(2 * self._window, self._left)
+        if self._ahead > 0:
+            # A prefetch count applies to consumers that are started afterwards.
+            self._channel.basic_qos(0, self._ahead, False)
+            self._tag = self._deliveries.consume(self.queue, self._take, on_cancel=self._on_cancel)
 
     def _adapt(self, count: int, size: int) -> None:
         """Adapt the batch size and prefetch count to the size of the last messages."""
@@ -206,11 +233,11 @@ class BatchReader:
         window = min(self.size, fits, self._window * (GROWTH if count == self._window else 1))
         if window < self._window // 2 or window >= min(self.size, 2 * self._window) > self._window:
             self._window = window
-            self._channel.basic_cancel(self._tag)
             self._consume()
 
     def _take(self, number: int, received: Received) -> None:
         self._waiting.append((number, received))
+        self._left -= 1
         self._bytes += len(received.body)
 
     def _on_cancel(self, _tag: str) -> None:

@@ -19,6 +19,7 @@ from . import decoding
 from .formats import wire_format
 from .headers import (
     EVENT_ARCHIVE,
+    EVENT_COPY,
     EVENT_HANDLER,
     EVENT_ID,
     EVENT_OUTCOME,
@@ -63,6 +64,22 @@ _COUNT: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Which of several equal messages this is the archive message of.
+
+    Only ``events_recover`` says so: its archive messages of equal messages are equal.
+
+    Attributes:
+        number: how many equal messages it had copied before, in this run.
+        run: of ``events_recover``; ``""`` if RabbitMQ had delivered the message before, so that an
+            earlier run, which died before its ack, may have copied it.
+    """
+
+    number: int
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
     """An archived event.
 
@@ -81,6 +98,8 @@ class Archived:
         body, headers: raw, as they came to the handler's queue.
         text: the ``event-archive`` header.
         document: the same, decoded.
+        content: a digest of the whole message, the same at each delivery; ``""`` if it has an id.
+        copy: of a message that ``events_recover`` has copied.
     """
 
     reason: str
@@ -102,6 +121,8 @@ class Archived:
     content_encoding: str = ""
     text: str = field(default="", repr=False)
     document: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    content: str = ""
+    copy: Copy | None = None
 
     @property
     def payload(self) -> Mapping[str, Any] | None:
@@ -131,18 +152,18 @@ class Archived:
             return f"{module}:{line} in {function}"
         return ""
 
-    def identity(self, service: str, salt: str = "") -> UUID:
+    def identity(self, service: str, number: int = 0) -> UUID:
         """Return an id of the event, handler and body that is the same at each read.
 
         Events with the same id are told apart by name and body. A message without an id of its own
-        is told by its whole content; *salt* tells two of the same content apart.
+        is told by its whole content, and by its *number* among equal ones in one place: those that
+        one connection delivers, or that one run of ``events_recover`` copies. An archive message of
+        a worker has a time in its content, so an equal one is the same, published twice.
         """
         place = self.handler or f"queue {self.queue}"
-        who: tuple[str, ...]
-        if self.event is not None and not self.event.id.startswith(decoding.CONTENT_ID):
-            who = (self.event.service, self.event.id, self.event.name)
-        else:
-            who = (_lasting(self.headers), self.text, salt)
+        if self.content or self.event is None:
+            return derived_id(service, place, self.content, number)
+        who = (self.event.service, self.event.id, self.event.name)
         return derived_id(service, place, sha256(self.body).hexdigest(), *who)
 
     def occurrence(self, identity: UUID) -> UUID:
@@ -172,7 +193,7 @@ def build(
     *,
     exchange: str,
     reason: str,
-    at: datetime,
+    at: datetime | None,
     worker: str,
     service: str,
     detail: str = "",
@@ -187,11 +208,12 @@ def build(
         reason: one word: ``failed``, ``exhausted``, ``arguments``, ``malformed``,
             ``contract``, ``unknown``, ``revoked``, ``unsupported``, ``poison``.
         detail: one sentence for a person.
+        at: of the failure; ``None`` if it is unknown.
         event, progress, handler, failure: if known.
         service: the service that owns the archive.
     """
     progress = progress or Progress()
-    stamp = utc_text(at)
+    stamp = utc_text(at) if at is not None else None
     archive: dict[str, Any] = {
         "version": FORMAT,
         "reason": reason,
@@ -235,6 +257,7 @@ def build(
     }
     kept.pop(EVENT_ARCHIVE, None)
     kept.pop(EVENT_OUTCOME, None)
+    kept.pop(EVENT_COPY, None)
     if event is not None and wire_format(received) != "celery":
         # Its identity may be in properties, which the archive message has for itself.
         kept |= identity_headers(event, celery=False)
@@ -293,6 +316,12 @@ def build_outcome(
         event_id=event.id,
         name=event.name,
     )
+
+
+def marked(message: Message, copy: Copy) -> Message:
+    """Return an archive message that says which of several equal messages it is of."""
+    text = compact_json({"run": copy.run, "number": copy.number})
+    return replace(message, headers={**message.headers, EVENT_COPY: text})
 
 
 def fitted(message: Message, most: int) -> Message:
@@ -368,8 +397,11 @@ def read(received: Received) -> Archived | Outcome:
             detail=received.unreadable,
             body=received.body,
             headers=dict(received.headers),
+            content=content(received),
         )
     event, progress = _identify(received)
+    nameless = event is None or event.id.startswith(decoding.CONTENT_ID)
+    digest = content(received) if nameless else ""
     outcome = _document(received, EVENT_OUTCOME)
     # A message with a body is no outcome: a publisher may set this header.
     if outcome and event is not None and not received.body:
@@ -386,6 +418,7 @@ def read(received: Received) -> Archived | Outcome:
         )
     document = _document(received, EVENT_ARCHIVE)
     headers = {key: value for key, value in received.headers.items() if not is_broker_header(key)}
+    headers.pop(EVENT_COPY, None)
     content_type = _text(received.properties.get("content_type")) or ""
     content_encoding = _text(received.properties.get("content_encoding")) or ""
     if not document:
@@ -404,6 +437,7 @@ def read(received: Received) -> Archived | Outcome:
             headers=headers,
             content_type=content_type,
             content_encoding=content_encoding,
+            content=digest,
         )
     if event is not None:
         # The headers are the publisher's, so only the document counts.
@@ -435,7 +469,39 @@ def read(received: Received) -> Archived | Outcome:
         content_encoding=content_encoding,
         text=str(received.headers[EVENT_ARCHIVE]),
         document=document,
+        content=digest,
+        copy=_copy(received) if nameless else None,
     )
+
+
+def content(message: Received | Message) -> str:
+    """Return a digest of all that a message consists of, the same at each delivery."""
+    lasting = {
+        key: value
+        for key, value in message.headers.items()
+        if key != EVENT_COPY and not is_broker_header(key)
+    }
+    raw = lasting.get(EVENT_UNREADABLE)
+    if isinstance(raw, bytes):
+        lasting[EVENT_UNREADABLE] = _uncounted(raw)
+    properties = {
+        key: value
+        for key, value in message.properties.items()
+        if key not in ("headers", "application_headers")
+    }
+    body = sha256(message.body).hexdigest()
+    parts = (message.exchange, message.routing_key, body, _lasting(lasting), _lasting(properties))
+    return derived_id(*parts).hex
+
+
+def _copy(received: Received) -> Copy | None:
+    document = _document(received, EVENT_COPY)
+    if document is None:
+        return None
+    number = document.get("number")
+    if not isinstance(number, int) or not 0 <= number < 2**31:
+        return None
+    return Copy(number=number, run=_text(document.get("run")) or "")
 
 
 def _document(received: Received, header: str) -> Mapping[str, Any] | None:
@@ -476,19 +542,18 @@ def _mappings(value: object) -> tuple[Mapping[str, Any], ...]:
     return tuple(item for item in found if isinstance(item, dict))
 
 
-def _lasting(headers: Mapping[str, Any]) -> str:
-    """Return headers as text without what RabbitMQ changes between deliveries.
-
-    RabbitMQ's counts change the order of the table, so the result is sorted.
-    """
-    raw = headers.get(EVENT_UNREADABLE)
-    if isinstance(raw, bytes):
-        headers = {**headers, EVENT_UNREADABLE: _uncounted(raw)}
-    return "".join(sorted(repr(headers)))
+def _lasting(value: object) -> str:
+    """Return a table or its value as text; RabbitMQ's counts change the order of a table."""
+    if isinstance(value, Mapping):
+        items = sorted((str(key), _lasting(item)) for key, item in value.items())
+        return "{" + ", ".join(f"{key!r}: {item}" for key, item in items) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_lasting, value)) + "]"
+    return repr(value)
 
 
 def _uncounted(raw: bytes) -> tuple[bytes, ...]:
-    """Split encoded properties, and drop delivery counts and the header table's length.
+    """Split encoded properties, and drop delivery counts and the header table's length and order.
 
     Properties: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.6.1.
     """
@@ -506,7 +571,7 @@ def _uncounted(raw: bytes) -> tuple[bytes, ...]:
     except (struct.error, IndexError):
         return (raw,)
     # RabbitMQ adds a table for its counts to a message without headers.
-    return (struct.pack(">H", flags & ~0x2000), raw[2:at], table, raw[end:])
+    return (struct.pack(">H", flags & ~0x2000), raw[2:at], bytes(sorted(table)), raw[end:])
 
 
 def _text(value: object) -> str | None:
