@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from django.core.exceptions import EmptyResultSet
 from django.db import (
     DataError,
     IntegrityError,
@@ -21,6 +22,7 @@ from django.db import (
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet, functions
+from django.db.models.expressions import RawSQL
 from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
 from .exceptions import ConfigurationError
@@ -288,10 +290,18 @@ def error_line(exc: BaseException) -> str:
 # -- statements ------------------------------------------------------------------------------
 
 
-def sliced(rows: QuerySet[Any]) -> QuerySet[Any] | list[Any]:
-    """Return a slice for ``__in``: as a subquery, or on MySQL, which allows none, its values."""
-    allowed = connections[rows.db].features.allow_sliced_subqueries_with_in
-    return rows if allowed else list(rows)
+def sliced(rows: QuerySet[Any]) -> Any:
+    """Return the first column of a slice for ``__in``, in a table of its own: MySQL needs that.
+
+    With DISTINCT or a union, the slice has the columns of its order, too.
+    """
+    compiler = rows.query.get_compiler(using=rows.db)
+    try:
+        sql, params = compiler.as_sql(with_col_aliases=True)
+    except EmptyResultSet:
+        return []
+    column = connections[rows.db].ops.quote_name(compiler.select[0][2])
+    return RawSQL(f"SELECT sliced.{column} FROM ({sql}) sliced", params)  # noqa: S608, S611
 
 
 def parts(items: Sequence[T], size: int = ROWS) -> Iterator[Sequence[T]]:

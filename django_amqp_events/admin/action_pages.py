@@ -91,7 +91,6 @@ class Action:
         effect: what it does.
         reason_required: whether it needs a reason.
         publishes: whether an event is published because of it.
-        overdue: only for events whose replay is overdue.
         permission_of: the action whose permission it needs, if not its own.
         preview: returns what it would do to rows that exist; changes nothing.
         run: does it and records it.
@@ -107,7 +106,6 @@ class Action:
     log: str = ""
     reason_required: bool = False
     publishes: bool = False
-    overdue: bool = False
     permission_of: str = ""
     preview: Callable[[Action, Seen, Rows], Preview]
     run: Callable[[Decision], Report]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -12,69 +13,59 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy, pgettext_lazy
 
 from ..archive import eligibility, replay, states
-from ..archive.eligibility import Skipped
+from ..archive.eligibility import Rule
 from ..archive.replay import Report
 from ..archive.states import Seen
-from ..broker.topology import Names
-from ..conf import get_settings
+from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError
-from ..models import Replay, Revision, State
+from ..models import Replay, Revision
 from ..reasons import Reason
 from ..templatetags.amqp_events import line
 from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Decision, Preview, Rows
-from .filters import handler_of, settings_and_registry
 
 
-def _preview_change(action: Action, seen: Seen, rows: Rows) -> Preview:
-    found = settings_and_registry()
-    last = eligibility.last_actions([pk for pk in seen if rows[pk].version != seen[pk]])
-    eligible, skipped = [], []
-    for pk, version in seen.items():
-        event = rows[pk]
-        if event.state not in action.states or event.version != version:
-            why = eligibility.why_changed(event, version, last.get(pk))
-        elif action.overdue and not eligibility.is_overdue(event, handler_of(event, found)):
-            why = eligibility.NOT_OVERDUE
-        else:
-            eligible.append(pk)
-            continue
-        skipped.append(Skipped.of(event, why))
-    return eligible, skipped, {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventAction(Action):
+    """An action on archived events, with what it asks of them."""
+
+    rule: Rule
 
 
-def _preview_replay(action: Action, seen: Seen, rows: Rows) -> Preview:
-    force = action.name == "force"
-    found, skipped = eligibility.examine(seen, force=force)
-    by_handler: dict[tuple[str, str, str], list[UUID]] = {}
-    for pk, handler in found.items():
-        by_handler.setdefault((handler.name, handler.queue, handler.key), []).append(pk)
-    eligible = list(found)
-    confirmed = [pk for pk in eligible if not rows[pk].unconfirmed]
-    succeeded = {"event__in": eligible, "outcome": Replay.Outcome.SUCCEEDED}
-    exchange = Names.of(get_settings()).replay
+def _action(rule: Rule, **options: Any) -> EventAction:
+    return EventAction(
+        rule=rule, states=(rule.state,), publishes=rule.publishes, preview=_preview, **options
+    )
+
+
+def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
+    found = eligibility.examine(seen, ACTIONS[action.name].rule, rows)
+    if not action.publishes:
+        return list(found.events), found.skipped, {}
+    by_handler: dict[Handler, list[UUID]] = {}
+    for pk, handler in found.handlers.items():
+        by_handler.setdefault(handler, []).append(pk)
+    confirmed = [pk for pk, event in found.events.items() if not event.unconfirmed]
     details = {
         "destinations": [
-            # How many, where they go, and other names under which they are archived.
-            (
-                len(ids),
-                name,
-                queue,
-                exchange,
-                key,
-                sorted({line(rows[pk].handler) for pk in ids} - {name, ""}),
-            )
-            for (name, queue, key), ids in sorted(by_handler.items())
+            {
+                **eligibility.destination(handler),
+                "events": len(ids),
+                # Other names under which they are archived.
+                "names": sorted({line(rows[pk].handler) for pk in ids} - {handler.name, ""}),
+            }
+            for handler, ids in sorted(by_handler.items(), key=lambda item: item[0].name)
         ],
-        "unconfirmed": len(eligible) - len(confirmed),
-        "poison": sum(rows[pk].reason == "poison" for pk in eligible),
-        "succeeded": _events(Replay, **succeeded) if eligible else 0,
+        "unconfirmed": len(found.events) - len(confirmed),
+        "poison": sum(event.reason == "poison" for event in found.events.values()),
+        "succeeded": _count(Replay, event__in=list(found.events), state=Replay.State.SUCCEEDED),
         # A replay that is not confirmed is published again as it was.
-        "edited": 0 if force else _events(Revision, event__in=confirmed),
+        "edited": 0 if action.name == "force" else _count(Revision, event__in=confirmed),
     }
-    return eligible, skipped, details
+    return list(found.events), found.skipped, details
 
 
-def _events(model: type[Replay | Revision], **wanted: Any) -> int:
+def _count(model: type[Replay | Revision], **wanted: Any) -> int:
+    """Count the events that have such a row."""
     manager: Any = model._default_manager  # noqa: SLF001 - Django's public name
     found = manager.using(states.database()).filter(**wanted)
     return int(found.values("event").distinct().count())
@@ -83,7 +74,7 @@ def _events(model: type[Replay | Revision], **wanted: Any) -> int:
 def _replay(decision: Decision) -> Report:
     reports = [Report()]
     try:
-        report = replay.replay(
+        return replay.replay(
             decision.seen,
             by=decision.by,
             reason=decision.reason,
@@ -91,9 +82,8 @@ def _replay(decision: Decision) -> Report:
             progress=reports.append,
         )
     except AmqpEventsError as exc:
-        report = reports[-1]
-        report.stopped = Reason.of(exc)
-    return report
+        reports[-1].stopped = Reason.of(exc)
+        return reports[-1]
 
 
 def _resolve(decision: Decision) -> Report:
@@ -117,22 +107,21 @@ _PUBLISHED: Final = ngettext_lazy(
     "count",
 )
 
-ACTIONS: Final[Mapping[str, Action]] = {
+ACTIONS: Final[Mapping[str, EventAction]] = {
     each.name: each
     for each in (
-        Action(
+        _action(
+            eligibility.REPLAY,
             name="replay",
             button=pgettext_lazy("button", "Replay"),
             menu=_("Replay selected events"),
             question=ngettext_lazy("Replay %(count)s event", "Replay %(count)s events", "count"),
             done=_PUBLISHED,
-            states=(State.ARCHIVED,),
             effect=_("Each event is published again, unchanged, to the handler that failed."),
-            publishes=True,
-            preview=_preview_replay,
             run=_replay,
         ),
-        Action(
+        _action(
+            eligibility.FORCE,
             name="force",
             button=_("Force replay"),
             menu=_("Force replay of selected overdue events"),
@@ -140,16 +129,13 @@ ACTIONS: Final[Mapping[str, Action]] = {
                 "Force a replay of %(count)s event", "Force a replay of %(count)s events", "count"
             ),
             done=_PUBLISHED,
-            states=(State.REPLAYING,),
             effect=_(
                 "Each overdue event is published again to its handler, under a new replay id."
             ),
-            publishes=True,
-            overdue=True,
-            preview=_preview_replay,
             run=_replay,
         ),
-        Action(
+        _action(
+            eligibility.RESOLVE,
             name="resolve",
             permission_of="discard",
             button=_("Mark as resolved"),
@@ -162,29 +148,26 @@ ACTIONS: Final[Mapping[str, Action]] = {
                 "%(count)s events marked as resolved.",
                 "count",
             ),
-            states=(State.REPLAYING,),
             effect=_(
                 "The overdue events become discarded; nothing is published. A copy that is "
                 "still queued will run, and a late outcome is only recorded in the history."
             ),
             reason_required=True,
-            overdue=True,
-            preview=_preview_change,
             run=_resolve,
         ),
-        Action(
+        _action(
+            eligibility.DISCARD,
             name="discard",
             button=pgettext_lazy("button", "Discard"),
             menu=_("Discard selected events"),
             question=DISCARD,
             done=DISCARDED,
-            states=(State.ARCHIVED,),
             effect=_("The events are settled without being handled. You can restore them."),
             reason_required=True,
-            preview=_preview_change,
             run=partial(_change, states.discard),
         ),
-        Action(
+        _action(
+            eligibility.RESTORE,
             name="restore",
             button=pgettext_lazy("button", "Restore"),
             menu=_("Restore selected events"),
@@ -194,9 +177,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
                 "%(count)s events restored into the archive.",
                 "count",
             ),
-            states=(State.DISCARDED,),
             effect=_("The discarded events return to the archive. Nothing is published."),
-            preview=_preview_change,
             run=partial(_change, states.restore),
         ),
     )

@@ -54,7 +54,6 @@ from .filters import (
     ReasonFilter,
     TimeFilter,
     catalogue_entry,
-    handler_of,
     settings_and_registry,
 )
 from .formatting import counted, number
@@ -218,8 +217,8 @@ class ArchivedEventAdmin(EditingPages):
         term = self._search_term(request, search_term)
         if term is None:
             return found, duplicates
-        # An action on all rows, or an export, takes all of them.
-        shown = request.method == "GET" and request.path == self._url("changelist")
+        # An action takes what the list shows; an export takes all.
+        shown = request.path == self._url("changelist")
         many = partial(self._warn, request, _TOO_MANY % {"most": number(selection.FEW)})
         matching = selection.matching([term], queryset.db, too_many=many if shown else None)
         if not (term.path or term.start):
@@ -305,12 +304,7 @@ class ArchivedEventAdmin(EditingPages):
             return _("last replay not confirmed")
         if event.error:
             return _("last replay not published")
-        return _("overdue") if self._overdue(event) else ""
-
-    def _overdue(self, event: ArchivedEvent) -> bool:
-        if event.unconfirmed or event.error or event.state != State.REPLAYING:
-            return False
-        return eligibility.is_overdue(event, handler_of(event, settings_and_registry()))
+        return _("overdue") if eligibility.is_overdue(event) else ""
 
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, event: ArchivedEvent) -> str:
@@ -431,8 +425,8 @@ class ArchivedEventAdmin(EditingPages):
         """Return everything but payload and headers."""
         using = alias_of(event)
         failures = list(event.failure_set.using(using).order_by("-failed_at", "-pk")[:FAILURES])
-        made = event.replay_set.using(using).select_related("revision").defer("revision__body")
-        replays = list(made.order_by("-number")[:REPLAYS])
+        made = event.replay_set.using(using).exclude(number=None).select_related("revision")
+        replays = list(made.defer("revision__body").order_by("-number")[:REPLAYS])
         actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
         # The row describes the last failure that took effect.
         last = next((each for each in failures if not each.late), None) or last_failure(event)
@@ -440,7 +434,7 @@ class ArchivedEventAdmin(EditingPages):
         by_id: dict[UUID | None, Replay] = {each.pk: each for each in replays}
         tasks = self._tasks(request, [event.task_id, *(each.task_id for each in replays)])
         found = settings_and_registry()
-        handler = handler_of(event, found)
+        handler = eligibility.known_handler(event)
         meaning, remedy = STATES.get(event.state, ("", ""))
         resolved = actions and actions[0].action == ArchiveAction.Action.RESOLVE
         if event.state == State.DISCARDED and resolved:
@@ -449,7 +443,7 @@ class ArchivedEventAdmin(EditingPages):
             "meaning": meaning,
             "remedy": remedy,
             "note": self._note(event),
-            "overdue": self._overdue(event),
+            "overdue": eligibility.is_overdue(event),
             "going": event.state in (State.QUEUED, State.REPLAYING),
             "live": WAITING,
             "now": datetime.now(UTC),
@@ -520,7 +514,8 @@ class ArchivedEventAdmin(EditingPages):
         offered = [
             each
             for each in ACTIONS.values()
-            if event.state in each.states and (self._overdue(event) or not each.overdue)
+            if event.state == each.rule.state
+            and (not each.rule.overdue or eligibility.is_overdue(event))
         ]
         found = self._buttons(request, event, event.version, offered)
         if event.state == State.ARCHIVED:

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
@@ -50,10 +51,18 @@ _OURS: Final = f"{__package__}."
 
 
 class ListActionForm(ActionForm):
-    """The choice of an action; django-unfold shows its button only with this attribute."""
+    """The choice of an action, and when the list was made."""
+
+    listed_at = forms.CharField(
+        label="",
+        required=False,
+        widget=forms.HiddenInput,
+        initial=lambda: datetime.now(UTC).isoformat(),
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # django-unfold shows its button only with this attribute.
         self.fields["action"].widget.attrs["x-model"] = "action"
 
 

@@ -22,6 +22,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
+from ..archive import eligibility
 from ..archive import states as event_states
 from ..archive.batches import batch_states
 from ..archive.search_values import KEPT
@@ -47,7 +48,7 @@ from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from . import charts
 from .base import WATCHED, Pages
 from .charts import Node, Picture, Row
-from .filters import overdue, settings_and_registry
+from .filters import settings_and_registry
 from .formatting import number as formatted
 from .lists import TOO_LONG, count
 from .replay_batches import bar, titled
@@ -107,7 +108,7 @@ class DashboardAdmin(Pages):
         opened = statistics.open_events(now, statistics.READ)
         declared = topology.build(*found) if found else None
         series = statistics.hourly_series(now)
-        late = count(event_states.rows().filter(overdue(now)), OVERDUE)
+        late = count(event_states.rows().filter(eligibility.overdue(now)), OVERDUE)
         queues = _queues(seen, declared, found)
         opened_alerts = list(alerts.open_alerts(service)[:ALERTS])
         context = {

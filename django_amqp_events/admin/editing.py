@@ -290,7 +290,7 @@ def _warnings(event: ArchivedEvent, handler: Handler) -> list[str]:
     """Return the warnings to read before an edited replay."""
     told = []
     replays = event.replay_set.using(alias_of(event))
-    if replays.filter(outcome=Replay.Outcome.SUCCEEDED).exists():
+    if replays.filter(state=Replay.State.SUCCEEDED).exists():
         told.append(_("A replay has already succeeded: the handler has run for this event once."))
     if event.reason == "poison":
         told.append(_("This event is poison: it killed its worker process and may do so again."))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
@@ -15,9 +15,9 @@ from ..archive.groups import failure_groups
 from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
 from ..declare.patterns import pattern_matches
-from ..declare.registry import Handler, Registry, get_registry
+from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError
-from ..models import ArchivedEvent, FailureGroup, State
+from ..models import FailureGroup, State
 from ..templatetags.amqp_events import line
 from .lists import OptionalFilter, StateFilter, ValueFilter
 
@@ -39,7 +39,7 @@ class EventStateFilter(StateFilter):
         if state == "going":
             return rows.filter(state__in=(State.QUEUED, State.REPLAYING))
         if state == "overdue":
-            return rows.filter(overdue())
+            return rows.filter(eligibility.overdue())
         return rows.filter(state=state) if state in State.values else rows.none()
 
 
@@ -124,15 +124,6 @@ def settings_and_registry() -> tuple[Settings, Registry] | None:
         return None
 
 
-def handler_of(event: ArchivedEvent, found: tuple[Settings, Registry] | None) -> Handler | None:
-    """Return the current handler of an event, ``None`` if it is unknown."""
-    if found is None:
-        return None
-    settings, registry = found
-    name = settings.renamed_handlers.get(event.handler, event.handler)
-    return registry.handlers.get(name) if name else registry.find(event.queue, event.name)
-
-
 def catalogue_entry(name: str, found: tuple[Settings, Registry] | None) -> str:
     """Return the name or pattern that has an event in the catalogue, ``""`` if none has."""
     if found is None:
@@ -142,19 +133,3 @@ def catalogue_entry(name: str, found: tuple[Settings, Registry] | None) -> str:
     if name in registry.events or name in bindings:
         return name
     return next((each for each in bindings if pattern_matches(each, name)), "")
-
-
-def overdue(now: datetime | None = None) -> Q:
-    """Express :func:`django_amqp_events.archive.eligibility.is_overdue` in SQL."""
-    now = now or datetime.now(UTC)
-    wanted = Q(state=State.REPLAYING, state_since__lte=now - timedelta(seconds=eligibility.OVERDUE))
-    if (found := settings_and_registry()) is not None:
-        settings, registry = found
-        for handler in registry.handlers.values():
-            delays = handler.policy.total()
-            names = [old for old, name in settings.renamed_handlers.items() if name == handler.name]
-            wanted &= ~Q(
-                handler__in=[handler.name, *names],
-                state_since__gt=now - timedelta(seconds=eligibility.OVERDUE + delays),
-            )
-    return wanted

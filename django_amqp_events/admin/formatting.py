@@ -253,7 +253,7 @@ def timeline(
 ) -> list[Step]:
     """Put everything that is known about an event into the order of time."""
     steps = []
-    numbers: dict[UUID | None, int] = {replay.pk: replay.number for replay in replays}
+    numbers: dict[UUID | None, int | None] = {replay.pk: replay.number for replay in replays}
     if event.published_at is not None:
         steps.append(Step(at=event.published_at, what=_("published"), who=who(event.source)))
     for failure in failures:
@@ -328,7 +328,7 @@ def _replayed(replay: Replay) -> Iterator[Step]:
     )
     outcome = _("replay %(number)s: %(outcome)s") % {
         **number,
-        "outcome": replay.get_outcome_display(),
+        "outcome": replay.get_state_display(),
     }
     if replay.published_at is not None:
         published = _("replay %(number)s published to %(handler)s")
@@ -340,5 +340,5 @@ def _replayed(replay: Replay) -> Iterator[Step]:
         note = visible(replay.error, TEXT)
         yield Step(at=replay.requested_at, what=outcome, note=note, kind="bad")
     if replay.finished_at is not None:
-        good = replay.outcome == Replay.Outcome.SUCCEEDED
+        good = replay.state == Replay.State.SUCCEEDED
         yield Step(at=replay.finished_at, what=outcome, kind="good" if good else "bad")

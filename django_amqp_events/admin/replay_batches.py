@@ -28,9 +28,9 @@ from ..exceptions import AmqpEventsError
 from ..models import (
     ArchivedEvent,
     FailureGroup,
+    Replay,
     ReplayBatch,
     ReplayBatchAction,
-    ReplayBatchEvent,
 )
 from ..reasons import stored
 from ..templatetags.amqp_events import ago, code, line, text
@@ -39,7 +39,7 @@ from .base import WAITING, Pages
 from .charts import progress
 from .filters import GroupFilter, TimeFilter
 from .formatting import counted, number
-from .lists import ValueFilter
+from .lists import CAP, ValueFilter, count
 
 #: Events on one page of a batch's events.
 EVENTS: Final = 100
@@ -51,16 +51,16 @@ LEFT: Final = 5_000
 PERMISSION: Final = "django_amqp_events.bulk_replay_archivedevent"
 
 _State = ReplayBatch.State
-_Event = ReplayBatchEvent.State
+_Replay = Replay.State
 #: The parts of the bar, in this order; the rest of it waits.
 _PARTS: Final = (
-    _Event.SUCCEEDED,
-    _Event.FAILED,
-    _Event.UNCONFIRMED,
-    _Event.RETURNED,
-    _Event.SKIPPED,
-    _Event.PUBLISHED,
-    _Event.QUEUED,
+    _Replay.SUCCEEDED,
+    _Replay.FAILED,
+    _Replay.UNCONFIRMED,
+    _Replay.RETURNED,
+    _Replay.SKIPPED,
+    _Replay.PUBLISHED,
+    _Replay.QUEUED,
 )
 
 
@@ -181,7 +181,7 @@ class ReplayBatchAdmin(Pages):
         )
         if not batch.failed:
             return shown
-        url = self._url("events", batch.pk, state=_Event.FAILED)
+        url = self._url("events", batch.pk, state=_Replay.FAILED)
         failed = _("%(number)s failed again") % {"number": number(batch.failed)}
         return format_html('{} <a href="{}">{}</a>', shown, url, failed)
 
@@ -231,7 +231,7 @@ class ReplayBatchAdmin(Pages):
             "new_more": new is not None and new > batch_states.COUNTED,
             "bar": bar(batch),
             "now": now,
-            "counts": [(each, count) for each in _Event if (count := getattr(batch, each.value))],
+            "counts": [(each, count) for each in _Replay if (count := getattr(batch, each.value))],
             "idle": batch.state == _State.RUNNING
             and (batch.leased_until is None or batch.leased_until < now),
             "left": []
@@ -239,11 +239,12 @@ class ReplayBatchAdmin(Pages):
             else [
                 (
                     each,
-                    _Event(each.state).label,
+                    _Replay(each.state).label,
                     self.url_of(ArchivedEvent, "change", each.first) if each.first else "",
                 )
                 for each in batch_states.skipped_by_reason(batch.pk, LEFT)
             ],
+            "deleted": batch.deleted,
             "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
             "history": history.order_by("-at", "-pk")[:STEPS],
             "rate": "" if batch.rate is None else _rate(batch.rate),
@@ -266,15 +267,15 @@ class ReplayBatchAdmin(Pages):
 
     def events_view(self, request: HttpRequest, batch: ReplayBatch) -> HttpResponse:
         """Name the events of a batch, all or those in one state, a page at a time."""
-        found = batch_states.events(batch.pk).order_by("pk")
+        found = batch_states.events(batch.pk).order_by("position")
         state = request.GET.get("state", "")
-        if state in _Event.values:
+        if state in _Replay.values:
             found = found.filter(state=state)
         else:
             state = ""
         after = request.GET.get("after", "")
         if after.isascii() and after.isdigit() and len(after) < 19:
-            found = found.filter(pk__gt=int(after))
+            found = found.filter(position__gt=int(after))
         rows = list(found[: EVENTS + 1])
         more, rows = len(rows) > EVENTS, rows[:EVENTS]
         ids = [row.event_id for row in rows]
@@ -284,13 +285,12 @@ class ReplayBatchAdmin(Pages):
             pages: Any = self.admin_site.get_model_admin(ArchivedEvent)
             shown = pages.listed(request, pages.get_queryset(request).filter(pk__in=ids).order_by())
         visible = {each.pk: each for each in shown}
-        existing = set(states.rows().filter(pk__in=ids).order_by().values_list("pk", flat=True))
         context = {
             "batch_title": titled(batch) or _("Replay batch"),
-            "state": _Event(state).label if state else "",
+            "state": _Replay(state).label if state else "",
             "linked": linked,
-            "events": [(row, visible.get(row.event_id), row.event_id in existing) for row in rows],
-            "next_url": self._url("events", batch.pk, state=state, after=str(rows[-1].pk))
+            "events": [(row, visible.get(row.event_id)) for row in rows],
+            "next_url": self._url("events", batch.pk, state=state, after=str(rows[-1].position))
             if more
             else "",
             "page_url": self._url("change", batch.pk),
@@ -387,7 +387,10 @@ _CRITERIA: Final = {
 def background_selected(
     pages: Pages, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
 ) -> HttpResponse | None:
-    """Freeze any number of events in a batch, and show what its replay would do."""
+    """Freeze the selected events in a batch, and show what its replay would do.
+
+    All events of a list are those that it listed when it was made.
+    """
     chosen = {
         name: value
         for name in ("state", *_CRITERIA, "failed", SEARCH_VAR)
@@ -395,9 +398,21 @@ def background_selected(
     }
     if not across(request):
         return freeze(pages, request, queryset, title="", criteria=None)
+    queryset = queryset.filter(state_since__lte=_listed_at(request))
+    if count(queryset, CAP) > CAP:
+        # The list ends there. A filter finds others, too, which would not be new.
+        return freeze(pages, request, queryset[:CAP], title="", criteria=None)
     words = ", ".join(_worded(name, value) for name, value in chosen.items() if value)
     title = f"{_ALL_WITH}{words}" if words else _ALL_OPEN
     return freeze(pages, request, queryset, title=title, criteria=criteria_of(chosen))
+
+
+def _listed_at(request: HttpRequest) -> datetime:
+    """Return when the list was made that a user selected from, as far as its form says so."""
+    try:
+        return datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return datetime.now(UTC)
 
 
 def _worded(name: str, value: str) -> str:

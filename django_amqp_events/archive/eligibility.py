@@ -5,28 +5,28 @@ Nothing here changes or publishes anything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.utils.timezone import localtime
 from django.utils.translation import pgettext_lazy
 
+from ..broker.topology import Names
 from ..conf import get_settings
-from ..databases import parts, pieces
+from ..databases import parts
 from ..declare.registry import Handler, get_registry
+from ..exceptions import AmqpEventsError
 from ..models import ArchiveAction, ArchivedEvent, State, visible
 from ..reasons import Reason
 from . import states
 from .states import Seen
 
-#: Most events that are claimed, published and recorded together, and most bytes of their bodies.
-#: A larger body is a chunk of its own.
+#: Most events that are examined, claimed, published and recorded together.
 CHUNK: Final = 200
-CHUNK_BYTES: Final = 16 * 1024 * 1024
 #: Seconds after the last retry of its handler is due from which a replay without an outcome is
 #: overdue.
 OVERDUE: Final = 15 * 60.0
@@ -56,6 +56,45 @@ class Skipped:
     @classmethod
     def deleted(cls, pk: UUID) -> Skipped:
         return cls(id=pk, title="", why=DELETED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What a decision asks of an event.
+
+    Attributes:
+        state: the state before it.
+        publishes: its handler must exist, and its body must be readable.
+        overdue: its replay must be overdue.
+    """
+
+    state: State
+    publishes: bool = False
+    overdue: bool = False
+
+
+REPLAY: Final = Rule(state=State.ARCHIVED, publishes=True)
+FORCE: Final = Rule(state=State.REPLAYING, publishes=True, overdue=True)
+RESOLVE: Final = Rule(state=State.REPLAYING, overdue=True)
+DISCARD: Final = Rule(state=State.ARCHIVED)
+RESTORE: Final = Rule(state=State.DISCARDED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Examined:
+    """The events that a decision would change, and those that it would skip.
+
+    Attributes:
+        events: without what is large.
+        handlers: of *events*, where the decision publishes.
+    """
+
+    events: dict[UUID, ArchivedEvent] = field(default_factory=dict)
+    handlers: dict[UUID, Handler] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+# -- handlers -----------------------------------------------------------------------------
 
 
 def target(event: ArchivedEvent) -> Handler | Reason:
@@ -102,62 +141,109 @@ def handler_for(event: ArchivedEvent) -> Handler | Reason:
     )
 
 
-def is_overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None = None) -> bool:
-    """Return True if a replay has no outcome although its last retry is long due.
+def known_handler(event: ArchivedEvent) -> Handler | None:
+    """Return the handler of an event, ``None`` if there is none or the settings are wrong."""
+    try:
+        found = handler_for(event)
+    except AmqpEventsError:
+        return None
+    return None if isinstance(found, Reason) else found
+
+
+def destination(handler: Handler) -> dict[str, str]:
+    """Return where replays go: ``handler``, ``exchange``, ``queue`` and ``routing_key``."""
+    return {
+        "handler": handler.name,
+        "exchange": Names.of(get_settings()).replay,
+        "queue": handler.queue,
+        "routing_key": handler.key,
+    }
+
+
+# -- overdue replays ----------------------------------------------------------------------
+
+
+def patience(*handlers: Handler) -> timedelta:
+    """Return how long a replay to one of these handlers may have no outcome."""
+    totals = (handler.policy.total() for handler in handlers)
+    return timedelta(seconds=OVERDUE + max(totals, default=0.0))
+
+
+def is_overdue(event: ArchivedEvent, now: datetime | None = None) -> bool:
+    """Return True if a replay has no outcome although its last retry is long due."""
+    if event.state != State.REPLAYING:
+        return False
+    handler = known_handler(event)
+    end: datetime = event.state_since + patience(*filter(None, [handler]))
+    return end <= (now or datetime.now(UTC))
+
+
+def overdue(now: datetime | None = None) -> Q:
+    """Express :func:`is_overdue` in SQL."""
+    now = now or datetime.now(UTC)
+    wanted = Q(state=State.REPLAYING, state_since__lte=now - patience())
+    try:
+        renamed, handlers = get_settings().renamed_handlers, get_registry().handlers
+    except AmqpEventsError:
+        return wanted
+    for handler in handlers.values():
+        names = [old for old, name in renamed.items() if name == handler.name]
+        wanted &= ~Q(handler__in=[handler.name, *names], state_since__gt=now - patience(handler))
+    return wanted
+
+
+# -- examining ----------------------------------------------------------------------------
+
+
+def examine(seen: Seen, rule: Rule, rows: Mapping[UUID, ArchivedEvent] | None = None) -> Examined:
+    """Tell which events a decision would change now; a body is read only where it decides.
 
     Args:
-        handler: ``None`` if it no longer exists.
+        rows: the events, if the caller has read them; those that are missing are deleted.
     """
-    patience = OVERDUE + (handler.policy.total() if handler else 0.0)
-    return event.state == State.REPLAYING and event.state_since + timedelta(seconds=patience) <= (
-        now or datetime.now(UTC)
-    )
+    examined = Examined()
+    for part in parts(list(seen), CHUNK):
+        chunk = {pk: seen[pk] for pk in part}
+        there = {event.pk: event for event in _light(chunk)} if rows is None else rows
+        _examine(chunk, rule, there, examined)
+    return examined
 
 
-def examine(seen: Seen, *, force: bool = False) -> tuple[dict[UUID, Handler], list[Skipped]]:
-    """Return the handlers of the events that a replay would publish, and the skipped events."""
-    targets: dict[UUID, Handler] = {}
-    skipped: list[Skipped] = []
-    for chunk in chunks(seen, CHUNK):
-        targets |= examine_chunk(chunk, skipped, force=force)
-    return targets, skipped
-
-
-def examine_chunk(chunk: Seen, skipped: list[Skipped], *, force: bool) -> dict[UUID, Handler]:
-    """Return the handlers of a chunk's eligible events; append the others to *skipped*."""
-    targets: dict[UUID, Handler] = {}
-    for event in unchanged(chunk, State.REPLAYING if force else State.ARCHIVED, skipped):
-        handler = target(event)
-        if isinstance(handler, Reason):
-            skipped.append(Skipped.of(event, handler))
-        elif force and not is_overdue(event, handler):
-            skipped.append(Skipped.of(event, NOT_OVERDUE))
-        else:
-            targets[event.pk] = handler
-    return targets
-
-
-def unchanged(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[ArchivedEvent]:
-    """Yield the events that are in *state* with the version seen; append the others to *skipped*.
-
-    A body is read only where :func:`target` looks at it.
-    """
-    light = {event.pk: event for event in _light(chunk)}
-    found = []
-    changed = []
+def _examine(
+    chunk: Seen, rule: Rule, rows: Mapping[UUID, ArchivedEvent], examined: Examined
+) -> None:
+    unchanged, changed = [], []
     for pk, version in chunk.items():
-        event = light.get(pk)
+        event = rows.get(pk)
         if event is None:
-            skipped.append(Skipped.deleted(pk))
-        elif event.state != state or event.version != version:
+            examined.skipped.append(Skipped.deleted(pk))
+        elif event.state != rule.state or event.version != version:
             changed.append(event)
         else:
-            found.append(event)
-    skipped += _changed(changed, chunk)
-    unread = [event.pk for event in found if event.reason in UNREAD]
-    full = states.rows().in_bulk(unread) if unread else {}
-    for event in found:
-        yield full.get(event.pk, event)
+            unchanged.append(event)
+    examined.skipped += _changed(changed, chunk)
+    unread = [event.pk for event in unchanged if rule.publishes and event.reason in UNREAD]
+    bodies = states.rows().in_bulk(unread) if unread else {}
+    for event in unchanged:
+        found = _decide(bodies.get(event.pk, event), rule)
+        if isinstance(found, Reason):
+            examined.skipped.append(Skipped.of(event, found))
+            continue
+        examined.events[event.pk] = event
+        if found is not None:
+            examined.handlers[event.pk] = found
+
+
+def _decide(event: ArchivedEvent, rule: Rule) -> Handler | Reason | None:
+    """Return the handler that the rule needs, or why it does not allow the event."""
+    found = target(event) if rule.publishes else None
+    if isinstance(found, Reason):
+        return found
+    if rule.overdue and event.service != get_settings().service:
+        return other_service(event)
+    if rule.overdue and not is_overdue(event):
+        return NOT_OVERDUE
+    return found
 
 
 def skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
@@ -221,13 +307,3 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
     wanted = states.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
     found = list(wanted.exclude(last=None).values_list("last", flat=True))
     return {each.event_id: each for each in actions.filter(pk__in=found)}
-
-
-def chunks(seen: Seen, size: int) -> Iterator[Seen]:
-    """Cut *seen* into chunks of at most *size* events and :data:`CHUNK_BYTES`, in its order."""
-    for part in parts(list(seen), 1000):
-        found = states.rows().filter(pk__in=part).order_by()
-        sizes = dict(found.values_list("pk", "body_size"))
-        sized = ((pk, sizes.get(pk, 0)) for pk in part)
-        for piece in pieces(sized, count=size, size=CHUNK_BYTES):
-            yield {pk: seen[pk] for pk in piece}

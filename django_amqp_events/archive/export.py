@@ -41,6 +41,8 @@ _PARTS: Final[tuple[tuple[str, Any, str], ...]] = (
     ("failures", ArchivedFailure, "failed_at"),
     ("actions", ArchiveAction, "at"),
 )
+#: Columns that are about other rows of the database.
+_FOREIGN: Final = frozenset({"batch", "position"})
 #: Columns that contain the payload.
 _SECRET: Final = frozenset({"body", "headers_raw"})
 
@@ -113,7 +115,7 @@ def _documents(
         of: dict[UUID, list[Any]] = {}
         found: Any = model.objects.using(using).filter(event_id__in=ids)
         if model is Replay:
-            found = found.select_related("revision").defer("revision__body")
+            found = found.exclude(number=None).select_related("revision").defer("revision__body")
         for each in found.order_by(order, "pk"):
             of.setdefault(each.event_id, []).append(each)
         parts[name] = of
@@ -150,9 +152,14 @@ def _columns(row: models.Model, *, hidden: bool) -> dict[str, Any]:
 
 
 def _fields(model: type[models.Model]) -> list[Any]:
-    """Return the columns of a model, without a number that each database assigns."""
+    """Return the columns of a model that mean the same in every database."""
     found = model._meta.concrete_fields  # noqa: SLF001 - Django's public _meta
-    return [each for each in found if not isinstance(each, models.AutoField)]
+    return [
+        each
+        for each in found
+        if not isinstance(each, models.AutoField)
+        and (model is not Replay or each.name not in _FOREIGN)
+    ]
 
 
 def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str, Any]:

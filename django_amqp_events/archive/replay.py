@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -21,7 +21,7 @@ from .. import signals
 from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
 from ..conf import get_settings
-from ..databases import error_line, is_locked, is_passing, reconnect
+from ..databases import error_line, is_locked, is_passing, parts, pieces, reconnect
 from ..declare.registry import Handler, get_registry
 from ..exceptions import (
     AmqpEventsError,
@@ -37,29 +37,28 @@ from ..exceptions import (
 from ..logs import event_fields
 from ..message import encoding, headers
 from ..message.types import Message
-from ..models import Revision, State
+from ..models import Revision
 from ..publish import publisher
 from ..reasons import Reason
 from ..service_loop import sleep
 from . import editing, states
 from .eligibility import (
     CHUNK,
-    CHUNK_BYTES,
-    NOT_OVERDUE,
+    FORCE,
+    REPLAY,
+    RESOLVE,
+    Rule,
     Skipped,
-    chunks,
     edit_target,
-    examine_chunk,
-    handler_for,
-    is_overdue,
-    other_service,
+    examine,
     skipped_since,
-    unchanged,
 )
 from .states import ClaimedReplay, Seen, UnpublishedReplay
 
 logger = logging.getLogger(__name__)
 
+#: Most bytes of the bodies that are read and published together; a larger body is alone.
+CHUNK_BYTES: Final = 16 * 1024 * 1024
 #: Seconds, plus three confirm timeouts, that an event may stay *queued* before the process that
 #: claimed it is taken for dead.
 LEASE: Final = 30.0
@@ -151,16 +150,16 @@ def replay(
         raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
     report = Report()
     size = CHUNK if rate is None else max(1, int(min(CHUNK, rate)))
+    decision = {"by": by, "reason": reason, "force": force, "batch": batch}
     began, sent = time.monotonic(), 0
     try:
-        for chunk in chunks(seen, size):
+        for chunk, handlers in _chunks(seen, FORCE if force else REPLAY, size, report):
             if rate is not None:
                 sleep(began + sent / rate - time.monotonic(), stop)
             if stop():
                 report.stopped = Reason("interrupted")
                 break
-            targets = examine_chunk(chunk, report.skipped, force=force)
-            claimed = _claim(chunk, targets, report, by=by, reason=reason, force=force, batch=batch)
+            claimed = _claim(chunk, handlers, report, **decision)
             sent += len(claimed)
             _publish(claimed, report)
             progress(report)
@@ -175,6 +174,18 @@ def replay(
         else:
             raise
     return report
+
+
+def _chunks(
+    seen: Seen, rule: Rule, size: int, report: Report
+) -> Iterator[tuple[Seen, Mapping[UUID, Handler]]]:
+    """Yield the events to replay together, with their handlers; report those that are skipped."""
+    for part in parts(list(seen), size):
+        examined = examine({pk: seen[pk] for pk in part}, rule)
+        report.skipped += examined.skipped
+        sized = ((pk, event.body_size) for pk, event in examined.events.items())
+        for piece in list(pieces(sized, count=size, size=CHUNK_BYTES)) or [[]]:
+            yield {pk: seen[pk] for pk in piece}, examined.handlers
 
 
 def edit(
@@ -225,11 +236,10 @@ def edit(
 def _claim(
     seen: Seen, targets: Mapping[UUID, Handler], report: Report, **options: Any
 ) -> list[ClaimedReplay]:
-    """Claim the events that have a handler, and report those that changed meanwhile."""
-    wanted = {pk: seen[pk] for pk in targets}
-    handlers = {pk: handler.name for pk, handler in targets.items()}
-    claimed = states.claim(wanted, handlers=handlers, now=states.clock(), **options)
-    report.skipped += skipped_since(wanted, [each.event.pk for each in claimed])
+    """Claim events, and report those that changed meanwhile."""
+    handlers = {pk: targets[pk].name for pk in seen}
+    claimed = states.claim(seen, handlers=handlers, now=states.clock(), **options)
+    report.skipped += skipped_since(seen, [each.event.pk for each in claimed])
     return claimed
 
 
@@ -278,23 +288,10 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
 
     A later outcome is history only. A copy in the handler's queue is not withdrawn.
     """
-    service = get_settings().service
-    skipped: list[Skipped] = []
-    resolved: list[UUID] = []
-    for chunk in chunks(seen, CHUNK):
-        wanted: dict[UUID, int] = {}
-        for event in unchanged(chunk, State.REPLAYING, skipped):
-            handler = handler_for(event)
-            if event.service != service:
-                skipped.append(Skipped.of(event, other_service(event)))
-            elif not is_overdue(event, None if isinstance(handler, Reason) else handler):
-                skipped.append(Skipped.of(event, NOT_OVERDUE))
-            else:
-                wanted[event.pk] = chunk[event.pk]
-        done = states.resolve(wanted, by=by, reason=reason, now=_now())
-        skipped += skipped_since(wanted, done)
-        resolved += done
-    return resolved, skipped
+    examined = examine(seen, RESOLVE)
+    wanted = {pk: seen[pk] for pk in examined.events}
+    done = states.resolve(wanted, by=by, reason=reason, now=_now())
+    return done, examined.skipped + skipped_since(wanted, done)
 
 
 # -- publishing ---------------------------------------------------------------------------

@@ -187,7 +187,8 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         # Rows that refer to replays first, so that no table is searched twice.
         ArchiveAction.objects.using(using).filter(event_id__in=ids).prune()
         ArchivedFailure.objects.using(using).filter(event_id__in=ids).delete()
-        Replay.objects.using(using).filter(event_id__in=ids).only("pk").delete()
+        replays = Replay.objects.using(using).filter(event_id__in=ids)
+        replays._raw_delete(using)  # noqa: SLF001 - nothing refers to them now
         Revision.objects.using(using).filter(event_id__in=ids).prune()
         SearchValue.objects.using(using).filter(event_id__in=ids).delete()
         # Django would read the bodies before it deletes them.

@@ -423,6 +423,7 @@ def _add_failure(row: ArchivedEvent, entry: _Entry) -> bool:
     elif row.state == State.DISCARDED and failed_at > row.state_since:
         # It was published again after the discard.
         attempts = row.attempts + archived.attempts
+        row.unconfirmed = states.is_unconfirmed(row)
     elif row.state == State.ARCHIVED:
         # A second copy of the same run, such as after a lost connection.
         attempts = max(row.attempts, archived.attempts)
@@ -454,7 +455,7 @@ def _find_replays(entries: Iterable[_Entry], ends: Iterable[UUID]) -> list[Repla
             wanted.setdefault(replay_id, []).append(entry)
     if not wanted:
         return []
-    found = list(Replay.objects.using(states.database()).filter(pk__in=list(wanted)))
+    found = list(states.replays().filter(pk__in=list(wanted)))
     for each in found:
         for entry in wanted[each.pk]:
             entry.replay = each

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,7 +37,6 @@ from ..models import (
     ArchiveAction,
     ArchivedEvent,
     Replay,
-    ReplayBatchEvent,
     Revision,
     State,
     clean,
@@ -63,7 +62,7 @@ LOCKED: Final = 15.0
 LOCK_BACKOFF: Final = Backoff(0.02, 0.5)
 _RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before it was published")
 _Action = ArchiveAction.Action
-_InBatch = ReplayBatchEvent.State
+_Replay = Replay.State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +178,7 @@ def counting_changes(
         group_counts.record_changes(before, after, now=now, using=database())
 
 
-#: No error of an earlier replay remains.
+#: The event has no replay that may be underway or was not published.
 _NO_ERROR: Final[Mapping[str, Any]] = {"unconfirmed": False, "error": ""}
 
 
@@ -211,7 +210,7 @@ def claim(
     Args:
         handlers: the handler of each event.
         force: queue events that are *replaying* instead; the caller checks that they are overdue.
-        batch: the batch whose rows are changed in the same transaction.
+        batch: the batch to which the events belong; only those that are pending in it are queued.
         edit: an unsaved revision with the body of the only event. An event whose last replay was
             not confirmed is skipped: with another body, both could run.
 
@@ -222,19 +221,24 @@ def claim(
         return []
     check_no_transaction()
     token = uuid4()
+    by, reason = clean(by, LENGTH), clean(reason)
     # A replay that was not confirmed may be published: it keeps its id, to which any run reports.
-    underway = _current_replay().filter(outcome=Replay.Outcome.UNCONFIRMED)
+    underway = _current_replay().filter(state=_Replay.UNCONFIRMED)
     with counting_changes(seen, now=now) as before:
         wanted = rows().filter(_as_seen(seen), state=State.REPLAYING if force else State.ARCHIVED)
         if edit is not None:
             wanted = wanted.exclude(Exists(underway))
+        if batch is not None:
+            wanted = wanted.filter(Exists(_pending(batch).filter(event=OuterRef("pk"))))
         number = Case(When(Exists(underway), then=F("replays")), default=F("replays") + 1)
         if not _change(wanted, State.QUEUED, now, claim=token, replays=number, **_NO_ERROR):
             return []
         claimed, new = _claimed(token, force=force)
-        _publish_again(claimed, handlers)
+        if batch is not None:
+            claimed += _from_batch(batch, claimed, new, by=by, reason=reason, now=now)
+            new = []
+        _queue(claimed, handlers)
         revisions = _forced_revisions(token) if force else {}
-        by, reason = clean(by, LENGTH), clean(reason)
         if edit is not None:
             for event in new:
                 revisions[event.pk] = _revise(event, edit, by=by, reason=reason, now=now)
@@ -242,6 +246,7 @@ def claim(
             Replay(
                 pk=uuid4(),
                 event=event,
+                version=seen[event.pk],
                 number=event.replays,
                 revision=revisions.get(event.pk),
                 handler=clean(handlers[event.pk], LENGTH),
@@ -265,13 +270,6 @@ def claim(
             now=now,
             batch=batch,
         )
-        if batch is not None:
-            current = _replays().filter(event=OuterRef("event_id"), number=F("event__replays"))
-            ReplayBatchEvent.objects.using(database()).filter(
-                batch_id=batch,
-                event_id__in=[each.event.pk for each in claimed],
-                state=_InBatch.WAITING,
-            ).update(state=_InBatch.QUEUED, replay_id=Subquery(current.values("pk")[:1]))
     return claimed
 
 
@@ -313,7 +311,7 @@ def reclaim(
                 error=_RECORD_GONE,
             )
         old = {each.event.pk: each.replay.handler for each in claimed}
-        _publish_again(claimed, {pk: handlers.get(name, name) for pk, name in old.items()})
+        _queue(claimed, {pk: handlers.get(name, name) for pk, name in old.items()})
     return claimed
 
 
@@ -323,33 +321,26 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
     ids = [each.replay.pk for each in claimed]
     events = [each.event.pk for each in claimed]
     with counting_changes(events, now=now):
+        ended = When(state__in=(_Replay.SUCCEEDED, _Replay.FAILED), then=F("state"))
         _replays().filter(pk__in=ids).update(
             published_at=now,
             error="",
-            outcome=Case(
-                When(
-                    outcome__in=(Replay.Outcome.SUCCEEDED, Replay.Outcome.FAILED),
-                    then=F("outcome"),
-                ),
-                default=Value(Replay.Outcome.PUBLISHED.value),
-            ),
+            state=Case(ended, default=Value(_Replay.PUBLISHED.value)),
         )
         # Whichever process holds the claim now: the confirm belongs to the replay.
         confirmed = rows().filter(
             Q(state=State.QUEUED) | Q(state=State.ARCHIVED, unconfirmed=True),
-            Exists(_current_replay(ids).filter(outcome=Replay.Outcome.PUBLISHED)),
+            Exists(_current_replay(ids).filter(state=_Replay.PUBLISHED)),
             pk__in=events,
         )
         _change(confirmed, State.REPLAYING, now, **_NO_ERROR)
-        _in_batches(ids).exclude(state__in=(_InBatch.SUCCEEDED, _InBatch.FAILED)).update(
-            state=_InBatch.PUBLISHED, why=""
-        )
 
 
 @retry_on_conflict
 def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> None:
     """Return replays that were not published or not confirmed to *archived*.
 
+    In a batch, those with a general error are pending again, unless they may have been published.
     Those with an outcome, and those claimed by another process since, are not changed.
     """
     given = {each.claimed.event.pk: each for each in unpublished}
@@ -363,15 +354,18 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
             event.unconfirmed = each.unconfirmed
             event.error = replay.error = clean(each.error)
-            replay.outcome = (
-                Replay.Outcome.UNCONFIRMED if each.unconfirmed else Replay.Outcome.REFUSED
-            )
-        _replays().bulk_update([each.claimed.replay for each in back], ["outcome", "error"])
+            replay.state = _Replay.UNCONFIRMED if each.unconfirmed else _Replay.RETURNED
+            if each.general and not each.unconfirmed and replay.batch_id is not None:
+                replay.state, replay.number, replay.publishes = _Replay.PENDING, None, 0
+                replay.version = event.version
+        _replays().bulk_update(
+            [each.claimed.replay for each in back],
+            ["state", "number", "version", "publishes", "error"],
+        )
         rows().bulk_update(
             [each.claimed.event for each in back],
             ["state", "state_since", "version", "error", "unconfirmed"],
         )
-        _return_in_batches({each.claimed.replay.pk: each for each in back})
 
 
 @retry_on_conflict
@@ -383,11 +377,11 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     Returns:
         how many of the replays are known.
     """
-    events = dict(_replays().filter(pk__in=list(ends)).values_list("pk", "event_id"))
+    events = dict(replays().filter(pk__in=list(ends)).values_list("pk", "event_id"))
     if not events:
         return 0
     with counting_changes(set(events.values()), now=now):
-        _end({pk: ends[pk] for pk in events}, Replay.Outcome.SUCCEEDED)
+        _end({pk: ends[pk] for pk in events}, _Replay.SUCCEEDED)
         unsettled = rows().filter(
             Exists(_current_replay(events)),
             pk__in=set(events.values()),
@@ -399,7 +393,7 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
 
 def failed_again(ends: Mapping[UUID, datetime]) -> None:
     """Record that replays failed, unless they succeeded; the caller changes the events."""
-    _end(ends, Replay.Outcome.FAILED)
+    _end(ends, _Replay.FAILED)
 
 
 def _claimed(
@@ -408,7 +402,7 @@ def _claimed(
     """Return the replays that events of a claim have already, and the events without one."""
     actions = ArchiveAction.objects.using(database())
     by_force = actions.filter(replay=OuterRef("pk"), action=_Action.FORCE)
-    replays = {
+    current = {
         replay.event_id: replay
         for replay in _replays()
         .filter(event__claim=token, number=F("event__replays"))
@@ -417,7 +411,7 @@ def _claimed(
     }
     claimed, new = [], []
     for event in rows().filter(claim=token).order_by("pk").defer("detail"):
-        if (replay := replays.get(event.pk)) is None:
+        if (replay := current.get(event.pk)) is None:
             new.append(event)
         else:
             replay.event = event
@@ -426,16 +420,62 @@ def _claimed(
     return claimed, new
 
 
-def _publish_again(claimed: Sequence[ClaimedReplay], handlers: Mapping[UUID, str]) -> None:
-    """Queue replays that may have been published, for the current names of their handlers."""
+def _from_batch(
+    batch: UUID,
+    claimed: Iterable[ClaimedReplay],
+    new: Iterable[ArchivedEvent],
+    *,
+    by: str,
+    reason: str,
+    now: datetime,
+) -> list[ClaimedReplay]:
+    """Make the pending rows of a batch the replays of its events."""
+    again = {each.event.pk: each.replay for each in claimed}
+    events = {event.pk: event for event in new}
+    pending = {row.event_id: row for row in _pending(batch).filter(event__in=[*again, *events])}
+    _take_places(again, pending)
+    for pk, event in events.items():
+        pending[pk].event, pending[pk].number = event, event.replays
+    number = rows().filter(pk=OuterRef("event")).values("replays")
+    _pending(batch).filter(event__in=list(events)).update(
+        number=Subquery(number), requested_at=now, requested_by=by, reason=reason
+    )
+    return [ClaimedReplay(event=event, replay=pending[pk]) for pk, event in events.items()]
+
+
+def _take_places(again: Mapping[UUID, Replay], pending: Mapping[UUID, Replay]) -> None:
+    """Move replays that are published again, under their old ids, to the places of pending ones.
+
+    The batch that they leave keeps a row that says what it knows.
+    """
+    if not again:
+        return
+    places = {pk: pending[pk] for pk in again}
+    _replays().filter(pk__in=[row.pk for row in places.values()])._raw_delete(database())  # noqa: SLF001
+    for pk, replay in again.items():
+        row = places[pk]
+        row.state, row.error = replay.state, replay.error
+        for name in ("batch_id", "position"):
+            ours, theirs = getattr(replay, name), getattr(row, name)
+            setattr(replay, name, theirs)
+            setattr(row, name, ours)
+    _replays().bulk_update(again.values(), ["batch", "position"])
+    _replays().bulk_create(row for row in places.values() if row.batch_id is not None)
+
+
+def _queue(claimed: Iterable[ClaimedReplay], handlers: Mapping[UUID, str]) -> None:
+    """Queue replays that have a row, for the current names of their handlers."""
+    together: dict[str, list[UUID]] = {}
     for each in claimed:
         replay = each.replay
-        replay.outcome, replay.error = Replay.Outcome.QUEUED, ""
+        replay.state, replay.error = _Replay.QUEUED, ""
         replay.publishes += 1
         replay.handler = clean(handlers[each.event.pk], LENGTH)
-    _replays().bulk_update(
-        [each.replay for each in claimed], ["outcome", "error", "publishes", "handler"]
-    )
+        together.setdefault(replay.handler, []).append(replay.pk)
+    for handler, ids in together.items():
+        _replays().filter(pk__in=ids).update(
+            state=_Replay.QUEUED, error="", publishes=F("publishes") + 1, handler=handler
+        )
 
 
 def _forced_revisions(token: UUID) -> dict[UUID, Revision]:
@@ -469,25 +509,29 @@ def _revise(
     return revision
 
 
-def _end(ends: Mapping[UUID, datetime], outcome: Replay.Outcome) -> None:
+def _end(ends: Mapping[UUID, datetime], state: Replay.State) -> None:
     """Record outcomes by the worker's time; a success is never overwritten."""
-    found = list(
-        _replays()
-        .filter(pk__in=list(ends))
-        .exclude(outcome=Replay.Outcome.SUCCEEDED)
-        .only("pk", "outcome", "finished_at")
-    )
+    ended = _replays().filter(pk__in=list(ends)).exclude(state=_Replay.SUCCEEDED)
+    found = list(ended.only("pk"))
+    if not found:
+        return
     for replay in found:
-        replay.outcome, replay.finished_at = outcome, ends[replay.pk]
-    _replays().bulk_update(found, ["outcome", "finished_at"])
-    # Both enumerations write an outcome in the same way.
-    _in_batches([replay.pk for replay in found]).update(
-        state=_InBatch(outcome.value), why="", settled_at=clock()
-    )
+        replay.finished_at = ends[replay.pk]
+    _replays().bulk_update(found, ["finished_at"])
+    ended.update(state=state, error="", settled_at=clock())
+
+
+def replays() -> QuerySet[Replay]:
+    """Return the replays, without what is only in a batch, read where they are written."""
+    return _replays().filter(number__isnull=False)
 
 
 def _replays() -> QuerySet[Replay]:
     return Replay.objects.using(database())
+
+
+def _pending(batch: UUID) -> QuerySet[Replay]:
+    return _replays().filter(batch=batch, state=_Replay.PENDING)
 
 
 def _current_replay(ids: Collection[UUID] | None = None) -> QuerySet[Replay]:
@@ -496,31 +540,9 @@ def _current_replay(ids: Collection[UUID] | None = None) -> QuerySet[Replay]:
     return found if ids is None else found.filter(pk__in=list(ids))
 
 
-def _in_batches(replays: Collection[UUID]) -> QuerySet[ReplayBatchEvent]:
-    """Return the batch rows of replays whose events the caller holds."""
-    found = ReplayBatchEvent.objects.using(database())
-    return found.filter(replay_id__in=replays) if replays else found.none()
-
-
-def _return_in_batches(back: Mapping[UUID, UnpublishedReplay]) -> None:
-    """Record unpublished replays in their batches; those with a general error are pending again.
-
-    A batch never repeats a replay that may have been published.
-    """
-    found = list(_in_batches(back).filter(state=_InBatch.QUEUED))
-    for each in found:
-        assert each.replay_id is not None  # noqa: S101 - it was found by it
-        given = back[each.replay_id]
-        each.version, each.why = given.claimed.event.version, clean(given.error)
-        if given.unconfirmed:
-            each.state = _InBatch.UNCONFIRMED
-        elif given.general:
-            each.state, each.replay_id = _InBatch.WAITING, None
-        else:
-            each.state = _InBatch.RETURNED
-    ReplayBatchEvent.objects.using(database()).bulk_update(
-        found, ["state", "why", "version", "replay"]
-    )
+def is_unconfirmed(event: ArchivedEvent) -> bool:
+    """Return True if the last replay of an event may have been published without a confirm."""
+    return replays().filter(event=event, number=event.replays, state=_Replay.UNCONFIRMED).exists()
 
 
 # -- deciding -----------------------------------------------------------------------------
@@ -559,8 +581,12 @@ def _decide_part(
 ) -> list[UUID]:
     token = uuid4()
     with counting_changes(seen, now=now) as locked:
-        after = State.ARCHIVED if action == _Action.RESTORE else State.DISCARDED
-        _change(rows().filter(_as_seen(seen), state=before), after, now, claim=token)
+        restored = action == _Action.RESTORE
+        after = State.ARCHIVED if restored else State.DISCARDED
+        # Of an event that is not settled, the flag is the state of its replay.
+        underway = _current_replay().filter(state=_Replay.UNCONFIRMED)
+        flags = {**_NO_ERROR, **({"unconfirmed": Exists(underway)} if restored else {})}
+        _change(rows().filter(_as_seen(seen), state=before), after, now, claim=token, **flags)
         changed = list(rows().filter(claim=token).order_by("pk").values_list("pk", flat=True))
         _record_actions(
             dict.fromkeys(changed), locked, action=action, by=by, reason=reason, now=now

@@ -383,18 +383,22 @@ class Migration(migrations.Migration):
             name="Replay",
             fields=[
                 ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ("number", models.PositiveIntegerField()),
-                ("handler", models.CharField(max_length=255)),
+                ("position", models.PositiveIntegerField(blank=True, null=True)),
+                ("version", models.PositiveIntegerField(default=0)),
+                ("number", models.PositiveIntegerField(blank=True, null=True)),
+                ("handler", models.CharField(blank=True, max_length=255)),
                 (
-                    "outcome",
+                    "state",
                     models.CharField(
                         choices=[
+                            ("pending", "pending"),
                             ("queued", "queued"),
-                            ("published", "published"),
-                            ("refused", "not published"),
-                            ("unconfirmed", "not confirmed"),
+                            ("published", "in progress"),
                             ("succeeded", "succeeded"),
                             ("failed", "failed again"),
+                            ("unconfirmed", "not confirmed"),
+                            ("returned", "not published"),
+                            ("skipped", "skipped"),
                         ],
                         default="queued",
                         max_length=16,
@@ -405,11 +409,13 @@ class Migration(migrations.Migration):
                 ("reason", models.TextField(blank=True)),
                 ("published_at", models.DateTimeField(blank=True, null=True)),
                 ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("settled_at", models.DateTimeField(blank=True, null=True)),
                 ("publishes", models.PositiveIntegerField(default=0)),
                 ("error", models.TextField(blank=True)),
                 (
                     "event",
                     models.ForeignKey(
+                        db_index=False,
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="replay_set",
                         to="django_amqp_events.archivedevent",
@@ -503,7 +509,7 @@ class Migration(migrations.Migration):
                 ("runner", models.UUIDField(blank=True, editable=False, null=True)),
                 ("leased_until", models.DateTimeField(blank=True, null=True)),
                 ("total", models.PositiveIntegerField(default=0)),
-                ("waiting", models.PositiveIntegerField(default=0)),
+                ("pending", models.PositiveIntegerField(default=0)),
                 ("queued", models.PositiveIntegerField(default=0)),
                 ("published", models.PositiveIntegerField(default=0)),
                 ("succeeded", models.PositiveIntegerField(default=0)),
@@ -523,6 +529,18 @@ class Migration(migrations.Migration):
                     models.Index(fields=["state", "-created_at", "-id"], name="amqp_batch_state"),
                 ],
             },
+        ),
+        migrations.AddField(
+            model_name="replay",
+            name="batch",
+            field=models.ForeignKey(
+                blank=True,
+                db_index=False,
+                null=True,
+                on_delete=django.db.models.deletion.DO_NOTHING,
+                related_name="replay_set",
+                to="django_amqp_events.replaybatch",
+            ),
         ),
         migrations.CreateModel(
             name="ArchiveAction",
@@ -639,71 +657,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["at", "pk"],
-                "default_permissions": (),
-            },
-        ),
-        migrations.CreateModel(
-            name="ReplayBatchEvent",
-            fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("version", models.PositiveIntegerField()),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("waiting", "pending"),
-                            ("queued", "queued"),
-                            ("published", "in progress"),
-                            ("succeeded", "succeeded"),
-                            ("failed", "failed again"),
-                            ("unconfirmed", "not confirmed"),
-                            ("returned", "not published"),
-                            ("skipped", "skipped"),
-                        ],
-                        default="waiting",
-                        max_length=16,
-                    ),
-                ),
-                ("why", models.TextField(blank=True)),
-                ("settled_at", models.DateTimeField(blank=True, null=True)),
-                (
-                    "batch",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="+",
-                        to="django_amqp_events.replaybatch",
-                    ),
-                ),
-                (
-                    "event",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
-                        related_name="+",
-                        to="django_amqp_events.archivedevent",
-                    ),
-                ),
-                (
-                    "replay",
-                    models.ForeignKey(
-                        blank=True,
-                        db_constraint=False,
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
-                        related_name="+",
-                        to="django_amqp_events.replay",
-                    ),
-                ),
-            ],
-            options={
                 "default_permissions": (),
             },
         ),
@@ -942,28 +895,20 @@ class Migration(migrations.Migration):
             constraint=models.UniqueConstraint(fields=("group", "hour"), name="amqp_tally_hour"),
         ),
         migrations.AddIndex(
-            model_name="replaybatchevent",
-            index=models.Index(fields=["batch", "state", "id"], name="amqp_batch_event_state"),
+            model_name="replay",
+            index=models.Index(fields=["batch", "state", "position"], name="amqp_replay_state"),
         ),
         migrations.AddIndex(
-            model_name="replaybatchevent",
+            model_name="replay",
             index=PartialIndex(
-                where={"replay__isnull": False},
-                fields=["replay"],
-                name="amqp_batch_event_replay",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="replaybatchevent",
-            index=PartialIndex(
-                where={"settled_at__isnull": False},
                 fields=["batch", "-settled_at"],
-                name="amqp_batch_event_settled",
+                name="amqp_replay_settled",
+                where={"settled_at__isnull": False},
             ),
         ),
         migrations.AddConstraint(
-            model_name="replaybatchevent",
-            constraint=models.UniqueConstraint(fields=("batch", "event"), name="amqp_batch_event"),
+            model_name="replay",
+            constraint=models.UniqueConstraint(fields=("batch", "event"), name="amqp_replay_batch"),
         ),
         migrations.AddConstraint(
             model_name="revision",

@@ -1,4 +1,4 @@
-"""Archived events, and their failures, replays, revisions and actions."""
+"""Archived events, and their failures, revisions and actions."""
 
 from __future__ import annotations
 
@@ -312,67 +312,6 @@ class Revision(AppendOnly):
         return replace(original, body=body, properties=properties)
 
 
-class Replay(models.Model):
-    """A replay of an archived event; its id is in the message.
-
-    Attributes:
-        number: 1 for the first replay of the event.
-        revision: published in place of the event's own body, if set.
-        handler: the destination, which may be the new name of the event's handler.
-        requested_by: a user's name, or a command's.
-        published_at: time of the last confirm.
-        finished_at: by the worker's clock.
-        publishes: attempts to publish it; the handler may have run as often.
-        error: why it was not published.
-    """
-
-    class Outcome(models.TextChoices):
-        QUEUED = "queued", _("queued")
-        PUBLISHED = "published", _("published")
-        REFUSED = "refused", _("not published")
-        UNCONFIRMED = "unconfirmed", _("not confirmed")
-        SUCCEEDED = "succeeded", _("succeeded")
-        FAILED = "failed", _("failed again")
-
-    id = models.UUIDField(primary_key=True, editable=False)
-    event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="replay_set")
-    number = models.PositiveIntegerField()
-    # Not SET_NULL: the event's own body would be published instead.
-    revision = models.ForeignKey(
-        Revision, models.RESTRICT, related_name="replay_set", null=True, blank=True
-    )
-    handler = models.CharField(max_length=LENGTH)
-    outcome = models.CharField(max_length=16, choices=Outcome, default=Outcome.QUEUED)
-    requested_at = Moment()
-    requested_by = models.CharField(max_length=LENGTH, blank=True)
-    reason = models.TextField(blank=True)
-    published_at = Moment(null=True, blank=True)
-    finished_at = Moment(null=True, blank=True)
-    publishes = models.PositiveIntegerField(default=0)
-    error = models.TextField(blank=True)
-
-    class Meta:
-        ordering: ClassVar = ["number"]
-        default_permissions = ()
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["event", "number"], name="amqp_replay_number"),
-        ]
-
-    def __str__(self) -> str:
-        return f"replay {self.number} of {self.event_id}"
-
-    @property
-    def received(self) -> Received:
-        """The parts of the published message that a copy needs."""
-        original = self.event.received
-        return original if self.revision is None else self.revision.received(original)
-
-    @property
-    def task_id(self) -> str:
-        """The id of its TaskResult."""
-        return task_id(self.event.service, self.handler, self.event.event, str(self.pk))
-
-
 class ArchivedFailure(models.Model):
     """One archive message: the end of a run with its retries.
 
@@ -387,7 +326,7 @@ class ArchivedFailure(models.Model):
     id = models.UUIDField(primary_key=True, editable=False)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="failure_set")
     replay = models.ForeignKey(
-        Replay, models.SET_NULL, related_name="failure_set", null=True, blank=True
+        "Replay", models.SET_NULL, related_name="failure_set", null=True, blank=True
     )
     reason = models.CharField(max_length=32)
     exception = models.CharField(max_length=LENGTH, blank=True)
@@ -436,7 +375,7 @@ class ArchiveAction(AppendOnly):
     reason = models.TextField(blank=True)
     # These without a constraint, so that deleting a row changes no action.
     replay = models.ForeignKey(
-        Replay, models.DO_NOTHING, null=True, blank=True, related_name="+", db_constraint=False
+        "Replay", models.DO_NOTHING, null=True, blank=True, related_name="+", db_constraint=False
     )
     batch = models.ForeignKey(
         "ReplayBatch",

@@ -64,13 +64,17 @@ class AppendOnlyRows(models.QuerySet[M]):
         return self._raw_delete(self.db)
 
 
+# Not as_manager(): django-stubs would not find the related managers.
+_AppendOnlyManager = models.Manager.from_queryset(AppendOnlyRows)
+
+
 class AppendOnly(models.Model):
     """A row of the audit log: added, never changed, and deleted only by ``events_prune``.
 
     docs/audit.md shows how to enforce this in the database.
     """
 
-    objects = AppendOnlyRows.as_manager()
+    objects = _AppendOnlyManager()
 
     class Meta:
         abstract = True

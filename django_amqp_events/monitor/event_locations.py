@@ -16,7 +16,6 @@ from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from ..archive import eligibility, states
-from ..archive.batches import batch_states
 from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid, sort_few
 from ..broker import topology
 from ..broker.topology import Queue
@@ -29,7 +28,6 @@ from ..models import (
     OutboxEvent,
     Replay,
     ReplayBatch,
-    ReplayBatchEvent,
     State,
     clean,
 )
@@ -43,8 +41,6 @@ KINDS: Final[tuple[Kind, ...]] = ("outbox", "archive", "replay", "batch", "inbox
 
 #: Most rows of each kind.
 ROWS: Final = 50
-#: Batches that are searched, the newest.
-BATCHED: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +258,7 @@ def _of_archived(row: ArchivedEvent, settings: Settings) -> _Found:
     if isinstance(handler, Reason):
         if row.state == State.ARCHIVED:
             remedy = _("It cannot be replayed: %(why)s") % {"why": translated(handler)}
-    elif eligibility.is_overdue(row, handler):
+    elif eligibility.is_overdue(row):
         remedy = _("The outcome is overdue. Check `manage.py events_status` before you force it.")
     return (row.event_id, row.name), Record(
         kind="archive",
@@ -279,7 +275,7 @@ def _of_archived(row: ArchivedEvent, settings: Settings) -> _Found:
 
 def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
     by_id = {event.pk: event for event in events}
-    replays = Replay.objects.using(states.database()).filter(event__in=by_id)
+    replays = states.replays().filter(event__in=by_id)
     for replay in replays.order_by("-requested_at", "-pk")[:ROWS]:
         event = by_id[replay.event_id]
         current = replay.number == event.replays and event.state != State.DISCARDED
@@ -290,28 +286,25 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
                 title=_("replay %(number)s") % {"number": replay.number},
                 service=event.service,
                 handler=replay.handler,
-                state=replay.outcome,
-                label=replay.get_outcome_display(),
+                state=replay.state,
+                label=replay.get_state_display(),
                 at=replay.finished_at or replay.published_at or replay.requested_at,
-                about=str(REPLAYS.get(replay.outcome, "")) if current else "",
+                about=str(REPLAYS.get(replay.state, "")) if current else "",
                 row=replay,
             ),
         )
 
 
 def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
+    """Yield what batches have not published."""
     by_id = {event.pk: event for event in events}
-    batches = {each.pk: each for each in batch_states.rows().defer(*ReplayBatch.LARGE)[:BATCHED]}
-    if not by_id or not batches:
-        return
-    # Both columns of the unique index.
-    rows = ReplayBatchEvent.objects.using(states.database()).filter(
-        batch__in=batches, event__in=by_id
-    )
-    for row in rows.order_by("-pk")[:ROWS]:
-        event, batch = by_id[row.event_id], batches[row.batch_id]
-        pending = row.state == ReplayBatchEvent.State.WAITING
-        row.batch = batch
+    rows = Replay.objects.using(states.database()).filter(event__in=by_id, number=None)
+    large = [f"batch__{name}" for name in ReplayBatch.LARGE]
+    for row in rows.select_related("batch").defer(*large).order_by("-requested_at")[:ROWS]:
+        event, batch = by_id[row.event_id], row.batch
+        if batch is None:
+            continue
+        pending = row.state == Replay.State.PENDING
         yield (
             (event.event_id, event.name),
             Record(
@@ -321,8 +314,8 @@ def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
                 handler=event.handler,
                 state=row.state,
                 label=row.get_state_display(),
-                at=row.settled_at or batch.started_at or batch.created_at,
-                about=str(BATCHES.get(batch.state, "")) if pending else row.why,
+                at=batch.started_at or batch.created_at,
+                about=str(BATCHES.get(batch.state, "")) if pending else row.error,
                 row=row,
             ),
         )

@@ -62,12 +62,12 @@ ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
 }
 #: Of a replay without an outcome: the next step.
 REPLAYS: Final[Mapping[str, Any]] = {
-    Replay.Outcome.QUEUED: gettext_lazy("If its process has died, events_mirror publishes it."),
-    Replay.Outcome.PUBLISHED: gettext_lazy(
+    Replay.State.QUEUED: gettext_lazy("If its process has died, events_mirror publishes it."),
+    Replay.State.PUBLISHED: gettext_lazy(
         "Wait for its outcome, or check `manage.py events_status`."
     ),
-    Replay.Outcome.REFUSED: gettext_lazy("Fix the cause and replay the event again."),
-    Replay.Outcome.UNCONFIRMED: gettext_lazy(
+    Replay.State.RETURNED: gettext_lazy("Fix the cause and replay the event again."),
+    Replay.State.UNCONFIRMED: gettext_lazy(
         "The handler may have run. Check its effect before you replay the event again."
     ),
 }

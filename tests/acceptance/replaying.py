@@ -53,7 +53,7 @@ _EVENT = (
     "event_id", "handler", "state", "reason", "attempts", "replays", "error", "unconfirmed",
     "exception", "task_id",
 )  # fmt: skip
-_REPLAY_COLUMNS = ("number", "outcome", "publishes", "handler", "task_id")
+_REPLAY_COLUMNS = ("number", "state", "publishes", "handler", "task_id")
 
 
 def make(service: Make, eyes: Eyes, **options: Any) -> Service:

@@ -26,7 +26,6 @@ from django_amqp_events.models import (
     FailureGroup,
     Replay,
     ReplayBatch,
-    ReplayBatchEvent,
     State,
 )
 from tests.unit.admin import admin_world as world
@@ -212,7 +211,7 @@ def _event(now: datetime) -> ArchivedEvent:
     )
     world.add_replay(
         row,
-        outcome=Replay.Outcome.REFUSED,
+        state=Replay.State.RETURNED,
         error=row.error,
         requested_at=now - timedelta(minutes=9),
         publishes=1,
@@ -246,7 +245,7 @@ def _edited(client: Client, url: Any) -> ArchivedEvent:
         )
         assert answer.status_code == 302, answer.content
         replayed = Replay.objects.get(event=row, number=row.replays + 1)
-        Replay.objects.filter(pk=replayed.pk).update(outcome=Replay.Outcome.FAILED)
+        Replay.objects.filter(pk=replayed.pk).update(state=Replay.State.FAILED)
         ArchivedEvent.objects.filter(pk=row.pk).update(state=State.ARCHIVED)
     row.refresh_from_db()
     return row
@@ -281,15 +280,15 @@ def _batches(now: datetime) -> dict[str, Any]:
         batch_states.start(
             batch.pk, by="ada", reason="tax table fixed in 1.2", rate=5, canary=3, threshold=20
         )
-        everything = list(batch_states.events(batch.pk).order_by("pk"))
+        everything = list(batch_states.events(batch.pk).order_by("position"))
         at = 0
         for state, number in states.items():
             for each in everything[at : at + number]:
                 each.state = state
                 if state == "skipped":
-                    each.why = "another user or tab changed it first; it is discarded now"
+                    each.error = "another user or tab changed it first; it is discarded now"
             at += number
-        ReplayBatchEvent.objects.bulk_update(everything, ["state", "why"])
+        Replay.objects.bulk_update(everything, ["state", "error"])
         if name == "paused":
             batch_states.pause(
                 batch.pk,

@@ -6,7 +6,8 @@
       |                 |  +--all settled--> done |
       +---cancel--> cancelled <-------------------+
 
-:func:`freeze` copies ids and versions in one statement; the batch contains exactly these events.
+:func:`freeze` makes a pending replay of each event in one statement; the batch contains exactly
+these events.
 Every change of state is a conditional UPDATE with a :class:`ReplayBatchAction`. Nothing here uses
 the broker.
 """
@@ -21,11 +22,24 @@ from uuid import UUID
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, transaction
-from django.db.models import Count, Exists, F, Min, OuterRef, Q, QuerySet
+from django.db.models import (
+    CharField,
+    Count,
+    Exists,
+    F,
+    Min,
+    OuterRef,
+    Q,
+    QuerySet,
+    UUIDField,
+    Value,
+    Window,
+)
+from django.db.models.functions import MD5, Cast, Concat, RowNumber, Substr
 
 from ...conf import get_settings
-from ...databases import check_commits, delete_by_id, sliced
-from ...models import LENGTH, ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent, clean
+from ...databases import Moment, check_commits, delete_by_id, sliced
+from ...models import LENGTH, ArchivedEvent, Replay, ReplayBatch, ReplayBatchAction, clean
 from .. import states
 from ..eligibility import Skipped
 from ..selection import Selection
@@ -41,13 +55,15 @@ RATES: Final = (0.01, 10_000.0)
 COUNTED: Final = 1_000
 #: Most reasons in a report.
 REASONS: Final = 50
+#: Batches without a runner that are counted at a time.
+AWAITING: Final = 100
 #: Most rows that one transaction deletes.
 DELETED: Final = 5_000
 #: Seconds that a draft is kept.
 DRAFT: Final = 86_400.0
 
 _Batch = ReplayBatch.State
-_Event = ReplayBatchEvent.State
+_Replay = Replay.State
 _Action = ReplayBatchAction.Action
 _ENDS: Final = (_Batch.DONE, _Batch.CANCELLED)
 
@@ -67,9 +83,9 @@ def rows() -> QuerySet[ReplayBatch]:
     return ReplayBatch.objects.using(database())
 
 
-def events(batch: UUID) -> QuerySet[ReplayBatchEvent]:
-    """Return the events of a batch, read where they are written."""
-    return ReplayBatchEvent.objects.using(database()).filter(batch_id=batch)
+def events(batch: UUID) -> QuerySet[Replay]:
+    """Return the replays of a batch, pending ones too, read where they are written."""
+    return Replay.objects.using(database()).filter(batch_id=batch)
 
 
 # -- creating -----------------------------------------------------------------------------
@@ -89,7 +105,7 @@ def freeze(
     that a million events never come into this process.
 
     Args:
-        found: its slice counts, its order does not.
+        found: any queryset of archived events; its slice counts, its order does not.
         criteria: the filter that found the events, to count new matches later.
 
     Raises:
@@ -106,33 +122,45 @@ def freeze(
             created_at=states.clock(),
             created_by=clean(by, LENGTH),
         )
-        batch.total = batch.waiting = _copy(batch, found)
-        batch.save(using=using, update_fields=["total", "waiting"])
+        batch.total = batch.pending = _copy(batch, found)
+        batch.save(using=using, update_fields=["total", "pending"])
         _note(batch.pk, _Action.FREEZE, by=by)
     return batch
 
 
 def _copy(batch: ReplayBatch, found: QuerySet[ArchivedEvent]) -> int:
     using = database()
-    connection = connections[using]
-    # Only a slice depends on the inner order.
-    found = found if found.query.is_sliced else found.order_by()
-    wanted = found.using(using).defer(None).values("id", "version", "last_failed_at")
+    ids = found.using(using).values("pk")
+    # By their ids: a join may find an event twice. Only a slice depends on the order.
+    chosen: Any = sliced(ids) if ids.query.is_sliced else ids.order_by()
+    order = (F("last_failed_at").asc(), F("pk").asc())
+    md5 = MD5(Concat(Value(batch.pk.hex), Cast("pk", CharField(max_length=36))))
+    # As derived_id() makes them: MariaDB accepts no others.
+    uuid = Concat(Substr(md5, 1, 12), Value("8"), Substr(md5, 14, 3), Value("a"), Substr(md5, 18))
+    values = {
+        "id": Cast(uuid, UUIDField()),
+        "event_id": F("pk"),
+        "batch_id": Value(batch.pk, UUIDField()),
+        "position": Window(RowNumber(), order_by=order),
+        "version": F("version"),
+        "state": Value(_Replay.PENDING.value),
+        "requested_at": Value(batch.created_at, Moment()),
+        "requested_by": Value(batch.created_by),
+        "publishes": Value(0),
+        **dict.fromkeys(("handler", "reason", "error"), Value("")),
+    }
+    rows = states.rows().filter(pk__in=chosen).order_by()
+    rows = rows.annotate(**{f"to_{name}": value for name, value in values.items()})
+    query = rows.values(*(f"to_{name}" for name in values)).query
     try:
-        inner, params = wanted.query.get_compiler(using=using).as_sql()
+        select, params = query.get_compiler(using=using).as_sql()
     except EmptyResultSet:
         return 0
-    quote = connection.ops.quote_name
-    table = quote(ReplayBatchEvent._meta.db_table)  # noqa: SLF001 - Django's public _meta
-    key = ReplayBatchEvent._meta.get_field("batch").get_db_prep_value(  # noqa: SLF001
-        batch.pk, connection
-    )
-    sql = (
-        f"INSERT INTO {table} (batch_id, event_id, version, state, why) "  # noqa: S608 - our names
-        f"SELECT %s, f.id, f.version, %s, %s FROM ({inner}) f ORDER BY f.last_failed_at, f.id"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [key, _Event.WAITING.value, "", *params])
+    quote = connections[using].ops.quote_name
+    table = quote(Replay._meta.db_table)  # noqa: SLF001 - Django's public _meta
+    columns = ", ".join(map(quote, values))
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"INSERT INTO {table} ({columns}) {select}", params)
         copied: int = cursor.rowcount
     return max(0, copied)
 
@@ -328,8 +356,8 @@ def mark_canary_succeeded(pk: UUID) -> None:
 
 def next_events(pk: UUID, limit: int) -> dict[UUID, int]:
     """Return id and version of the next pending events."""
-    waiting = events(pk).filter(state=_Event.WAITING).order_by("pk")
-    return dict(waiting.values_list("event_id", "version")[:limit])
+    pending = events(pk).filter(state=_Replay.PENDING).order_by("position")
+    return dict(pending.values_list("event_id", "version")[:limit])
 
 
 def skip(pk: UUID, skipped: Iterable[Skipped]) -> None:
@@ -338,8 +366,8 @@ def skip(pk: UUID, skipped: Iterable[Skipped]) -> None:
     for each in skipped:
         whys.setdefault(clean(str(each.why)), []).append(each.id)
     for why, ids in whys.items():
-        events(pk).filter(state=_Event.WAITING, event_id__in=ids).update(
-            state=_Event.SKIPPED, why=why
+        events(pk).filter(state=_Replay.PENDING, event_id__in=ids).update(
+            state=_Replay.SKIPPED, error=why
         )
 
 
@@ -349,19 +377,22 @@ def failures(batch: ReplayBatch) -> tuple[int, int]:
     if batch.resumed_at is not None:
         ended = ended.filter(settled_at__gte=batch.resumed_at)
     last = list(ended.order_by("-settled_at").values_list("state", flat=True)[:WINDOW])
-    return last.count(_Event.FAILED), len(last)
+    return last.count(_Replay.FAILED), len(last)
 
 
 def count(pk: UUID) -> dict[str, int]:
     """Count the events of a batch by state, and store the counts in its row for pages."""
-    found = events(pk).order_by().values_list("state").annotate(number=Count("pk"))
-    counts = {**dict.fromkeys(_Event.values, 0), **dict(found)}
+    found = events(pk).order_by().values_list("state").annotate(count=Count("pk"))
+    counts = {**dict.fromkeys(_Replay.values, 0), **dict(found)}
     rows().filter(pk=pk).update(**counts, counted_at=states.clock())
     return counts
 
 
 def awaiting_outcomes(service: str) -> list[UUID]:
-    """Return batches that publish nothing but may still receive outcomes."""
+    """Return batches that publish nothing but may still receive outcomes.
+
+    Those whose counts are the oldest come first, so that each has its turn.
+    """
     recent = states.clock() - timedelta(days=7)
     found = rows().filter(
         Q(finished_at=None) | Q(finished_at__gte=recent),
@@ -369,7 +400,8 @@ def awaiting_outcomes(service: str) -> list[UUID]:
         service=service,
         state__in=(_Batch.PAUSED, *_ENDS),
     )
-    return list(found.order_by().values_list("pk", flat=True)[:100])
+    oldest = F("counted_at").asc(nulls_first=True)
+    return list(found.order_by(oldest, "pk").values_list("pk", flat=True)[:AWAITING])
 
 
 # -- reporting ----------------------------------------------------------------------------
@@ -381,25 +413,27 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
     Args:
         looked: most events that are counted; ``None`` for all.
     """
-    alone = events(pk).filter(state__in=(_Event.SKIPPED, _Event.RETURNED, _Event.UNCONFIRMED))
+    alone = events(pk).filter(state__in=(_Replay.SKIPPED, _Replay.RETURNED, _Replay.UNCONFIRMED))
     if looked is not None:
         first = alone.order_by().values_list("pk", flat=True)[:looked]
         alone = events(pk).filter(pk__in=sliced(first))
     found = (
         alone.order_by()
-        .values("state", "why")
-        .annotate(number=Count("pk"), first=Min("pk"))
-        .order_by("-number", "first")[:REASONS]
+        .values("state", "error")
+        .annotate(count=Count("pk"), first=Min("position"))
+        .order_by("-count", "first")[:REASONS]
     )
     groups = list(found)
     firsts = dict(
-        events(pk).filter(pk__in=[group["first"] for group in groups]).values_list("pk", "event_id")
+        events(pk)
+        .filter(position__in=[group["first"] for group in groups])
+        .values_list("position", "event_id")
     )
     return [
         SkippedEvents(
             state=group["state"],
-            why=group["why"],
-            count=group["number"],
+            why=group["error"],
+            count=group["count"],
             first=str(firsts.get(group["first"], "")),
         )
         for group in groups
@@ -422,7 +456,7 @@ def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayB
 def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
     """Delete one portion of a batch; return True if the batch is gone.
 
-    The actions on its events keep its id.
+    Replays belong to the history of their events and stay. The actions on its events keep its id.
     """
     using = database()
     check_commits(using)
@@ -435,7 +469,11 @@ def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
         if not found.filter(pk=pk).update(total=F("total")):
             return False
         if ids:
-            delete_by_id(ReplayBatchEvent, using, ids)
+            made = states.replays().filter(pk__in=ids)
+            kept = set(made.values_list("pk", flat=True))
+            made.update(batch=None, position=None)
+            if gone := [pk for pk in ids if pk not in kept]:
+                delete_by_id(Replay, using, gone)
             return False
         ReplayBatchAction.objects.using(using).filter(batch_id=pk)._raw_delete(using)  # noqa: SLF001
         rows().filter(pk=pk)._raw_delete(using)  # noqa: SLF001

@@ -15,11 +15,10 @@ from django.db.models import Case, CharField, Count, F, IntegerField, Min, Q, Qu
 from ...broker import connection
 from ...broker.provisioning.amqp_api import session
 from ...broker.queue_depth import Depth
-from ...broker.topology import Names
 from ...conf import Settings, get_settings
 from ...declare.registry import Handler
 from ...exceptions import AmqpEventsError
-from ...models import ArchivedEvent, ReplayBatch, ReplayBatchEvent, State, clean
+from ...models import ArchivedEvent, Replay, ReplayBatch, State, clean
 from ...reasons import Reason
 from .. import eligibility, states
 from . import batch_states
@@ -56,33 +55,30 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         titles.setdefault(why, title)
 
     groups = list(_groups(batch, settings)[: GROUPS + 1])
-    examples = _examples(groups)
+    examples = _examples(batch, groups)
     for group in groups[:GROUPS]:
-        number, event = group["number"], examples.get(group["first"])
+        count, event = group["count"], examples.get(group["first"])
         if event is None:  # deleted between the two queries
-            leave(eligibility.DELETED, "", number)
+            leave(eligibility.DELETED, "", count)
         elif group["standing"] == "changed":
-            leave(eligibility.why_changed(event, event.version + 1), str(event), number)
+            leave(eligibility.why_changed(event, event.version + 1), str(event), count)
         elif group["standing"] == "other":
-            leave(eligibility.why_changed(event, event.version), str(event), number)
+            leave(eligibility.why_changed(event, event.version), str(event), count)
         elif group["unread"] == "unread":
-            undecided += number
+            undecided += count
         elif isinstance(handler := eligibility.target(event), Reason):
-            leave(handler, str(event), number)
+            leave(handler, str(event), count)
         else:
-            targets[handler] += number
-    # Deleted events are in no group, since the groups are joined with the events.
-    others = max(0, _waiting(batch).count() - sum(group["number"] for group in groups[:GROUPS]))
+            targets[handler] += count
     if len(groups) > GROUPS:
-        undecided += others
-    elif others:
-        leave(eligibility.DELETED, "", others)
+        others = _pending(batch).count() - sum(group["count"] for group in groups[:GROUPS])
+        undecided += max(0, others)
     if 0 < undecided <= BODIES:
-        eligible, unread = eligibility.examine(_unread(batch))
-        targets.update(eligible.values())
-        for each in unread:
+        examined = eligibility.examine(_unread(batch), eligibility.REPLAY)
+        targets.update(examined.handlers.values())
+        for each in examined.skipped:
             leave(each.why, each.title)
-        undecided -= len(eligible) + len(unread)
+        undecided -= len(examined.events) + len(examined.skipped)
     depths, problem = _depths(settings, {handler.queue for handler in targets})
     plan = {
         "at": states.clock().isoformat(),
@@ -95,10 +91,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         "skipped_total": skipped.total(),
         "handlers": [
             {
-                "handler": handler.name,
-                "exchange": Names.of(settings).replay,
-                "queue": handler.queue,
-                "routing_key": handler.key,
+                **eligibility.destination(handler),
                 "events": count,
                 "ready": depth and depth.ready,
                 "consumers": depth and depth.consumers,
@@ -130,8 +123,8 @@ def _depths(settings: Settings, queues: set[str]) -> tuple[dict[str, Depth], str
     return found, ""
 
 
-def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[ReplayBatchEvent, Any]:
-    """Group the waiting events of a batch by everything that decides about them."""
+def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[Replay, Any]:
+    """Group the pending events of a batch by everything that decides about them."""
     text = CharField()
     standing = Case(
         When(~Q(event__version=F("version")), then=Value("changed")),
@@ -157,26 +150,25 @@ def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[ReplayBatchEvent
         output_field=text,
     )
     return (
-        _waiting(batch)
+        _pending(batch)
         .order_by()
         .values("event__service", "event__handler", "event__state")
         .annotate(standing=standing, large=large, unread=unread, **place)
-        .annotate(number=Count("pk"), first=Min("pk"))
-        .order_by("-number", "first")
+        .annotate(count=Count("pk"), first=Min("position"))
+        .order_by("-count", "first")
     )
 
 
-def _waiting(batch: ReplayBatch) -> QuerySet[ReplayBatchEvent]:
-    return batch_states.events(batch.pk).filter(state=ReplayBatchEvent.State.WAITING)
+def _pending(batch: ReplayBatch) -> QuerySet[Replay]:
+    return batch_states.events(batch.pk).filter(state=Replay.State.PENDING)
 
 
-def _examples(groups: list[dict[str, Any]]) -> dict[int, ArchivedEvent]:
-    """Return one event of each group by the group's first row."""
-    using = states.database()
+def _examples(batch: ReplayBatch, groups: list[dict[str, Any]]) -> dict[int | None, ArchivedEvent]:
+    """Return one event of each group by the group's first position."""
     firsts = dict(
-        ReplayBatchEvent.objects.using(using)
-        .filter(pk__in=[group["first"] for group in groups])
-        .values_list("pk", "event_id")
+        batch_states.events(batch.pk)
+        .filter(position__in=[group["first"] for group in groups])
+        .values_list("position", "event_id")
     )
     found = {
         event.pk: event
@@ -187,7 +179,7 @@ def _examples(groups: list[dict[str, Any]]) -> dict[int, ArchivedEvent]:
 
 def _unread(batch: ReplayBatch) -> dict[UUID, int]:
     """Return events whose body may be unreadable."""
-    wanted = _waiting(batch).filter(
+    wanted = _pending(batch).filter(
         event__reason__in=sorted(eligibility.UNREAD),
         event__state=State.ARCHIVED,
         event__version=F("version"),

@@ -228,15 +228,15 @@ class Runner:
         now = time.monotonic()
         self._count(work)
         work.due = work.counted
-        waiting, queued, published = (
-            work.counts[name] for name in ("waiting", "queued", "published")
+        pending, queued, published = (
+            work.counts[name] for name in ("pending", "queued", "published")
         )
-        if not waiting and not queued and not published:
+        if not pending and not queued and not published:
             self._finish(work)
             return
         work.quiet = now if work.quiet is None else work.quiet
         out = now > work.quiet + self._patience
-        if waiting and queued + published:
+        if pending and queued + published:
             batch_states.set_note(batch, _("waiting for the outcomes of the canary"))
             if out:
                 self._pause(work, f"{published} events of the canary did not report back")
@@ -319,8 +319,8 @@ class Runner:
     @property
     def _patience(self) -> float:
         """Seconds to wait for outcomes."""
-        totals = [handler.policy.total() for handler in get_registry().handlers.values()]
-        return min(PATIENCE, eligibility.OVERDUE + max(totals, default=0.0))
+        handlers = get_registry().handlers.values()
+        return min(PATIENCE, eligibility.patience(*handlers).total_seconds())
 
     def _release(self) -> None:
         try:

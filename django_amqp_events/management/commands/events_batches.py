@@ -35,7 +35,7 @@ from django_amqp_events.broker import connection
 from django_amqp_events.management.base import columns, requested_by
 from django_amqp_events.management.service_command import ServiceCommand
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import ReplayBatch, ReplayBatchEvent
+from django_amqp_events.models import Replay, ReplayBatch
 
 #: Batches that are listed at most.
 LISTED: Final = 50
@@ -115,7 +115,7 @@ class Command(ServiceCommand):
         new = batch_states.count_new_matches(batch)
         lines = [describe(batch)]
         for each in skipped:
-            state = ReplayBatchEvent.State(each.state).label
+            state = Replay.State(each.state).label
             lines.append(f"  {each.count} {state}: {each.why} (for example {each.first})")
         if new:
             more = f"more than {batch_states.COUNTED}" if new > batch_states.COUNTED else str(new)
@@ -129,9 +129,9 @@ class Command(ServiceCommand):
 def describe(batch: ReplayBatch) -> str:
     """Write a batch as one line for a console."""
     counts = ", ".join(
-        f"{getattr(batch, state.value)} {state.label}"
-        for state in ReplayBatchEvent.State
-        if getattr(batch, state.value)
+        f"{count} {label}"
+        for name, label in (*Replay.State.choices, ("deleted", "deleted"))
+        if (count := getattr(batch, name))
     )
     note = f"; {batch.note}" if batch.note else ""
     return f"{batch.pk} {batch.get_state_display()}: {batch.total} events ({counts}){note}"
@@ -144,5 +144,5 @@ def document(batch: ReplayBatch) -> dict[str, Any]:
         "id": batch.pk,
         "made_by": batch.created_by,
         **columns(batch, *names, "rate", "canary", "threshold"),
-        "counts": columns(batch, *ReplayBatchEvent.State.values),
+        "counts": columns(batch, *Replay.State.values, "deleted"),
     }

@@ -50,7 +50,6 @@ from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.replay import Report
 from django_amqp_events.archive.selection import SearchTerm, Selection
 from django_amqp_events.backoff import Backoff
-from django_amqp_events.broker.topology import Names
 from django_amqp_events.databases import parts
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.exceptions import ConfigurationError
@@ -289,7 +288,7 @@ class Command(ReportCommand):
                 why = eligibility.other_service(event)
             elif event.state == wanted.state:
                 why = Reason("filtered")
-            elif _is_overdue(event):
+            elif eligibility.is_overdue(event):
                 why = Reason("overdue")
             else:
                 why = Reason("state", state=event.get_state_display())
@@ -349,10 +348,11 @@ class Command(ReportCommand):
 
     def _examine(self, seen: dict[UUID, int], result: Result, *, force: bool) -> None:
         report = result.report
+        rule = eligibility.FORCE if force else eligibility.REPLAY
         for part in parts(list(seen), 2000):
-            eligible, skipped = eligibility.examine({pk: seen[pk] for pk in part}, force=force)
-            result.targets.update(eligible.values())
-            report.skipped += skipped
+            examined = eligibility.examine({pk: seen[pk] for pk in part}, rule)
+            result.targets.update(examined.handlers.values())
+            report.skipped += examined.skipped
             self.progress(f"{result.targets.total() + len(report.skipped)} of {len(seen)} checked")
             if self.stopping:
                 report.stopped = Reason("interrupted")
@@ -427,12 +427,12 @@ class Command(ReportCommand):
             self.tell(f"{len(pending)} published; waiting for the outcomes")
         while pending:
             for part in parts(list(pending)):
-                ended = Replay.objects.using(states.database()).filter(
-                    pk__in=part, outcome__in=(Replay.Outcome.SUCCEEDED, Replay.Outcome.FAILED)
+                ended = states.replays().filter(
+                    pk__in=part, state__in=(Replay.State.SUCCEEDED, Replay.State.FAILED)
                 )
-                for pk, event_id, outcome in ended.values_list("pk", "event_id", "outcome"):
+                for pk, event_id, state in ended.values_list("pk", "event_id", "state"):
                     pending.discard(pk)
-                    if outcome == Replay.Outcome.SUCCEEDED:
+                    if state == Replay.State.SUCCEEDED:
                         result.succeeded += 1
                     else:
                         result.failed.append(event_id)
@@ -452,9 +452,9 @@ class Command(ReportCommand):
             return
         if dry_run:
             self.tell(f"{counted(result.targets.total(), 'event')} would be replayed")
-            exchange = Names.of(conf.get_settings()).replay
             for handler, count in result.targets.most_common():
-                self.tell(f"  {count} to {handler.name}: {exchange} → {handler.queue}")
+                to = eligibility.destination(handler)
+                self.tell(f"  {count} to {handler.name}: {to['exchange']} → {handler.queue}")
         elif result.matched:
             events = counted(result.matched, "event")
             self.tell(f"{len(report.published)} of {events} published")
@@ -513,12 +513,7 @@ def _document(result: Result, *, dry_run: bool) -> dict[str, Any]:
         "missing": result.missing,
         "stopped": report.stopped or "",
         "handlers": [
-            {
-                "handler": handler.name,
-                "exchange": Names.of(conf.get_settings()).replay,
-                "queue": handler.queue,
-                "events": count,
-            }
+            {**eligibility.destination(handler), "events": count}
             for handler, count in result.targets.most_common()
         ],
         "outcomes": {
@@ -557,11 +552,3 @@ def _suggestion(name: str, known: Collection[str]) -> str:
 def _without(ids: Collection[str], known: set[str]) -> list[str]:
     """Return the ids that are not *known*; a UUID may be written in several ways."""
     return [each for each in ids if not known & {each, str(selection.parse_uuid(each) or each)}]
-
-
-def _is_overdue(event: ArchivedEvent) -> bool:
-    """Return True if ``--force`` would replay the event."""
-    if event.state != State.REPLAYING:
-        return False
-    handler = eligibility.target(event)
-    return isinstance(handler, Handler) and eligibility.is_overdue(event, handler)

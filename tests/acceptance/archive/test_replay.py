@@ -63,12 +63,12 @@ def test_an_event_fails_is_archived_replayed_and_succeeds(
     assert replay(replays) == {"published": 1, "returned": [], "skipped": [], "stopped": ""}
     (second,) = wait_for(replays, state="archived", replays=1)
     assert (second["id"], second["attempts"], second["failures"]) == (first["id"], 4, 2)
-    assert second["replay_set"][0]["outcome"] == "failed"
+    assert second["replay_set"][0]["state"] == "failed"
     fix(replays)
     replay(replays)
     (third,) = wait_for(replays, state="succeeded")
     assert (third["id"], third["replays"], third["attempts"]) == (first["id"], 2, 4)
-    assert [each["outcome"] for each in third["replay_set"]] == ["failed", "succeeded"]
+    assert [each["state"] for each in third["replay_set"]] == ["failed", "succeeded"]
     lines = replays.runs(event_id)
     assert [line["attempt"] for line in lines] == [1, 2] * 3
     ids = [each["id"] for each in third["replay_set"]]

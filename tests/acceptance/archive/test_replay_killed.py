@@ -85,7 +85,7 @@ def test_killed_between_claim_and_publish(fresh_eyes: Eyes, repaired: Service) -
     assert replay(repaired, BEFORE_PUBLISH) is None
     left = row(repaired)
     assert (left["state"], left["replays"]) == ("queued", 1)
-    assert left["replay_set"][0]["outcome"] == "queued"
+    assert left["replay_set"][0]["state"] == "queued"
     assert fresh_eyes.ready(QUEUE) == 0
     assert resume(repaired, lease=60) == 0, "it may be alive"
     report = replay(repaired, state="queued")
@@ -126,7 +126,7 @@ def test_killed_after_publish_with_a_worker_running(fresh_eyes: Eyes, repaired: 
     assert replay(repaired, BEFORE_NOTED) is None
     until(lambda: repaired.runs("event-1", "end"))
     (done,) = mirrored(repaired, state="succeeded")
-    assert (done["state"], done["replay_set"][0]["outcome"]) == ("succeeded", "succeeded")
+    assert (done["state"], done["replay_set"][0]["state"]) == ("succeeded", "succeeded")
     assert resume(repaired) == 0
     assert len(repaired.runs("event-1")) == 1
 

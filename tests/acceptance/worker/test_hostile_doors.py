@@ -304,7 +304,7 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
         "what waits, and what only the log knows",
     )
     # The true replay still waits for its handler.
-    assert replay_of(core)["outcome"] == "published"
+    assert replay_of(core)["state"] == "published"
     (row,) = [row for row in rows(core) if row["event_id"] == "replayed"]
     assert row["state"] == "replaying"
     assert eyes.ready(SLOW) == 1

@@ -82,12 +82,8 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     counts = batch_states.count(batch.pk)
     assert counts["published"] == 400
     assert counts["queued"] == 200
-    assert counts["waiting"] == 100
-    before = dict(
-        batch_states.events(batch.pk)
-        .filter(replay__isnull=False)
-        .values_list("event_id", "replay_id")
-    )
+    assert counts["pending"] == 100
+    before = dict(batch_states.events(batch.pk).exclude(number=None).values_list("event_id", "pk"))
     follower = running.start()
     # No runner takes it over while the dead one may be alive.
     wait_until(lambda: RUNNING in follower.said, "the follower runs")
@@ -107,7 +103,7 @@ def test_a_runner_that_is_killed_is_followed_by_another(
         {1: 700 - doubled, **({2: doubled} if doubled else {})}
     )
     assert Replay.objects.count() == 700
-    after = dict(batch_states.events(batch.pk).values_list("event_id", "replay_id"))
+    after = dict(batch_states.events(batch.pk).values_list("event_id", "pk"))
     assert before.items() <= after.items()
     # All of them report, and the batch ends.
     rows = {row.pk: row for row in states.rows()}
@@ -129,7 +125,7 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
         victim.kill()
         lapse(batch)
     last = running.start()
-    wait_until(lambda: not batch_states.count(batch.pk)["waiting"], "nothing waits", 60)
+    wait_until(lambda: not batch_states.count(batch.pk)["pending"], "nothing waits", 60)
     # Before the dead ones' claims are resumed: it may be publishing its last chunk.
     wait_until(lambda: RUNNING in last.said, "the last one runs")
     assert last.stop() == 0
@@ -151,7 +147,7 @@ def test_a_database_that_fails_over(
     with archive_database.server.read_only(archive_database.settings["NAME"]):
         words = "running batches is paused: the database is read-only"
         wait_until(lambda: words in process.said, "it is paused", 60)
-    wait_until(lambda: not batch_states.count(batch.pk)["waiting"], "nothing waits", 60)
+    wait_until(lambda: not batch_states.count(batch.pk)["pending"], "nothing waits", 60)
     wait_until(lambda: "running batches has resumed" in process.said, "it has resumed", 60)
     assert process.stop() == 0
     replay.resume(lease=0)
@@ -167,7 +163,7 @@ def test_two_runners_share_and_double_nothing(billing: Service, running: Process
     batch_states.start(second.pk, by="bob", reason="me too", threshold=None)
     processes = [running.start() for _ in range(2)]
     wait_until(
-        lambda: not any(batch_states.count(each.pk)["waiting"] for each in (first, second)),
+        lambda: not any(batch_states.count(each.pk)["pending"] for each in (first, second)),
         "nothing waits",
         60,
     )
@@ -243,7 +239,7 @@ def test_the_commands(billing: Service, archive_database: Database) -> None:
     assert code == 1
     assert "it is cancelled" in err
     code, out, _ = billing.command("events_batches", "show", short, format="json")
-    assert json.loads(out)["batches"]["counts"]["waiting"] == 3
+    assert json.loads(out)["batches"]["counts"]["pending"] == 3
     assert billing.command("events_batches", "show", "zz")[0] == 1
     assert billing.command("events_batches", "show")[0] == 1
     assert billing.command("events_batches", "run", "--until-done")[0] == 0

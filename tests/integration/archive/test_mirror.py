@@ -112,7 +112,7 @@ def test_outcome_of_a_replay_settles_the_row(billing):
     row.refresh_from_db()
     assert (row.state, row.replays) == (State.REPLAYING, 1)
     made = Replay.objects.get()
-    assert (made.number, made.outcome, made.requested_by) == (1, "published", "ada")
+    assert (made.number, made.state, made.requested_by) == (1, "published", "ada")
     message = billing.take("billing.send_invoice")
     assert message.headers["event-replay-id"] == str(made.pk)
     assert message.headers["event-attempt"] == 1
@@ -126,7 +126,7 @@ def test_outcome_of_a_replay_settles_the_row(billing):
     row.refresh_from_db()
     made.refresh_from_db()
     assert row.state == State.SUCCEEDED
-    assert made.outcome == "succeeded"
+    assert made.state == "succeeded"
     assert made.finished_at is not None
 
 
@@ -145,5 +145,5 @@ def test_failed_replay_keeps_the_row_and_counts_attempts(billing):
     row.refresh_from_db()
     assert (row.state, row.attempts, row.replays) == (State.ARCHIVED, 5, 1)
     made.refresh_from_db()
-    assert made.outcome == "failed"
+    assert made.state == "failed"
     assert made.failure_set.count() == 1

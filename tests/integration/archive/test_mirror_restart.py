@@ -135,7 +135,7 @@ def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_
     assert ArchivedFailure.objects.count() == 150 + 100 + 2 * 300
     assert ArchivedFailure.objects.filter(replay__isnull=False).count() == 100
     # Success, whether it was reported before the failure or after it, is final.
-    assert Counter(Replay.objects.values_list("outcome", flat=True)) == {
+    assert Counter(Replay.objects.values_list("state", flat=True)) == {
         "failed": 50,
         "succeeded": 100,
     }

@@ -16,7 +16,7 @@ from django.db import connections
 from django.test import override_settings
 
 from broker import Node
-from django_amqp_events.archive import eligibility, replay, states
+from django_amqp_events.archive import replay, states
 from django_amqp_events.archive.replay import Report
 from django_amqp_events.models import (
     ArchiveAction,
@@ -218,7 +218,7 @@ def comes_back(row: ArchivedEvent, error: str, *, unconfirmed: bool = False) -> 
     assert (now.state, now.unconfirmed) == (State.ARCHIVED, unconfirmed)
     assert error in now.error
     last = row.replay_set.latest("number")
-    assert last.outcome == ("unconfirmed" if unconfirmed else "refused")
+    assert last.state == ("unconfirmed" if unconfirmed else "returned")
     assert error in last.error
 
 
@@ -294,7 +294,7 @@ def test_the_next_replay_of_an_unconfirmed_one_has_its_id(
     assert run(unconfirmed).published == [unconfirmed.pk]
     replayed = Replay.objects.get()
     assert replay_ids(billing) == [str(replayed.pk)] * 2
-    assert (replayed.publishes, replayed.outcome, replayed.error) == (2, "published", "")
+    assert (replayed.publishes, replayed.state, replayed.error) == (2, "published", "")
     assert (again(unconfirmed).replays, again(unconfirmed).unconfirmed) == (1, False)
     publish(billing, outcome(unconfirmed, str(replayed.pk)), outcome(unconfirmed, str(replayed.pk)))
     assert mirror_all(billing).outcomes >= 1
@@ -342,7 +342,7 @@ def test_a_second_try_in_vain_keeps_the_id(billing: Service, unconfirmed: Archiv
 @ONE
 def test_bodies_of_any_size_in_one_go(billing: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte for byte, a window of a bounded size at a time."""
-    monkeypatch.setattr(eligibility, "CHUNK_BYTES", 1024 * 1024)
+    monkeypatch.setattr(replay, "CHUNK_BYTES", 1024 * 1024)
     deliveries = [
         received(f"order-{n}", payload={"text": chr(65 + n) * size})
         for n, size in enumerate([10, 400_000, 700_000, 20, 1_000_000, 30])

@@ -114,7 +114,7 @@ def test_dead_lettered_replay_returns_to_its_row(billing):
     assert mirror_all(billing).failures == 1
     row = ArchivedEvent.objects.get()
     assert (row.state, row.reason, row.attempts) == (State.ARCHIVED, "poison", 4)
-    assert row.replay_set.get().outcome == "failed"
+    assert row.replay_set.get().state == "failed"
 
 
 def test_progress_headers_are_believed_after_the_return_exchange_only(billing):

@@ -546,6 +546,7 @@ def test_json(billing):
                 "handler": "send_invoice",
                 "exchange": "billing:replay",
                 "queue": "billing.send_invoice",
+                "routing_key": "billing.send_invoice",
                 "events": 1,
             }
         ],

@@ -181,7 +181,7 @@ def overdue(**more: Any) -> ArchivedEvent:
     row = make(
         State.REPLAYING, state_since=datetime.now(UTC) - timedelta(days=3), replays=1, **more
     )
-    add_replay(row, outcome=Replay.Outcome.PUBLISHED, published_at=row.state_since)
+    add_replay(row, state=Replay.State.PUBLISHED, published_at=row.state_since)
     return row
 
 

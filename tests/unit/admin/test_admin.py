@@ -23,14 +23,12 @@ import django_amqp_events
 from django_amqp_events.admin import (
     ArchivedEventAdmin,
     action_pages,
-    filters,
     formatting,
     lists,
 )
 from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker.publish_errors import unavailable_errors
-from django_amqp_events.conf import get_settings
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
@@ -284,7 +282,7 @@ def test_a_subclass_follows_relations_in_one_query(ada, monkeypatch):
 
 def test_detail_page_shows_every_field(ada):
     row = make(error="no queue is bound", causation_id="cause-1", replays=1)
-    made = add_replay(row, outcome=Replay.Outcome.REFUSED, error="no queue is bound")
+    made = add_replay(row, state=Replay.State.RETURNED, error="no queue is bound")
     words = page(ada.get(url("change", row.pk))).words
     for word in (
         "archived",
@@ -606,7 +604,7 @@ def test_confirmation_shows_routes_and_skipped_events(ada):
 
 def test_confirmation_warns_of_duplicates(ada):
     row = make(unconfirmed=True, replays=1)
-    add_replay(row, outcome=Replay.Outcome.SUCCEEDED)
+    add_replay(row, state=Replay.State.SUCCEEDED)
     words = page(ada.get(url("replay"), {"seen": frozen(row)})).words
     assert "1 of 1 may already be published" in words
     assert "1 of 1 already has a successful replay" in words
@@ -842,20 +840,18 @@ def test_rows_that_a_project_hides_cannot_be_decided_about(ada, wire, monkeypatc
 
 
 def test_the_overdue_filter_and_the_replay_agree():
-    settings, registry = get_settings(), get_registry()
-
-    patience = eligibility.OVERDUE + sum(registry.handlers["send_invoice"].policy.schedule())
+    handler = get_registry().handlers["send_invoice"]
+    patience = eligibility.OVERDUE + sum(handler.policy.schedule())
     now = datetime.now(UTC)
     for seconds in (0, patience - 5, patience + 5, patience * 2):
         row = make(State.REPLAYING, state_since=now - timedelta(seconds=seconds))
         old = make(
             State.REPLAYING, handler="send_bill", state_since=now - timedelta(seconds=seconds)
         )
-        found = set(ArchivedEvent.objects.filter(filters.overdue(now)))
+        found = set(ArchivedEvent.objects.filter(eligibility.overdue(now)))
         for each in (row, old):
-            handler = filters.handler_of(each, (settings, registry))
-            assert handler is not None
-            assert (each in found) == eligibility.is_overdue(each, handler, now)
+            assert eligibility.known_handler(each) == handler
+            assert (each in found) == eligibility.is_overdue(each, now)
 
 
 def test_nothing_imports_the_admin_where_it_is_not_installed():

@@ -112,6 +112,31 @@ def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
     assert "1 event that matches the same filter has failed since" in words
 
 
+@pytest.mark.parametrize(("number", "cap"), [(51, 60), (60, 60), (63, 60)])
+def test_all_events_of_a_list_are_those_that_it_listed(
+    ada: Client, monkeypatch: pytest.MonkeyPatch, number: int, cap: int
+) -> None:
+    for module in ("lists", "replay_batches"):
+        monkeypatch.setattr(f"django_amqp_events.admin.{module}.CAP", cap)
+    began = datetime.now(UTC)
+    rows = [
+        make(state_since=began, last_failed_at=began + timedelta(seconds=each))
+        for each in range(number)
+    ]
+    listed = page(ada.get(world.url("changelist")))
+    most = min(number, cap)
+    assert f"Select all {most} archived events" in listed.words
+    make(last_failed_at=began + timedelta(days=1), state_since=datetime.now(UTC))
+    form = select(rows[-1:], "background", select_across="1")
+    ada.post(world.url("changelist"), {**form, "listed_at": listed.fields["listed_at"]})
+    (batch,) = batch_states.rows()
+    frozen = batch_states.events(batch.pk).order_by("position")
+    assert list(frozen.values_list("event", flat=True)) == [row.pk for row in rows[-most:]]
+    assert batch.total == most
+    assert batch.title == ("All open events" if number <= cap else f"{cap} selected events")
+    assert (batch.criteria is None) == (number > cap)
+
+
 @pytest.mark.parametrize("may_see", [True, False])
 def test_a_batch_of_a_group_names_it(may_see: bool) -> None:
     make()
@@ -312,7 +337,7 @@ def test_the_events_of_a_batch_are_named_a_page_at_a_time(
     gone = batch_states.events(batch.pk).order_by("pk").first()
     assert gone is not None
     ArchivedEvent.objects.filter(pk=gone.event_id).delete()
-    assert "deleted" in page(ada.get(url("events", batch.pk))).words
+    assert len(ada.get(url("events", batch.pk)).context["events"]) == 2
     assert len(ada.get(url("events", batch.pk) + "?state=skipped").context["events"]) == 0
     assert ada.get(url("events", batch.pk) + "?state=x&after=y").status_code == 200
 
@@ -321,7 +346,7 @@ def test_a_batch_does_not_name_events_that_a_project_hides(
     ada: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = drafted(2)
-    batch_states.events(batch.pk).update(why="it was a secret")
+    batch_states.events(batch.pk).update(error="it was a secret")
     monkeypatch.setattr(
         "django_amqp_events.admin.ArchivedEventAdmin.get_queryset",
         lambda self, request: ArchivedEvent.objects.none(),

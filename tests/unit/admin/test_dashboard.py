@@ -464,7 +464,7 @@ def test_batches_under_way_are_shown():
     for state in ReplayBatch.State:
         ReplayBatch.objects.create(
             service="billing", state=state, title=f"<b>{state}</b>", total=4, succeeded=1,
-            created_at=datetime.now(UTC),
+            pending=3, created_at=datetime.now(UTC),
         )  # fmt: skip
     may = ("view_dashboard", "view_archivedevent", "view_replaybatch")
     page = read(client_of(staff(*may)))

@@ -271,7 +271,7 @@ def test_a_handler_that_runs_once_is_said_plainly(ada):
 
 def test_possible_duplicates_are_named(ada):
     row = make(reason="poison", replays=1)
-    add_replay(row, outcome=Replay.Outcome.SUCCEEDED)
+    add_replay(row, state=Replay.State.SUCCEEDED)
     words = page(ada.get(url("edit", row.pk))).words
     assert "A replay has already succeeded" in words
     assert "This event is poison" in words

@@ -279,7 +279,7 @@ def test_timeline_is_complete_and_ordered():
         requested_by="ada",
         published_at=NOW + timedelta(minutes=2),
         finished_at=NOW + timedelta(minutes=3),
-        outcome=Replay.Outcome.FAILED,
+        state=Replay.State.FAILED,
     )
     again = ArchivedFailure(
         failed_at=NOW + timedelta(minutes=3), mirrored_at=NOW, reason="failed", replay_id=made.pk

@@ -22,8 +22,8 @@ from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
     GroupAction,
+    Replay,
     ReplayBatch,
-    ReplayBatchEvent,
     State,
 )
 
@@ -291,7 +291,7 @@ def test_a_group_is_replayed_in_the_background(wire):
     assert response.status_code == 302
     assert response["Location"].endswith(f"/replaybatch/{batch.pk}/change/")
     assert (batch.state, batch.total, batch.title) == ("draft", 3, str(group))
-    frozen = ReplayBatchEvent.objects.values_list("event", flat=True)
+    frozen = Replay.objects.values_list("event", flat=True)
     assert set(frozen) == {row.pk for row in rows}
     # Later failures are counted as new and not included.
     late = make(last_failed_at=datetime.now(UTC) + timedelta(minutes=1))

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from django.db import OperationalError
+from django.db.models import Count, F
 
 from django_amqp_events import conf, service_loop
 from django_amqp_events.archive import eligibility, replay, retention
@@ -35,7 +36,7 @@ from django_amqp_events.models import (
     Replay,
     ReplayBatch,
     ReplayBatchAction,
-    ReplayBatchEvent,
+    SearchValue,
     State,
 )
 from django_amqp_events.publish import publisher
@@ -73,7 +74,7 @@ def billing(settings: Any, archive_database: Any) -> Any:
 class Broker(archive_rows.Broker):
     """A broker whose handlers do what *report* says."""
 
-    report: Callable[[Message], Replay.Outcome | None] = lambda message: None
+    report: Callable[[Message], Replay.State | None] = lambda message: None
     before: Callable[[], object] = bool
     away: bool = False
 
@@ -101,9 +102,9 @@ class Broker(archive_rows.Broker):
         return Depth(7, 2) if queue == "billing.send_invoice" else None
 
 
-def end(replay_id: UUID, outcome: Replay.Outcome) -> None:
+def end(replay_id: UUID, outcome: Replay.State) -> None:
     """Store the outcome of a replay as the mirror does."""
-    if outcome == Replay.Outcome.SUCCEEDED:
+    if outcome == Replay.State.SUCCEEDED:
         event_states.finish({replay_id: NOW}, now=NOW)
     else:
         event_states.failed_again({replay_id: NOW})
@@ -175,8 +176,8 @@ def done(batch: ReplayBatch) -> list[tuple[str, str]]:
     return [(each.action, each.by) for each in found]
 
 
-SUCCEED = Replay.Outcome.SUCCEEDED
-FAIL = Replay.Outcome.FAILED
+SUCCEED = Replay.State.SUCCEEDED
+FAIL = Replay.State.FAILED
 
 
 # -- freezing -----------------------------------------------------------------------------
@@ -187,20 +188,52 @@ def test_batch_freezes_matching_events_oldest_first() -> None:
     make(4, State.SUCCEEDED)
     batch = freeze(title="all that is open")
     make(5)
-    assert (batch.total, batch.waiting, batch.state) == (3, 3, "draft")
-    found = batch_states.events(batch.pk).order_by("pk").values_list("event_id", "version")
+    assert (batch.total, batch.pending, batch.state) == (3, 3, "draft")
+    found = batch_states.events(batch.pk).order_by("position").values_list("event_id", "version")
     assert list(found) == [(rows[1].pk, 3), (rows[2].pk, 3), (rows[0].pk, 3)]
     assert done(batch) == [("freeze", "ada")]
 
 
-def test_a_slice_and_nothing_at_all_can_be_frozen() -> None:
-    for number in range(5):
-        make(number)
-    found = event_states.rows().order_by("-last_failed_at")[:2]
-    batch = freeze(found)
-    names = event_states.rows().filter(pk__in=batch_states.events(batch.pk).values_list("event_id"))
-    assert sorted(names.values_list("event_id", flat=True)) == ["order-3", "order-4"]
-    assert freeze(event_states.rows().none()).total == 0
+def querysets() -> dict[str, tuple[Any, set[int]]]:
+    """Return querysets of every shape, and the numbers of the events that they match."""
+    rows = event_states.rows()
+    newest = rows.order_by("-last_failed_at")
+    first, last = rows.filter(event_id="order-0").order_by(), rows.filter(event_id="order-4")
+    by_value = rows.filter(search_values__path__in=["a", "b"])
+    return {
+        "all": (rows, {0, 1, 2, 3, 4}),
+        "nothing": (rows.none(), set()),
+        "slice": (newest[:2], {3, 4}),
+        "part": (newest[1:3], {2, 3}),
+        "slice of nothing": (newest.none()[:2], set()),
+        "join": (by_value, {0, 1}),
+        "slice of a join": (by_value.order_by("-last_failed_at").distinct()[:1], {1}),
+        "union": (first.union(last.order_by()), {0, 4}),
+        "slice of a union": (first.union(last.order_by()).order_by("-event_id")[:1], {4}),
+        "values": (last.values("event_id", "name"), {4}),
+        "values_list": (newest.values_list("handler", flat=True)[:3], {2, 3, 4}),
+        "only": (last.only("pk"), {4}),
+        "defer": (last.defer("body", "version"), {4}),
+        "annotation": (last.annotate(version_id=F("version")).filter(version_id=3), {4}),
+        "aggregate": (rows.annotate(found=Count("search_values")).filter(found=2), {0, 1}),
+        "difference": (rows.order_by().difference(first, last.order_by()), {1, 2, 3}),
+        "select_related": (last.select_related("group"), {4}),
+        "subquery": (rows.filter(pk__in=first.values("pk")), {0}),
+    }
+
+
+def test_any_queryset_can_be_frozen() -> None:
+    events = [make(number) for number in range(5)]
+    for event in events[:2]:
+        for path in "ab":
+            SearchValue.objects.create(event=event, path=path, value="1")
+    for name, (found, numbers) in querysets().items():
+        batch = freeze(found)
+        rows = batch_states.events(batch.pk).order_by("position")
+        names = list(rows.values_list("event__event_id", flat=True))
+        assert names == [f"order-{number}" for number in sorted(numbers)], name
+        assert list(rows.values_list("position", flat=True)) == [*range(1, 1 + len(numbers))]
+        assert batch.total == batch.pending == len(numbers)
 
 
 def test_newer_matches_are_counted() -> None:
@@ -292,10 +325,9 @@ def test_preview_shows_routes_and_skipped_events() -> None:
     assert plan["eligible"] == 7
     assert plan["undecided"] == 0
     whys = {each["why"]: each["count"] for each in plan["skipped"]}
-    assert len(whys) == 7, whys
-    assert sum(whys.values()) == plan["skipped_total"] == 7
+    assert len(whys) == 6, whys
+    assert sum(whys.values()) == plan["skipped_total"] == 6
     assert whys["it is replaying"] == 1
-    assert whys["the event no longer exists"] == 1
     for part in (
         "another user or tab changed it first; it is discarded now",
         "there is no handler 'gone'",
@@ -310,7 +342,8 @@ def test_preview_shows_routes_and_skipped_events() -> None:
     assert "there is no queue billing.book" in plan["broker"]
     assert again(batch).plan == plan
     # It changes nothing.
-    assert states(batch) == {"waiting": 14}
+    assert states(batch) == {"pending": 13}
+    assert batch_states.count(batch.pk)["pending"] == again(batch).total - 1
 
 
 @ONE
@@ -342,7 +375,7 @@ def test_a_batch_is_published_and_its_outcomes_end_it(broker: Broker) -> None:
     assert (left.state, left.count, left.first) == ("skipped", 1, str(skipped.pk))
     assert "discarded" in left.why
     assert done(batch)[-1] == ("finish", "")
-    replays = Replay.objects.order_by("event__event_id")
+    replays = event_states.replays().order_by("event__event_id")
     assert [(each.requested_by, each.reason) for each in replays] == [("ada", "fixed")] * 3
     audit = ArchiveAction.objects.filter(action="replay")
     assert {each.batch_id for each in audit} == {batch.pk}
@@ -430,7 +463,7 @@ def test_pause_and_cancel_are_effective_within_a_chunk(
     run()
     assert len(broker.ids) == 8
     found = again(batch)
-    assert (found.state, found.note, found.published, found.waiting) == (
+    assert (found.state, found.note, found.published, found.pending) == (
         "paused",
         "look first",
         8,
@@ -474,7 +507,7 @@ def test_a_few_failures_do_not(broker: Broker, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(runner, "INTERVAL", 0.0)
     seen = Counter[str]()
 
-    def report(message: Message) -> Replay.Outcome:
+    def report(message: Message) -> Replay.State:
         seen["n"] += 1
         return FAIL if seen["n"] % 6 == 0 else SUCCEED
 
@@ -493,7 +526,7 @@ def test_canary_runs_first(broker: Broker) -> None:
     def stop() -> bool:
         waits["looks"] += 1
         if waits["looks"] == 20:
-            for each in Replay.objects.filter(outcome="published"):
+            for each in Replay.objects.filter(state="published"):
                 end(each.pk, SUCCEED)
             broker.report = lambda message: SUCCEED
         return False
@@ -556,7 +589,7 @@ def test_unreachable_broker_claims_nothing(broker: Broker, clock: Clock) -> None
     def stop() -> bool:
         if clock.at > began + 300 and broker.away:
             found = again(batch)
-            assert (found.state, found.waiting) == ("running", 4)
+            assert (found.state, found.pending) == ("running", 4)
             assert "away" in found.note
             assert len(broker.windows) == 1, "one chunk was claimed in vain, and no other"
             broker.away, broker.answer = False, lambda message: None
@@ -579,7 +612,7 @@ def test_a_topology_that_is_missing_pauses_it_in_the_end(broker: Broker, clock: 
     found = again(batch)
     assert found.state == "paused"
     assert "there is no exchange" in found.note
-    assert states(batch) == {"waiting": 4}
+    assert states(batch) == {"pending": 4}
     assert len(broker.windows) == runner.TRIES + 1
     broker.answer, broker.report = lambda message: None, lambda message: SUCCEED
     batch_states.resume(batch.pk, by="ada")
@@ -595,7 +628,7 @@ def test_ten_unroutable_events_pause_the_batch(broker: Broker) -> None:
     found = again(batch)
     assert found.state == "paused"
     assert "no queue is bound" in found.note
-    assert (found.returned, found.waiting) == (12, 4)
+    assert (found.returned, found.pending) == (12, 4)
     (left,) = batch_states.skipped_by_reason(batch.pk)
     assert (left.state, left.count, left.why) == ("returned", 12, "no queue is bound")
 
@@ -614,6 +647,45 @@ def test_unconfirmed_event_is_not_retried_automatically(broker: Broker) -> None:
     # It was on its way, and reports.
     end(Replay.objects.get(event__event_id="order-1").pk, SUCCEED)
     assert states(batch) == {"succeeded": 3}
+
+
+@ONE
+def test_a_later_batch_publishes_an_unconfirmed_event_under_the_same_id(broker: Broker) -> None:
+    broker.answer = lambda message: PublishTimeoutError("no confirm")
+    first = started(2)
+    run()
+    alone, both = event_states.rows().order_by("event_id")
+    broker.answer = lambda message: None
+    assert replay.replay({alone.pk: alone.version}, by="bob").published == [alone.pk]
+    second = freeze()
+    batch_states.start(second.pk, by="ada", reason="again")
+    broker.report = lambda message: SUCCEED
+    run()
+    ids = [message.headers["event-replay-id"] for window in broker.windows for message in window]
+    assert len(ids) == 4
+    assert len(set(ids)) == 2, "each keeps its id"
+    # Each batch has all of its events, and what it knows of them.
+    assert states(first) == {"published": 1, "unconfirmed": 1}
+    assert states(second) == {"succeeded": 1}
+    moved = batch_states.events(second.pk).get()
+    assert (moved.event_id, moved.number, moved.publishes) == (both.pk, 1, 2)
+    assert [each.why for each in batch_states.skipped_by_reason(first.pk)] == ["no confirm"]
+
+
+@ONE
+def test_all_batches_that_await_outcomes_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_states, "AWAITING", 2)
+    for number in range(5):
+        batch = freeze(event_states.rows().filter(pk=make(number).pk))
+        batch_states.events(batch.pk).update(state=Replay.State.PUBLISHED)
+    now = event_states.clock()
+    batch_states.rows().update(state=ReplayBatch.State.DONE, published=1, finished_at=now)
+    turns = Counter[UUID]()
+    for _ in range(5):
+        for pk in batch_states.awaiting_outcomes("billing"):
+            batch_states.count(pk)
+            turns[pk] += 1
+    assert sorted(turns.values()) == [2] * 5
 
 
 @ONE
@@ -726,16 +798,26 @@ def test_old_batches_are_pruned_and_the_audit_stays(
     pruned = retention.prune(ages, service="billing")
     assert pruned.counts["batches"] == pruned.total == 2
     assert [batch.pk for batch in batch_states.rows()] == [fresh.pk]
-    assert not ReplayBatchEvent.objects.exclude(batch=fresh).exists()
+    # The replays are the history of their events.
+    made = Replay.objects.filter(batch=None)
+    assert set(made.values_list("state", flat=True)) == {Replay.State.SUCCEEDED}
+    assert made.count() == 5
+    assert set(Replay.objects.exclude(batch=None).values_list("batch", flat=True)) == {fresh.pk}
     assert set(ArchiveAction.objects.values_list("batch_id", flat=True)) == {old.pk}
     assert retention.prune({"batches": None}, service="billing").total == 0
 
 
 @ONE
-def test_a_report_outlives_the_events(broker: Broker) -> None:
+def test_the_numbers_of_a_batch_outlive_its_events(broker: Broker) -> None:
+    """Its replays do not: they are deleted with their events, however these are deleted."""
     broker.report = lambda message: SUCCEED
     batch = started(3)
     run()
-    pruned = retention.prune({State.SUCCEEDED: 0.0}, service="billing")
-    assert pruned.total == 3
-    assert states(batch) == {"succeeded": 3}
+    late = Replay.objects.latest("position")
+    event_states.rows().get(pk=late.event_id).delete()
+    assert retention.prune({State.SUCCEEDED: 0.0}, service="billing").total == 2
+    assert not Replay.objects.exists()
+    assert event_states.finish({late.pk: NOW}, now=NOW) == 0, "its outcome is read again"
+    assert (again(batch).succeeded, again(batch).deleted) == (3, 0)
+    assert not any(batch_states.count(batch.pk).values())
+    assert (again(batch).deleted, again(batch).through) == (3, 3)

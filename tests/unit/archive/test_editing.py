@@ -432,7 +432,7 @@ def test_possibly_published_event_is_not_claimed() -> None:
     row = make(replays=1)
     Replay.objects.create(
         pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=NOW,
-        outcome=Replay.Outcome.UNCONFIRMED,
+        state=Replay.State.UNCONFIRMED,
     )  # fmt: skip
     claimed = states.claim(
         {row.pk: 0}, handlers={row.pk: "send_invoice"}, by="ada", reason="x", now=NOW,

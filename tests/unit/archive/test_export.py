@@ -77,7 +77,7 @@ def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> Archi
     )  # fmt: skip
     replay = Replay.objects.create(
         id=uuid4(), event=row, number=1, revision=revision, handler="send_invoice",
-        outcome="failed", requested_at=NOW, requested_by="ada", publishes=1,
+        state="failed", requested_at=NOW, requested_by="ada", publishes=1,
     )  # fmt: skip
     for each in (None, replay):
         ArchivedFailure.objects.create(

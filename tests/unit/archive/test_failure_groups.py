@@ -366,8 +366,8 @@ class Chaos:
                 states.published(back, now=datetime.now(UTC))
 
     def underway(self) -> list[Replay]:
-        outcomes = (Replay.Outcome.QUEUED, Replay.Outcome.PUBLISHED, Replay.Outcome.UNCONFIRMED)
-        found = list(Replay.objects.filter(outcome__in=outcomes).select_related("event"))
+        outcomes = (Replay.State.QUEUED, Replay.State.PUBLISHED, Replay.State.UNCONFIRMED)
+        found = list(Replay.objects.filter(state__in=outcomes).select_related("event"))
         return self.random.sample(found, min(len(found), 2))
 
     def again(self) -> None:

@@ -34,8 +34,8 @@ from django_amqp_events.models import (
     GroupCountChange,
     InboxEntry,
     OutboxEvent,
+    Replay,
     ReplayBatch,
-    ReplayBatchEvent,
     Revision,
     SearchValue,
     Snapshot,
@@ -106,8 +106,8 @@ def fill(number: int) -> None:
     batch = batch_states.freeze(event_states.rows(), by="ada", title="all")
     preview.preview_batch(batch)
     batch_states.start(batch.pk, by="ada", reason="all")
-    skipped = ReplayBatchEvent.objects.filter(batch=batch, event__state=State.DISCARDED)
-    skipped.update(state=ReplayBatchEvent.State.SKIPPED, why="it is discarded")
+    skipped = Replay.objects.filter(batch=batch, event__state=State.DISCARDED)
+    skipped.update(state=Replay.State.SKIPPED, error="it is discarded")
     batch_states.freeze(
         event_states.rows(), by="ada", title="a draft", criteria=Selection(handlers=["book"])
     )

@@ -77,6 +77,25 @@ def test_a_failure_after_a_discard_opens_it_again(row):
     assert sorted(ArchivedFailure.objects.values_list("late", flat=True)) == [False, False, True]
 
 
+@pytest.mark.parametrize("unconfirmed", [False, True])
+def test_only_an_open_event_is_unconfirmed(row, unconfirmed):
+    claimed = claim(row)
+    unpublished = states.UnpublishedReplay(claimed=claimed, error="", unconfirmed=unconfirmed)
+    states.returned([unpublished], now=NOW)
+    row.refresh_from_db()
+    assert row.unconfirmed == unconfirmed
+    states.discard({row.pk: row.version}, by="ada", reason="old", now=NOW)
+    row.refresh_from_db()
+    assert not row.unconfirmed
+    # It was published again, and its replay is still the same.
+    keep(failed(at=LATER))
+    assert state(row)[0] == State.ARCHIVED
+    assert row.unconfirmed == unconfirmed
+    keep(outcome(row, str(claimed.replay.pk)))
+    assert state(row)[0] == State.SUCCEEDED
+    assert not row.unconfirmed
+
+
 def test_failure_after_success_is_history(row):
     keep(outcome(row, replayed(row)))
     keep(failed(at=LATER))
@@ -94,7 +113,7 @@ def test_success_and_failure_of_one_replay_come_in_any_order(row, first):
         for message in both if first == "success" else reversed(both):
             keep(message)
     assert state(row)[0] == State.SUCCEEDED
-    assert Replay.objects.get().outcome == Replay.Outcome.SUCCEEDED
+    assert Replay.objects.get().state == Replay.State.SUCCEEDED
     assert ArchivedFailure.objects.filter(replay=replay_id).count() == 1
 
 
@@ -115,7 +134,7 @@ def test_outcome_of_an_older_replay_is_history(row):
     second = replayed(row)
     keep(outcome(row, first), failed(first, at=LATER + timedelta(minutes=1)))
     assert state(row) == (State.REPLAYING, 5)
-    assert Replay.objects.get(pk=first).outcome == Replay.Outcome.SUCCEEDED
+    assert Replay.objects.get(pk=first).state == Replay.State.SUCCEEDED
     keep(outcome(row, second))
     assert state(row) == (State.SUCCEEDED, 5)
 

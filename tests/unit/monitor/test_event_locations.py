@@ -81,7 +81,7 @@ def make_inbox(event_id: str = "order-1", handler: str = "book") -> InboxEntry:
 
 def make_replay(row: ArchivedEvent, outcome: str) -> Replay:
     return Replay.objects.create(
-        id=uuid4(), event=row, number=row.replays, handler=row.handler, outcome=outcome,
+        id=uuid4(), event=row, number=row.replays, handler=row.handler, state=outcome,
         requested_at=NOW,
     )  # fmt: skip
 
@@ -91,14 +91,14 @@ def test_rows_of_every_table_are_found_by_every_id() -> None:
     make_inbox()
     row = make(1, State.REPLAYING, replays=1)
     other = make(1, State.ARCHIVED, handler="ship")
-    replay = make_replay(row, Replay.Outcome.PUBLISHED)
+    replay = make_replay(row, Replay.State.PUBLISHED)
     batch_states.freeze(Selection(handlers=["ship"]).queryset(), by="ada")
     expected = {
         ("outbox", "", "overdue"),
         ("archive", "send_invoice", "replaying"),
         ("archive", "ship", "archived"),
         ("replay", "send_invoice", "published"),
-        ("batch", "ship", "waiting"),
+        ("batch", "ship", "pending"),
         ("inbox", "book", "handled"),
     }
     for value in ("order-1", str(row.pk), str(other.pk), replay.pk.hex, "7", "order_id=7", "7*"):
@@ -110,7 +110,7 @@ def test_rows_of_every_table_are_found_by_every_id() -> None:
 def test_a_row_says_what_to_do_next() -> None:
     make_outbox()
     row = make(1, replays=1, unconfirmed=True)
-    make_replay(row, Replay.Outcome.UNCONFIRMED)
+    make_replay(row, Replay.State.UNCONFIRMED)
     make(1, handler="gone")
     make(1, service="shipping", handler="pack")
     make(1, State.REPLAYING, handler="ship")

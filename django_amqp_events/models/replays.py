@@ -1,4 +1,4 @@
-"""Replay batches."""
+"""Replays of archived events, alone or in a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from uuid import uuid4
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .archive import ArchivedEvent, Replay
+from ..message.types import Received, task_id
+from .archive import ArchivedEvent, Revision
 from .base import LENGTH, AppendOnly, Moment, PartialIndex
 from .text import visible
 
@@ -32,7 +33,7 @@ class ReplayBatch(models.Model):
         resumed_at: earlier outcomes do not count for the threshold.
         runner, leased_until: the process that holds it, and the end of its lease.
         total: events in the batch.
-        waiting, queued, …: events by :class:`ReplayBatchEvent.State` at *counted_at*.
+        pending, queued, …: events by :class:`Replay.State` at *counted_at*.
     """
 
     #: Columns that only the page of a batch reads.
@@ -66,7 +67,7 @@ class ReplayBatch(models.Model):
     runner = models.UUIDField(null=True, blank=True, editable=False)
     leased_until = Moment(null=True, blank=True)
     total = models.PositiveIntegerField(default=0)
-    waiting = models.PositiveIntegerField(default=0)
+    pending = models.PositiveIntegerField(default=0)
     queued = models.PositiveIntegerField(default=0)
     published = models.PositiveIntegerField(default=0)
     succeeded = models.PositiveIntegerField(default=0)
@@ -96,70 +97,14 @@ class ReplayBatch(models.Model):
 
     @property
     def through(self) -> int:
-        """Return the number of finished events."""
-        return self.succeeded + self.failed + self.unconfirmed + self.returned + self.skipped
+        """Return the number of finished events; deleted ones are."""
+        return self.total - self.pending - self.queued - self.published
 
-
-class ReplayBatchEvent(models.Model):
-    """One event of a batch.
-
-    Attributes:
-        event: without a constraint, so that the row outlives the event.
-        version: the event is replayed only if it still has this version.
-        state: changed in the transaction that changes the state of the event.
-        why: it was skipped, or not published.
-        settled_at: when its outcome was mirrored, by the database's clock.
-    """
-
-    class State(models.TextChoices):
-        WAITING = "waiting", _("pending")
-        QUEUED = "queued", _("queued")
-        PUBLISHED = "published", _("in progress")
-        SUCCEEDED = "succeeded", _("succeeded")
-        FAILED = "failed", _("failed again")
-        UNCONFIRMED = "unconfirmed", _("not confirmed")
-        RETURNED = "returned", _("not published")
-        SKIPPED = "skipped", _("skipped")
-
-    batch = models.ForeignKey(ReplayBatch, models.CASCADE, related_name="+", db_index=False)
-    event = models.ForeignKey(
-        ArchivedEvent, models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
-    )
-    version = models.PositiveIntegerField()
-    state = models.CharField(max_length=16, choices=State, default=State.WAITING)
-    why = models.TextField(blank=True)
-    replay = models.ForeignKey(
-        Replay,
-        models.DO_NOTHING,
-        related_name="+",
-        null=True,
-        blank=True,
-        db_constraint=False,
-        db_index=False,
-    )
-    settled_at = Moment(null=True, blank=True)
-
-    class Meta:
-        default_permissions = ()
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["batch", "event"], name="amqp_batch_event"),
-        ]
-        indexes: ClassVar = [
-            models.Index(fields=["batch", "state", "id"], name="amqp_batch_event_state"),
-            PartialIndex(
-                fields=["replay"],
-                name="amqp_batch_event_replay",
-                where={"replay__isnull": False},
-            ),
-            PartialIndex(
-                fields=["batch", "-settled_at"],
-                name="amqp_batch_event_settled",
-                where={"settled_at__isnull": False},
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.event_id}: {self.state}"
+    @property
+    def deleted(self) -> int:
+        """Return how many of its events had been deleted at *counted_at*."""
+        counts: list[int] = [getattr(self, state.value) for state in Replay.State]
+        return self.total - sum(counts)
 
 
 class ReplayBatchAction(AppendOnly):
@@ -185,3 +130,98 @@ class ReplayBatchAction(AppendOnly):
 
     def __str__(self) -> str:
         return f"{self.get_action_display()} by {self.by or 'its runner'}"
+
+
+class Replay(models.Model):
+    """A replay of an archived event, or an event of a batch that may become one.
+
+    Only :mod:`django_amqp_events.archive.states` and the batches change rows.
+
+    Attributes:
+        id: in the message.
+        event: deleting it deletes its replays; the batch counts these as deleted.
+        batch: ``None`` for a replay of its own.
+        position: in the batch.
+        version: the event is replayed only if it has this version.
+        number: 1 for the first replay of the event; ``None`` while it is pending or skipped.
+        revision: published in place of the event's own body, if set.
+        handler: the destination, which may be the new name of the event's handler.
+        state: changed in the transaction that changes the state of the event.
+        requested_by: a user's name, or a command's.
+        published_at: time of the last confirm.
+        finished_at: by the worker's clock.
+        settled_at: when its outcome was mirrored, by the database's clock.
+        publishes: attempts to publish it; the handler may have run as often.
+        error: why it was skipped, or not published.
+    """
+
+    class State(models.TextChoices):
+        PENDING = "pending", _("pending")
+        QUEUED = "queued", _("queued")
+        PUBLISHED = "published", _("in progress")
+        SUCCEEDED = "succeeded", _("succeeded")
+        FAILED = "failed", _("failed again")
+        UNCONFIRMED = "unconfirmed", _("not confirmed")
+        RETURNED = "returned", _("not published")
+        SKIPPED = "skipped", _("skipped")
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    # Its index is the one of the number.
+    event = models.ForeignKey(
+        ArchivedEvent, models.CASCADE, related_name="replay_set", db_index=False
+    )
+    batch = models.ForeignKey(
+        ReplayBatch,
+        models.DO_NOTHING,
+        related_name="replay_set",
+        null=True,
+        blank=True,
+        db_index=False,
+    )
+    position = models.PositiveIntegerField(null=True, blank=True)
+    version = models.PositiveIntegerField(default=0)
+    number = models.PositiveIntegerField(null=True, blank=True)
+    # Not SET_NULL: the event's own body would be published instead.
+    revision = models.ForeignKey(
+        Revision, models.RESTRICT, related_name="replay_set", null=True, blank=True
+    )
+    handler = models.CharField(max_length=LENGTH, blank=True)
+    state = models.CharField(max_length=16, choices=State, default=State.QUEUED)
+    requested_at = Moment()
+    requested_by = models.CharField(max_length=LENGTH, blank=True)
+    reason = models.TextField(blank=True)
+    published_at = Moment(null=True, blank=True)
+    finished_at = Moment(null=True, blank=True)
+    settled_at = Moment(null=True, blank=True)
+    publishes = models.PositiveIntegerField(default=0)
+    error = models.TextField(blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["number"]
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["event", "number"], name="amqp_replay_number"),
+            models.UniqueConstraint(fields=["batch", "event"], name="amqp_replay_batch"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["batch", "state", "position"], name="amqp_replay_state"),
+            PartialIndex(
+                fields=["batch", "-settled_at"],
+                name="amqp_replay_settled",
+                where={"settled_at__isnull": False},
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"replay {self.number} of {self.event_id}"
+
+    @property
+    def received(self) -> Received:
+        """The parts of the published message that a copy needs."""
+        original = self.event.received
+        return original if self.revision is None else self.revision.received(original)
+
+    @property
+    def task_id(self) -> str:
+        """The id of its TaskResult."""
+        return task_id(self.event.service, self.handler, self.event.event, str(self.pk))
