@@ -98,6 +98,11 @@ class Mutant:
     line: int
     occurrence: int
 
+    @property
+    def name(self) -> tuple[object, ...]:
+        """What tells it from the others of one source."""
+        return self.module, self.operator, self.occurrence
+
     def code(self, source: str) -> str | None:
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
@@ -204,6 +209,12 @@ def copies(tree: Path, number: int) -> list[Path]:
     return made
 
 
+def judged_in(file: Path) -> dict[tuple[object, ...], dict[str, object]]:
+    """Return the rows of an earlier run by the names of their mutants."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return {(row["module"], row["operator"], row["occurrence"]): row for row in rows}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--count", type=int, default=300)
@@ -212,6 +223,7 @@ def main() -> int:
     parser.add_argument("--module", action="append", choices=TESTS, default=[])
     parser.add_argument("--out", type=Path, default=WORK / "mutants.jsonl", help="a line for each")
     parser.add_argument("--again", type=Path, help="only those that survived there")
+    parser.add_argument("--resume", action="store_true", help="keep what --out says, and go on")
     options = parser.parse_args()
     tree: Path = options.tree.resolve()
     places = [
@@ -223,11 +235,10 @@ def main() -> int:
     chosen = [chance.choice(place) for place in places]
     chosen = chance.sample(chosen, min(options.count, len(chosen)))
     if options.again:
-        told = map(json.loads, options.again.read_text().splitlines())
-        left = {
-            (row["module"], row["operator"], row["occurrence"]) for row in told if not row["killer"]
-        }
-        chosen = [each for each in chosen if (each.module, each.operator, each.occurrence) in left]
+        left = {name for name, row in judged_in(options.again).items() if not row["killer"]}
+        chosen = [mutant for mutant in chosen if mutant.name in left]
+    old = judged_in(options.out) if options.resume else {}
+    chosen = [mutant for mutant in chosen if mutant.name not in old]
     WORK.mkdir(parents=True, exist_ok=True)
     node = Node.start(tempfile.mkdtemp(prefix="mutants-"))
     env = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
@@ -242,8 +253,11 @@ def main() -> int:
         finally:
             free.append(tester)
 
-    counts: Counter[tuple[str, bool]] = Counter()
-    with ThreadPoolExecutor(len(testers)) as pool, options.out.open("w") as out:
+    counts = Counter((str(row["module"]), bool(row["killer"])) for row in old.values())
+    with (
+        ThreadPoolExecutor(len(testers)) as pool,
+        options.out.open("a" if old else "w") as out,
+    ):
         for done in as_completed([pool.submit(judged, mutant) for mutant in chosen]):
             row = done.result()
             counts[str(row["module"]), bool(row["killer"])] += 1
