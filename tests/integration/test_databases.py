@@ -18,6 +18,7 @@ from django.db.models import QuerySet
 from django_amqp_events import conf
 from django_amqp_events.apps import CHECKS
 from django_amqp_events.archive import replay, row_writer, selection, states
+from django_amqp_events.archive.eligibility import Examined
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import delete_by_id, error_kind, is_passing, sliced
 from django_amqp_events.message.types import Message, derived_id
@@ -190,7 +191,8 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
             states.discard({row.pk: row.version}, by="ada", reason="", now=now)
         assert error_kind(caught.value) == "locked"
         assert is_passing(caught.value)
-        monkeypatch.setattr(replay, "examine_chunk", lambda *_, **__: {row.pk: object()})
+        examined = Examined(events={row.pk: row})
+        monkeypatch.setattr(replay, "examine", lambda *_, **__: examined)
         monkeypatch.setattr(replay, "_claim", lambda *_, **__: _raise(caught.value))
         monkeypatch.setattr(replay, "_require_broker", lambda: None)
         report = replay.replay({row.pk: row.version}, by="ada")
