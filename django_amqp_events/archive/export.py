@@ -2,7 +2,8 @@
 
 Bodies and headers are base64, byte for byte. With a redaction hook, a document has the redacted
 payload instead of them and cannot be imported. An import only inserts rows: it changes and
-publishes nothing.
+publishes nothing. What is derived from an event, its group and search values, is not exported: an
+import makes it again.
 """
 
 from __future__ import annotations
@@ -17,13 +18,24 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
-from django.db import Error, models, transaction
+from django.db import Error, connections, models, transaction
 from django.db.models import QuerySet
 
 from ..databases import check_commits, error_line, is_refusal, pieces
-from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision, State
+from ..message.text import has_surrogates, printable
+from ..models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    Revision,
+    SearchValue,
+    State,
+    clean,
+)
 from ..reasons import Reason
 from . import redaction, search_values, states
+from .groups import failure_groups, group_counts
 
 M = TypeVar("M", bound=models.Model)
 
@@ -41,10 +53,18 @@ _PARTS: Final[tuple[tuple[str, Any, str], ...]] = (
     ("failures", ArchivedFailure, "failed_at"),
     ("actions", ArchiveAction, "at"),
 )
-#: Columns that are about other rows of the database.
-_FOREIGN: Final = frozenset({"batch", "position"})
+#: The tables that an import writes.
+_TABLES: Final = [
+    model._meta.db_table  # noqa: SLF001 - Django's documented name for it
+    for model in (ArchivedEvent, SearchValue, *(model for _, model, _ in _PARTS))
+]
 #: Columns that contain the payload.
 _SECRET: Final = frozenset({"body", "headers_raw"})
+#: Columns that are about other rows of the database, or derived from others. An action's group is
+#: that of its time.
+_FOREIGN: Final = frozenset(
+    {(ArchiveAction, "id"), (ArchivedEvent, "group"), (Replay, "batch"), (Replay, "position")}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +122,7 @@ def export(
             return
         for ids in pieces(found, count=CHUNK, size=CHUNK_BYTES):
             for document in _documents(rows.db, ids, sight):
-                yield json.dumps(document) + "\n"
+                yield json.dumps(document, allow_nan=False) + "\n"
         last = found[-1][0]
 
 
@@ -125,6 +145,8 @@ def _documents(
         hidden = seen == "redacted"
         document: dict[str, Any] = {"version": FORMAT, "kind": KIND, "redacted": hidden}
         document["event"] = _columns(event, hidden=hidden)
+        for revision in parts["revisions"].get(event.pk, ()):
+            revision.event = event  # without a query for each
         if hidden:
             document["payload"], document["problem"] = _redacted(event.name, event.payload)
         for name, *_ in _PARTS:
@@ -154,12 +176,7 @@ def _columns(row: models.Model, *, hidden: bool) -> dict[str, Any]:
 def _fields(model: type[models.Model]) -> list[Any]:
     """Return the columns of a model that mean the same in every database."""
     found = model._meta.concrete_fields  # noqa: SLF001 - Django's public _meta
-    return [
-        each
-        for each in found
-        if not isinstance(each, models.AutoField)
-        and (model is not Replay or each.name not in _FOREIGN)
-    ]
+    return [each for each in found if (model, each.name) not in _FOREIGN]
 
 
 def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str, Any]:
@@ -179,9 +196,9 @@ def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
     if isinstance(found, Reason):
         return None, str(found)
     try:
-        json.dumps(found)
+        json.dumps(found, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
-        return None, f"the redaction hook did not return JSON types ({type(exc).__name__})"
+        return None, f"the result of the redaction hook is not valid JSON ({error_line(exc)})"
     return found, ""
 
 
@@ -218,7 +235,7 @@ def import_events(
         event = ""
         try:
             document = _read(text)
-            event = str(document["event"].get("id", ""))[:100]
+            event = printable(str(document["event"].get("id", ""))[:100])
             if _put(document, dry_run=dry_run):
                 imported.events += 1
             else:
@@ -230,6 +247,8 @@ def import_events(
 
 
 def _read(text: str) -> dict[str, Any]:
+    if has_surrogates(text):
+        raise _Wrong("it is not valid UTF-8")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -248,11 +267,11 @@ def _read(text: str) -> dict[str, Any]:
     return document
 
 
+@states.retry_on_conflict
 def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
     """Insert an event; return False if it exists."""
+    now = datetime.now(UTC)
     event = _row(ArchivedEvent, document["event"])
-    if event.state not in State.values:
-        raise _Wrong(f"its state {event.state!r} is unknown")
     if event.state == State.QUEUED:
         raise _Wrong(
             "it was queued when it was exported, so the mirror would publish it again; "
@@ -264,16 +283,30 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
         name: [_row(model, each, event) for each in document[name]] for name, model, _ in _PARTS
     }
     _check_links(rows)
+    try:
+        _ = event.headers
+    except Exception as exc:
+        raise _Wrong(f"its headers cannot be read ({error_line(exc)})") from exc
+    # As the mirror counts them.
+    failed = {event.pk: [each.failed_at for each in rows["failures"] if not each.late]}
     using = states.database()
     try:
         with transaction.atomic(using=using):
-            if ArchivedEvent.objects.using(using).filter(pk=event.pk).exists():
+            if states.lock([event.pk]):
                 return _known(using, event.pk, document)
+            failure_groups.assign_groups([event], failed, now=now)
             event.save(using=using, force_insert=True)
             for name, model, _ in _PARTS:
                 model.objects.using(using).bulk_create(rows[name])
             search_values.store(search_values.in_event(event, rows["revisions"]), using=using)
+            group_counts.record_changes(
+                {}, {event.pk: group_counts.counted_event(event)}, failed=failed, now=now,
+                using=using,
+            )  # fmt: skip
             if dry_run:
+                if connections[using].features.can_defer_constraint_checks:
+                    # COMMIT would check them.
+                    connections[using].check_constraints(_TABLES)
                 transaction.set_rollback(True, using=using)
     except (Error, OverflowError) as exc:
         if isinstance(exc, Error) and not is_refusal(exc):
@@ -333,6 +366,10 @@ def _value(column: Any, value: Any, model: type[models.Model]) -> Any:
                 raise TypeError("it is not a text")
             if column.max_length and len(value) > column.max_length:
                 raise ValueError(f"it has more than {column.max_length} characters")
+            if value != clean(value):
+                raise ValueError("it has a NUL or a lone surrogate")
+            if column.choices and value not in dict(column.flatchoices):
+                raise ValueError("it is not one of the choices")
         return column.to_python(value)
     except (ValueError, TypeError, ValidationError, OverflowError, binascii.Error) as exc:
         raise _Wrong(f"{column.name!r} of a {model.__name__} is {value!r:.80}: {exc}") from exc

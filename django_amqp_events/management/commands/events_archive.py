@@ -19,13 +19,12 @@ exit codes:
 from __future__ import annotations
 
 import os
-import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from uuid import UUID
 
 from django_amqp_events import conf
@@ -73,7 +72,7 @@ class Command(ReportCommand):
         with self.interruptible():
             try:
                 return run(options)
-            except (OSError, UnicodeDecodeError) as exc:
+            except OSError as exc:
                 raise self.wrong(f"{options['output'] or options['file']}: {exc}") from exc
 
     def _export(self, options: dict[str, Any]) -> int:
@@ -103,7 +102,7 @@ class Command(ReportCommand):
     def _import(self, options: dict[str, Any]) -> int:
         dry_run = options["dry_run"]
         name = options["file"]
-        with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as lines:
+        with _open(name) as lines:
             done = export.import_events(
                 lines,
                 dry_run=dry_run,
@@ -158,6 +157,13 @@ class Command(ReportCommand):
 def _selected(options: dict[str, Any]) -> Selection:
     state = State(options["state"]) if options["state"] else None
     return Selection(state=state, **arguments.filters(options))
+
+
+def _open(name: str) -> TextIO:
+    """Open the file of an import; a line that is not UTF-8 has surrogates, and is refused alone."""
+    if name == "-":
+        return os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    return Path(name).open(encoding="utf-8", errors="surrogateescape")
 
 
 @contextmanager
