@@ -424,9 +424,13 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
         .order_by("-count", "first")[:REASONS]
     )
     groups = list(found)
+    # By their states too: that is the index.
     firsts = dict(
         events(pk)
-        .filter(position__in=[group["first"] for group in groups])
+        .filter(
+            state__in={group["state"] for group in groups},
+            position__in=[group["first"] for group in groups],
+        )
         .values_list("position", "event_id")
     )
     return [

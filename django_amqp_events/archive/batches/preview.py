@@ -58,7 +58,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     examples = _examples(batch, groups)
     for group in groups[:GROUPS]:
         count, event = group["count"], examples.get(group["first"])
-        if event is None:  # deleted between the two queries
+        if event is None:  # deleted, or no longer pending, since the first query
             leave(eligibility.DELETED, "", count)
         elif group["standing"] == "changed":
             leave(eligibility.why_changed(event, event.version + 1), str(event), count)
@@ -166,7 +166,7 @@ def _pending(batch: ReplayBatch) -> QuerySet[Replay]:
 def _examples(batch: ReplayBatch, groups: list[dict[str, Any]]) -> dict[int | None, ArchivedEvent]:
     """Return one event of each group by the group's first position."""
     firsts = dict(
-        batch_states.events(batch.pk)
+        _pending(batch)
         .filter(position__in=[group["first"] for group in groups])
         .values_list("position", "event_id")
     )
