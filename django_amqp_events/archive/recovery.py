@@ -5,7 +5,7 @@ confirms it, then the original is acked. If the process dies between the two, th
 the same archive message, which the mirror stores once.
 
 Two messages without an id may be equal, byte for byte. The flag ``redelivered`` tells which of them
-may have been copied before: only those that an earlier run, or another consumer, has had in hand.
+may have been copied before: only those that were delivered to an earlier run or another consumer.
 So RabbitMQ sends no message that the run does not copy.
 """
 
@@ -244,20 +244,21 @@ class RecoveredCopies:
 
     def build(self, received: Received) -> tuple[str, Message]:
         """Return the archive reason and the archive message."""
-        reason, message = self._build(received)
-        # Of those with an id, the mirror ignores it.
+        reason, message, event = self._build(received)
+        if not decoding.is_nameless(event):
+            return reason, message
         key = ("" if received.redelivered else self._run, archive_message.content(message))
         copy = archive_message.Copy(run=key[0], number=self._alike[key])
         self._alike[key] += 1
         return reason, archive_message.marked(message, copy)
 
-    def _build(self, received: Received) -> tuple[str, Message]:
+    def _build(self, received: Received) -> tuple[str, Message, ReceivedEvent | None]:
         names = Names.of(self.settings)
         if received.unreadable:
             detail = f"it was found in {self.queue!r}; {received.unreadable}"
-            return "malformed", self._copy(received, "malformed", detail, None)
+            return "malformed", self._copy(received, "malformed", detail, None), None
         if passed := self._passed_on(received, names):
-            return "passed on", passed
+            return "passed on", passed, None
         deaths = _own_deaths(received, names)
         at = max((at for death in deaths if (at := parse_moment(death["at"]))), default=None)
         came = _before(received, deaths, names, self.registry)
@@ -279,7 +280,8 @@ class RecoveredCopies:
             identity = {"event": event, "progress": progress, "handler": handler}
         except Malformed as exc:
             detail = f"{detail}; {exc}"
-        return reason, self._copy(came, reason, detail, at, **identity)
+        message = self._copy(came, reason, detail, at, **identity)
+        return reason, message, identity.get("event")
 
     def _identify(self, came: Received, names: Names) -> tuple[ReceivedEvent, Progress, str | None]:
         """Read event, progress and handler as the handler's worker would.

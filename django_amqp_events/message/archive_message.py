@@ -400,7 +400,7 @@ def read(received: Received) -> Archived | Outcome:
             content=content(received),
         )
     event, progress = _identify(received)
-    nameless = event is None or event.id.startswith(decoding.CONTENT_ID)
+    nameless = decoding.is_nameless(event)
     digest = content(received) if nameless else ""
     outcome = _document(received, EVENT_OUTCOME)
     # A message with a body is no outcome: a publisher may set this header.

@@ -200,6 +200,11 @@ def _foreign_identity(received: Received, cloud: Mapping[str, Any]) -> dict[str,
     return {key: value for key, value in found.items() if value is not None}
 
 
+def is_nameless(event: ReceivedEvent | None) -> bool:
+    """Return True if a message has no id of its own."""
+    return event is None or event.id.startswith(CONTENT_ID)
+
+
 def _content_id(received: Received) -> str:
     """Return an id for a message without one, the same at each delivery."""
     digest = blake2b(received.event_key.encode() + b"\0" + received.body, digest_size=16)

@@ -163,7 +163,7 @@ class Dispatcher:
         reading.event, reading.progress = event, progress
         if not trusted:
             handler = reading.handler = self._find(received.queue, event.name)
-            if handler is not None and event.id.startswith(decoding.CONTENT_ID):
+            if handler is not None and decoding.is_nameless(event):
                 self._check_content_id(reading, handler)
             return event
         if progress.handler is not None:
