@@ -204,6 +204,7 @@ class Settings:
     unrouted: Unrouted = option(choice(*get_args(Unrouted)), default="warn")
     backend: BackendName = option(choice(*get_args(BackendName)), default="amqp")
     confirm_timeout: float = option(_confirm_timeout, default=10.0)
+    consumer_timeout: float = option(seconds, default=1800.0)
     max_body: int = option(count("bytes"), default=1024 * 1024)
     prefix: str = option(string, default="")
     exchange: str = option(

@@ -11,6 +11,7 @@ from ..broker import topology
 from ..broker.connection import celery_app, current_celery_app, is_default_app
 from ..options import Problem
 from ..worker.pools import pool_problem
+from ..worker.prefetch import HOLDING, WAITING, is_paced
 from .handlers import listed
 from .project import Project
 
@@ -84,6 +85,37 @@ def check_worker(project: Project) -> Iterator[Problem]:
             f"does not enforce.",
             "Use prefork, or set time-outs inside the handlers.",
         )
+
+
+def check_consumer_timeout(project: Project) -> Iterator[Problem]:
+    """Limits of handlers that do not fit into RabbitMQ's consumer timeout (W026, W027)."""
+    timeout = project.settings.consumer_timeout
+    longest, wait = HOLDING * timeout, WAITING * timeout
+    hint = "or set AMQP_EVENTS['CONSUMER_TIMEOUT'] to RabbitMQ's, if it is longer."
+    hard, soft, general = map(
+        project.celery.get, ("task_time_limit", "task_soft_time_limit", "task_default_rate_limit")
+    )
+    for queue, handlers in project.registry.by_queue().items():
+        for handler in handlers:
+            limit = handler.time_limit or hard or handler.soft_time_limit or soft
+            if isinstance(limit, (int, float)) and limit > longest:
+                yield Problem(
+                    "W026",
+                    f"Handler {handler.name!r} has a time limit of {limit:g} s, but RabbitMQ "
+                    f"closes the channel {timeout:g} s after the delivery, of which the event may "
+                    f"wait {wait:g} s for its run.",
+                    f"Set at most {longest:g} s, {hint}",
+                )
+            pace = handler.rate_limit or general
+            others = [other.name for other in handlers if other is not handler]
+            if others and is_paced(pace, timeout):
+                yield Problem(
+                    "W027",
+                    f"Handler {handler.name!r} has the rate limit {pace}, so its events may wait "
+                    f"longer than {wait:g} s. They wait in the queue {queue!r}, and with them "
+                    f"those of {listed(others)}.",
+                    f"Give it a queue of its own, {hint}",
+                )
 
 
 def check_eager(project: Project) -> Iterator[Problem]:

@@ -22,8 +22,11 @@ CELERY_OPTIONS: Final = (
     "broker_heartbeat",
     "task_always_eager",
     "task_default_queue",
+    "task_default_rate_limit",
     "task_queues",
     "task_routes",
+    "task_soft_time_limit",
+    "task_time_limit",
     "worker_cancel_long_running_tasks_on_connection_loss",
     "worker_pool",
 )

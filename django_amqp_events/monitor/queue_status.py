@@ -22,7 +22,9 @@ from ..broker.topology import (
     Topology,
 )
 from ..conf import Settings
+from ..declare.registry import get_registry
 from ..message.text import counted
+from ..worker.prefetch import is_paced
 
 Severity = Literal["ok", "warning", "error", "unknown"]
 
@@ -97,8 +99,16 @@ def status(
                 if name not in declared
                 and drift.left_over_queue(names, name, found.get("arguments") or {})
             ]
+        paced = _paced(settings)
         found_queues = tuple(
-            _status_of(amqp, names, queue, stats.get(queue.name, {}), stale=stale)
+            _status_of(
+                amqp,
+                names,
+                queue,
+                stats.get(queue.name, {}),
+                stale=stale,
+                paced=queue.name in paced,
+            )
             for queue, stale in queues
         )
         return Status(
@@ -109,8 +119,23 @@ def status(
         )
 
 
+def _paced(settings: Settings) -> set[str]:
+    """Return the queues that a worker does not consume while a rate limit lets nothing begin."""
+    return {
+        queue
+        for queue, handlers in get_registry().by_queue().items()
+        if any(is_paced(handler.rate_limit, settings.consumer_timeout) for handler in handlers)
+    }
+
+
 def _status_of(
-    amqp: Amqp, names: Names, queue: Queue, stats: Mapping[str, Any], *, stale: bool
+    amqp: Amqp,
+    names: Names,
+    queue: Queue,
+    stats: Mapping[str, Any],
+    *,
+    stale: bool,
+    paced: bool,
 ) -> QueueStatus:
     build = partial(QueueStatus, name=queue.name, role=queue.role)
     try:
@@ -131,7 +156,9 @@ def _status_of(
     elif stuck and queue.role not in ("dead", "abyss"):
         severity, meaning = _stuck_meaning(amqp, queue, stuck)
     else:
-        severity, meaning = _meaning(names, queue, depth, unacked=unacked or 0, stuck=stuck)
+        severity, meaning = _meaning(
+            names, queue, depth, unacked=unacked or 0, stuck=stuck, paced=paced
+        )
     return build(
         state="stale" if stale else "ok",
         severity=severity,
@@ -182,7 +209,7 @@ def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, str]
 
 
 def _meaning(
-    names: Names, queue: Queue, depth: Depth, *, unacked: int, stuck: int
+    names: Names, queue: Queue, depth: Depth, *, unacked: int, stuck: int, paced: bool
 ) -> tuple[Severity, str]:
     own = queue.name.removeprefix(names.prefix)
     ready, consumers = depth.ready, depth.consumers
@@ -199,6 +226,11 @@ def _meaning(
         return "ok", "empty" if consumers else f"empty, {no_consumer}"
 
     match queue.role:
+        case "handler" if ready and not consumers and paced:
+            return "warning", (
+                f"{_waiting(ready, 'event')} for {own}, no consumer now: start a worker, unless "
+                f"one waits for its rate limit"
+            )
         case "handler":
             return emptied(
                 f"{_waiting(ready, 'event')} for {own}",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from textwrap import shorten
+from time import monotonic
 from typing import Any, Final
 
 from celery.concurrency.solo import TaskPool as SoloPool
@@ -28,8 +30,9 @@ from . import fast_paths
 from .celery_internals import state
 from .cold_shutdown import ColdShutdown
 from .dispatch import HOLDABLE, Delivery, Dispatcher
+from .intake import Intake
 from .outgoing import OutgoingMessages
-from .queue_step import MAX_PREFETCH, QueueStep
+from .queue_step import MAX_PREFETCH, QueueStep, _raise
 from .request import Chunking, EventMessage
 from .settlement import Settler
 from .verdict import REQUEUE, Verdict
@@ -60,8 +63,9 @@ class EventStep(QueueStep):
     queues: set[str]
     settler: Settler
     chunks: Chunking | None = None
+    intake: Intake | None = None
     inbound: FrameReader | None = None
-    _turning: Any = None
+    _timers: tuple[Any, ...] = ()
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._prepared = False
@@ -83,7 +87,10 @@ class EventStep(QueueStep):
             self.chunks.begin()
         super().start(c)
         self.part.turn()
-        self._turning = c.timer.call_repeatedly(TURN, self.part.turn)
+        self._timers = (c.timer.call_repeatedly(TURN, self.part.turn),)
+        if self.intake is not None:
+            self.intake.begin()
+            self._timers += (c.timer.call_repeatedly(self.intake.interval, self._adapt),)
 
     def _not_ready(self) -> str:
         """Return why this worker is not ready, ``""`` if it is; called in a thread."""
@@ -93,7 +100,7 @@ class EventStep(QueueStep):
             self.part.turn()  # the handler runs in the loop
         if missing := sorted(self._missing):
             return f"queue {missing[0]} is missing or cannot be read. {self.remedy}"
-        if len(self._tags) < len(self.queues):
+        if len(self._tags) + len(self.paused) < len(self.queues):
             return "it does not consume all of its queues yet"
         return ""
 
@@ -142,6 +149,13 @@ class EventStep(QueueStep):
             self.settler.runs_in(c.pool)
         if not self.alone:
             self.chunks = fast_paths.event_chunks(self.settings, c)
+            self.intake = Intake(
+                self,
+                self.registry,
+                self.settings.consumer_timeout,
+                partial(c.call_soon, self._adapt),
+            )
+            self.settler.on_ended = self.intake.ended
         self._arguments = {queue.name: dict(queue.arguments) for queue in topology.queues}
         self._patterns = {
             name: [pattern for handler in handlers for pattern in handler.bindings]
@@ -165,8 +179,8 @@ class EventStep(QueueStep):
 
     def stop(self, c: Any) -> None:
         self._stopping = True
-        if self._turning is not None:
-            self._turning.cancel()
+        for timer in self._timers:
+            timer.cancel()
         self.part.turned = None
         if self.chunks is not None:
             self.chunks.stop()
@@ -212,9 +226,25 @@ class EventStep(QueueStep):
 
     @property
     def prefetch_count(self) -> int:
-        """Prefetch count of each queue; small, so that a killed worker redelivers few events."""
+        """Highest prefetch count of a queue; small, so that a killed worker redelivers few."""
         budget = self.c.initial_prefetch_count or 4 * max(1, self.c.pool.num_processes)
         return min(max(1, int(budget) // max(1, len(self.queues))), MAX_PREFETCH)
+
+    def count_of(self, queue: str) -> int:
+        if self.intake is None:
+            return self.prefetch_count
+        return min(self.intake.count(queue), MAX_PREFETCH)
+
+    def _adapt(self) -> None:
+        """Adapt the prefetch counts; neither a timer nor the loop can handle an error."""
+        if self.intake is None or self.channel is None or self._is_stopping:
+            return
+        try:
+            self.intake.turn()
+        except (*self.c.connection_errors, *self.c.channel_errors) as exc:
+            self.c.call_soon(_raise, exc)
+        except Exception:
+            logger.exception("the prefetch counts could not be adapted")
 
     # -- remote control -------------------------------------------------------------------
 
@@ -226,7 +256,7 @@ class EventStep(QueueStep):
                 routing_key=next(iter(self._patterns.get(name, ())), ""),
                 queue_arguments=self._arguments.get(name),
             )
-            for name in sorted(self._tags)
+            for name in sorted({*self._tags, *self.paused})
         ]
 
     def _replace_remote_control(self, c: Any) -> None:
@@ -258,6 +288,7 @@ class EventStep(QueueStep):
                 cancel(queue)
                 return
             self.queues.discard(queue)
+            self.paused.discard(queue)
             tag = self._tags.pop(queue, None)
             if tag is not None:
                 # An answer might be an error, which remote control swallows: RabbitMQ has closed
@@ -271,6 +302,8 @@ class EventStep(QueueStep):
     # -- deliveries -----------------------------------------------------------------------
 
     def on_delivery(self, received: Received, message: KombuMessage) -> None:
+        if self.intake is not None:
+            self.intake.received(received.queue)
         self._guarded(self._dispatch, Delivery(received=received, message=message))
 
     def _guarded(self, step: Callable[..., None], delivery: Delivery, *args: Any) -> None:
@@ -309,6 +342,7 @@ class EventStep(QueueStep):
         fresh = received.exchange == self.names.events and not received.redelivered
         message = EventMessage(delivery, payload, self.settler, self.chunks if fresh else None)
         headers = message.headers
+        began = monotonic()
         self.c.strategies[headers["task"]](
             message,
             [headers["args"], headers["kwargs"], {}],
@@ -317,14 +351,22 @@ class EventStep(QueueStep):
             noop,
             self.c.on_task_message,
         )
+        if self.intake is not None and self.channel is not None:
+            self.intake.handed_over(delivery, monotonic() - began)
 
     def info(self, c: Any) -> dict[str, Any]:
         """Return the step's part of ``inspect stats``."""
         return {
             "amqp_events": {
-                "queues": sorted(self._tags),
+                "queues": sorted({*self._tags, *self.paused}),
                 "missing": sorted(self._missing),
                 "prefetch_count": self.prefetch_count if self._prepared else None,
+                "windows": {
+                    queue: [0 if queue in self.paused else window.count, window.why]
+                    for queue, window in sorted(self.intake.windows.items())
+                }
+                if self.intake is not None
+                else None,
                 "reads": self.inbound is not None,
                 "chunks": self.chunks.submitted if self.chunks is not None else None,
             }

@@ -67,6 +67,7 @@ REQUIRED: Final = (
     PrivateName("celery.worker.state:task_ready", _SETTLE, ("request", "successful")),
     PrivateName("celery.worker.state:reserved_requests", _SETTLE),
     PrivateName("celery.worker.state:active_requests", _SETTLE),
+    PrivateName("celery.worker.state:all_total_count", "know when a process becomes free"),
     PrivateName("celery.worker.state:revoked", _REVOKE),
     PrivateName("celery.worker.state:should_stop", _SETTLE),
     PrivateName("celery.worker.state:should_terminate", _SETTLE),

@@ -18,8 +18,8 @@ from .. import signals
 from ..conf import get_settings
 from ..declare.registry import Handler
 from .celery_internals import state
+from .prefetch import HOLDING
 from .request import EventRequest
-from .settlement import HOLD
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,7 @@ def add_options(app: Celery) -> None:
                 [OPTION],
                 type=float,
                 help="Report handlers that run for longer than this many seconds; 0 reports none. "
-                "Default: the handler's time limit, or 25 minutes, which is below RabbitMQ's "
-                "consumer timeout.",
+                "Default: the handler's time limit, or 25 minutes, five sixths of CONSUMER_TIMEOUT",
             )
         )
 
@@ -108,7 +107,8 @@ class Watch(bootsteps.StartStopStep):
 
     def limit(self, handler: Handler) -> float:
         """Return the seconds after which a run of *handler* counts as hanging."""
-        return self.hang_after or handler.time_limit or handler.soft_time_limit or HOLD
+        longest = HOLDING * get_settings().consumer_timeout
+        return self.hang_after or handler.time_limit or handler.soft_time_limit or longest
 
     def hanging(self) -> Iterator[tuple[EventRequest, float]]:
         """Return the runs that exceed their limit, each with its seconds."""

@@ -46,7 +46,8 @@ T = TypeVar("T")
 #: Shortest time that a row is kept.
 KEEP: Final = timedelta(seconds=INBOX_MIN)
 #: Seconds that a run waits for another one of its event, or for SQLite's lock, however short the
-#: database's own timeout is. RabbitMQ's consumer timeout has to allow for the run as well.
+#: database's own timeout is, and at most a third of RabbitMQ's consumer timeout: the event may have
+#: waited in the worker before, and runs afterwards.
 LOCK_WAIT: Final = 600.0
 #: Pause in seconds after a timeout of the database.
 LOCK_PAUSE: Final = 0.05
@@ -95,7 +96,7 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
         "name": clean(event.name, LENGTH),
         "handled_at": datetime.now(UTC),
     }
-    deadline = time.monotonic() + LOCK_WAIT
+    deadline = time.monotonic() + min(LOCK_WAIT, settings.consumer_timeout / 3)
     while True:
         inserted = False
         try:

@@ -64,6 +64,12 @@ class QueueStep(bootsteps.StartStopStep):
         self._connection: Any = None
         self._tags: dict[str, str] = {}
         self._numbers = count(1)
+        #: Queues that are not consumed for now, by choice.
+        self.paused: set[str] = set()
+        # The prefetch count of the channel, for new consumers, and the consumers that were
+        # replaced, whose last deliveries may be on their way.
+        self._qos = 0
+        self._replaced: dict[str, str] = {}
         self._pending: deque[str] = deque()
         # Missing queues, and how often each was checked.
         self._missing: dict[str, int] = {}
@@ -87,6 +93,10 @@ class QueueStep(bootsteps.StartStopStep):
         """Prefetch count of each queue."""
         raise NotImplementedError
 
+    def count_of(self, queue: str) -> int:
+        """Return the prefetch count of a queue that is about to be consumed, 0 for not now."""
+        return self.prefetch_count
+
     def on_delivery(self, received: Received, message: KombuMessage) -> None:
         """Handle a delivery in the main thread, and ack or reject *message*, now or later.
 
@@ -103,6 +113,8 @@ class QueueStep(bootsteps.StartStopStep):
     def start(self, c: Any) -> None:
         self.channel = self._probe = None
         self._tags.clear()
+        self.paused.clear()
+        self._replaced.clear()
         self._missing.clear()
         self._pending.clear()
         self._stopping = False
@@ -162,7 +174,8 @@ class QueueStep(bootsteps.StartStopStep):
         self._deliveries = DeliveryReader(self.channel)
         self._opened()
         # Not global: RabbitMQ 4.3 refuses that.
-        self.channel.basic_qos(0, self.prefetch_count, False)
+        self._qos = self.prefetch_count
+        self.channel.basic_qos(0, self._qos, False)
         self._pending.extend(sorted(self.queues))
         logger.info(
             "%s: consuming %d queue%s, prefetch count %d each: %s",
@@ -205,6 +218,20 @@ class QueueStep(bootsteps.StartStopStep):
         elif problem := self._problem(connection, queue):
             self._retry_later(connection, queue, problem)
             return
+        if self._missing.pop(queue, None) is not None:
+            logger.info("queue %r exists now, consuming it", queue)
+        self._start_consumer(connection, queue)
+
+    def _start_consumer(self, connection: Any, queue: str) -> None:
+        count = self.count_of(queue)
+        if not count:
+            self.paused.add(queue)
+            return
+        self.paused.discard(queue)
+        if count != self._qos:
+            # Without waiting for the answer, since deliveries would arrive meanwhile.
+            self._qos = count
+            self.channel.send_method(spec.Basic.Qos, "lBb", (0, count, False))
         # The number keeps cut tags different.
         tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
         self._deliveries.consume(
@@ -215,8 +242,30 @@ class QueueStep(bootsteps.StartStopStep):
             # If RabbitMQ refuses, it closes the channel.
             nowait=True,
         )
-        if self._missing.pop(queue, None) is not None:
-            logger.info("queue %r exists now, consuming it", queue)
+
+    def consumes(self, queue: str) -> bool:
+        return queue in self._tags
+
+    def pause(self, queue: str) -> None:
+        """Cancel the consumer of a queue; what RabbitMQ has delivered meanwhile is requeued."""
+        tag = self._tags.pop(queue)
+        self.paused.add(queue)
+        self.channel.basic_cancel(tag, nowait=True)
+        self.channel.callbacks.pop(tag, None)
+
+    def resume(self, queue: str) -> None:
+        """Consume a queue again, if it still exists."""
+        self.paused.discard(queue)
+        self._pending.append(queue)
+        self._turn(self._connection)
+
+    def renew(self, queue: str) -> None:
+        """Replace the consumer of a queue by one with its current prefetch count."""
+        tag = self._tags.pop(queue)
+        self.channel.basic_cancel(tag, nowait=True)
+        self.channel.callbacks.pop(self._replaced.get(queue, ""), None)
+        self._replaced[queue] = tag
+        self._start_consumer(self._connection, queue)
 
     def _problem(self, connection: Any, queue: str) -> str:
         """Return why a queue cannot be consumed; checked on a channel that an error may close."""
@@ -275,7 +324,9 @@ class QueueStep(bootsteps.StartStopStep):
 
     def _cancelled(self, connection: Any, queue: str, consumer_tag: str) -> None:
         """Consume a queue again: it was deleted, or its consumer exceeded the consumer timeout."""
-        self._tags.pop(queue, None)
+        if self._tags.get(queue) != consumer_tag:
+            return
+        del self._tags[queue]
         logger.warning("RabbitMQ cancelled the consumer of %r; consuming it again", queue)
         self._soon(connection, queue, MISSING_BACKOFF.first)
 

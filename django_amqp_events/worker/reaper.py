@@ -29,7 +29,8 @@ from ..message.types import Failure, Received, handling
 from .bootstep import EventStep
 from .celery_internals import state
 from .dispatch import Delivery
-from .settlement import HOLD, Settler
+from .prefetch import HOLDING
+from .settlement import Settler
 from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Isolation(Settler):
     """Settles events that run alone, so that an event is known to have killed its process."""
 
     #: Time limit in seconds of a handler without one.
-    time_limit: float = HOLD
+    time_limit: float
     #: Runs the event of a delivery once more.
     again: Callable[[Delivery], object]
 
@@ -121,8 +122,9 @@ class ReaperStep(EventStep):
     alone = True
     settler: Isolation
 
-    #: Time limit in seconds of a handler without one, below RabbitMQ's consumer timeout.
-    time_limit: float = HOLD
+    #: Time limit in seconds of a handler without one, below RabbitMQ's consumer timeout;
+    #: ``None`` for five sixths of it.
+    time_limit: float | None = None
     #: Whether the worker ends when no message has arrived for :data:`IDLE` seconds.
     until_empty = False
     #: When the last message arrived, and what was reported last (both monotonic).
@@ -149,14 +151,15 @@ class ReaperStep(EventStep):
 
     def _prepare(self, c: Any) -> None:
         super()._prepare(c)
-        self.settler.time_limit = self.time_limit
+        limit = self.time_limit or HOLDING * self.settings.consumer_timeout
+        self.settler.time_limit = limit
         self.settler.again = partial(self._guarded, super()._dispatch)
         for name in self.registry.handlers:
             task = c.app.tasks[name]
             if task.time_limit is None and c.app.conf.task_time_limit is None:
                 # A run that exceeds the consumer timeout would block the other events until then,
                 # each time.
-                task.time_limit = self.time_limit
+                task.time_limit = limit
 
     def _opened(self) -> None:
         super()._opened()

@@ -289,7 +289,19 @@ class EventRequest(SettledRequest):
 
     # -- settlement -----------------------------------------------------------------------
 
+    def release(self) -> bool:
+        """Requeue the event, unless its run has begun; return True if it had not."""
+        if not self.delivery.begin():
+            return False
+        state.task_ready(self)
+        self.acknowledged = True
+        self.send_event("task-rejected", requeue=True)
+        self.settler.settle(self.delivery, REQUEUE)
+        return True
+
     def _settle(self, verdict: Verdict) -> None:
+        if self.time_start and self.settler.on_ended is not None:
+            self.settler.on_ended(self.name, max(0.0, time.time() - self.time_start))
         if verdict.kind == "requeue" and not self.acknowledged:
             self.send_event("task-rejected", requeue=True)
         self.acknowledged = True

@@ -34,13 +34,11 @@ from .acks import Acks
 from .celery_internals import AckCallback, runs_acks_while_stopping, shutdown_requested
 from .dispatch import Delivery
 from .outgoing import OutgoingMessages, announce
+from .prefetch import HOLDING
 from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a delivery is held while its message cannot be published. RabbitMQ's consumer
-#: timeout is 30 minutes by default and runs from the delivery.
-HOLD: Final = 25 * 60.0
 #: Delays before a failed publish is repeated.
 BACKOFF: Final = Backoff(0.5, 30.0)
 #: Longest time in seconds that a run waits for the settlement of the last event.
@@ -81,6 +79,8 @@ class Settler:
         self.outgoing = outgoing
         self.call_soon = call_soon
         self.acks = acks
+        #: Called with the name of a handler and the seconds that a run of it took.
+        self.on_ended: Callable[[str, float], object] | None = None
         runs_acks_while_stopping()
         self._flush = AckCallback(self.flush)
         # When a flush was requested that has not run yet.
@@ -379,7 +379,7 @@ class Settler:
                 )
 
     def _hold(self, job: Job, error: PublishError | None) -> None:
-        """Repeat the publish later, or requeue the delivery after :data:`HOLD` seconds."""
+        """Repeat the publish later, or requeue the delivery before RabbitMQ does."""
         if isinstance(error, PublishRefusedError) and not job.failures:
             # An invalid header of a publisher must not keep the event from its queue.
             job.message = headers.without_publisher_headers(job.message)
@@ -387,7 +387,7 @@ class Settler:
         job.failures += 1
         job.not_before = time.monotonic() + wait
         what, about = job.delivery.title, job.delivery.log_fields
-        if job.not_before > job.delivery.since + HOLD:
+        if job.not_before > job.delivery.since + HOLDING * self.settings.consumer_timeout:
             logger.error(
                 "%s is requeued after %d failed publishes: %s",
                 what,

@@ -21,7 +21,6 @@ from django_amqp_events.management.child_command import follow
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
 from django_amqp_events.worker import bootstrap
 from django_amqp_events.worker.reaper import IDLE, ReaperStep
-from django_amqp_events.worker.settlement import HOLD
 
 
 class Command(EventsCommand):
@@ -36,10 +35,10 @@ class Command(EventsCommand):
         parser.add_argument(
             "--time-limit",
             type=arguments.positive,
-            default=HOLD,
             metavar="SECONDS",
             help="Time limit of handlers that have none, below RabbitMQ's consumer timeout "
-            "(default: %(default)g). An event that exceeds it is archived.",
+            "(default: 25 minutes, five sixths of CONSUMER_TIMEOUT). An event that exceeds it is "
+            "archived.",
         )
         parser.add_argument(
             "--until-empty",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
 from broker import Node
 
 from ..conftest import Make
-from ..harness import Archive, Eyes, until
+from ..harness import STARTED, Archive, Eyes, Service, until
 from ..isolation import Supervisor, fewer_deliveries, reaper
 
 pytestmark = pytest.mark.timeout(300)
@@ -19,12 +21,19 @@ ACT = "core.act"
 POOLS = {"prefork": 6, "threads": 4, "solo": 1}
 
 
+#: Seconds after which RabbitMQ closes the channel of a consumer.
+TIMEOUT = 6
+#: A third of it.
+LONG = ("sleep:2",)
+SHORT = ("ok",)
+
+
 @pytest.fixture
 def short_timeout(private_node: Node) -> Iterator[None]:
-    """Let the node close the channels of consumers after six seconds."""
+    """Let the node close the channels of consumers after :data:`TIMEOUT`."""
     # Who looks at the timeout is the channel up to RabbitMQ 4.2, and then the queue (0.5 s).
     change = "[application:set_env(rabbit, K, V) || {{K, V}} <- [{{consumer_timeout, {}}}, {}]]."
-    private_node.ctl("eval", change.format(6000, "{channel_tick_interval, 500}"))
+    private_node.ctl("eval", change.format(1000 * TIMEOUT, "{channel_tick_interval, 500}"))
     yield
     private_node.ctl("eval", change.format(1_800_000, "{channel_tick_interval, 60000}"))
 
@@ -62,3 +71,80 @@ def test_handler_longer_than_the_consumer_timeout_is_archived(
     assert "had not ended after 3 seconds" in entry["detail"]
     assert entry["deaths"][0]["queue"] == queue
     assert len(archive.collect()) == 1
+
+
+def timeouts(service: Make, eyes: Eyes) -> Service:
+    core: Service = service(
+        eyes,
+        handlers="timeouts",
+        events={"CONSUMER_TIMEOUT": TIMEOUT},
+        celery={"worker_cancel_long_running_tasks_on_connection_loss": True},
+    )
+    core.declare()
+    return core
+
+
+def publish(eyes: Eyes, number: int, name: str, *plan: str) -> list[str]:
+    messages = [eyes.message(f"timeouts.{name}", {"plan": list(plan)}) for _ in range(number)]
+    eyes.send(*messages)
+    return [message.event_id for message in messages]
+
+
+def runs(core: Service, eyes: Eyes, ids: list[str]) -> Counter[str]:
+    """Wait until all events are handled, and return how often each has run."""
+    until(lambda: {line["event"] for line in core.ledger(what="end")} >= set(ids), 180)
+    until(lambda: not any(eyes.totals(core.name).values()), 30, "nothing is left")
+    assert "Connection to broker lost" not in "".join(w.log for w in STARTED)
+    return Counter(line["event"] for line in core.ledger(what="start"))
+
+
+@pytest.mark.parametrize(
+    ("pool", "processes", "multiplier"),
+    [("prefork", 1, 4), ("prefork", 2, 4), ("prefork", 2, 32), ("threads", 2, 4), ("solo", 1, 4)],
+)
+def test_a_backlog_of_runs_that_are_shorter_each(
+    pool: str, processes: int, multiplier: int, short_timeout: None, node_eyes: Eyes, service: Make
+) -> None:
+    """What waits for a process waits on the broker: nothing runs twice, of three queues either."""
+    core = timeouts(service, node_eyes)
+    number = 5 * processes
+    ids = publish(node_eyes, number, "slow", *LONG)
+    for name in ("other", "third"):
+        ids += publish(node_eyes, processes, name, *LONG)
+    core.worker(pool, processes, "--prefetch-multiplier", str(multiplier))
+    assert runs(core, node_eyes, ids) == dict.fromkeys(ids, 1)
+
+
+@pytest.mark.parametrize(("pool", "processes"), [("prefork", 2), ("threads", 16), ("solo", 1)])
+def test_events_wait_on_the_broker_for_their_rate_limit(
+    pool: str, processes: int, short_timeout: None, node_eyes: Eyes, service: Make
+) -> None:
+    """A wait that is longer than the timeout ends no run, of unrelated handlers neither."""
+    core = timeouts(service, node_eyes)
+    paced = publish(node_eyes, 3, "paced", *SHORT)
+    brisk = publish(node_eyes, 24, "brisk", *SHORT)
+    others = publish(node_eyes, 8, "other", *LONG) if pool != "solo" else []
+    core.worker(pool, processes)
+    ids = [*paced, *brisk, *others]
+    assert runs(core, node_eyes, ids) == dict.fromkeys(ids, 1)
+    starts = [core.runs(event_id)[0]["at"] for event_id in paced]
+    assert min(b - a for a, b in pairwise(sorted(starts))) >= 9
+    starts = sorted(core.runs(event_id)[0]["at"] for event_id in brisk)
+    assert starts[-1] - starts[0] >= 11
+
+
+def test_what_waits_behind_an_unusually_long_run_goes_back(
+    short_timeout: None, node_eyes: Eyes, service: Make
+) -> None:
+    """Once: nothing is consumed until a process is free."""
+    core = timeouts(service, node_eyes)
+    worker = core.worker("prefork", 1, "-Q", f"{core.name}.testproject.slow")
+    short = publish(node_eyes, 20, "slow", *SHORT)
+    assert runs(core, node_eyes, short) == dict.fromkeys(short, 1)
+    long = publish(node_eyes, 4, "slow", *LONG)
+    ids = [*short, *long]
+    assert runs(core, node_eyes, ids) == dict.fromkeys(ids, 1)
+    assert "wait for one are requeued (3)" in worker.log
+    assert worker.log.count("are requeued") == 1
+    again = [line["redelivered"] for line in core.ledger(what="start") if line["event"] in long]
+    assert again == [False, True, True, True]

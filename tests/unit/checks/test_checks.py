@@ -731,6 +731,26 @@ def test_time_limits_that_a_pool_has_not(run: Check, option: str) -> None:
     assert run(celery={"worker_pool": "threads"}) == []
 
 
+@pytest.mark.parametrize("option", ["time_limit", "soft_time_limit"])
+def test_time_limits_that_do_not_fit_into_the_consumer_timeout(run: Check, option: str) -> None:
+    for limit, timeout, expected in ((1500, 1800, []), (1501, 1800, ["W026"]), (1501, 3600, [])):
+        limited = handling("fits", **{option.upper(): limit})
+        assert run(HANDLERS=limited, CONSUMER_TIMEOUT=timeout) == expected
+        assert run(celery={f"task_{option}": limit}, CONSUMER_TIMEOUT=timeout) == expected
+    # A hard limit ends what a soft one may not.
+    assert run(HANDLERS=handling("fits", SOFT_TIME_LIMIT=1400, TIME_LIMIT=1501)) == ["W026"]
+
+
+def test_rate_limits_that_keep_a_shared_queue_waiting(run: Check) -> None:
+    shared = {"HANDLER": "tests.unit.project.fits", "QUEUE": "mail"}
+    two = {"billing.two": {**shared, "EVENTS": ["shop.two"]}}
+    for pace, expected in (("12/h", []), ("11/h", ["W027"]), (0.001, ["W027"]), (None, [])):
+        one = {"billing.one": {**shared, "EVENTS": ["shop.one"], "RATE_LIMIT": pace}}
+        assert run(HANDLERS={**one, **two}) == expected
+        assert run(HANDLERS=one) == []
+    assert run(HANDLERS=two, celery={"task_default_rate_limit": "1/h"}) == []
+
+
 def test_eager_tasks(run: Check) -> None:
     assert run(celery={"task_always_eager": True}) == ["W004"]
     assert run(celery={"task_always_eager": True}, HANDLERS={}) == ["W004"]

@@ -1,0 +1,248 @@
+"""Take no more events from the queues than can begin in time."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from ..declare.registry import Registry
+from .celery_internals import state
+from .dispatch import Delivery
+from .prefetch import WAITING, Load, Window, window
+from .request import EventRequest
+
+if TYPE_CHECKING:
+    from .queue_step import QueueStep
+
+logger = logging.getLogger(__name__)
+
+#: Celery's default prefetch count for each process.
+DEFAULT_MULTIPLIER: Final = 4
+#: Weight of the last run in a handler's average.
+WEIGHT: Final = 0.1
+#: Longest time in seconds between two turns, and its part of the time that an event may wait.
+TURN, TURN_PART = 1.0, 1 / 4
+
+
+class Intake:
+    """The prefetch counts of a worker's queues, adapted to what its handlers take.
+
+    A count applies to new consumers. A queue with a count of 0 has no consumer, so its events wait
+    on the broker, for other workers too.
+
+    Args:
+        step: consumes the queues.
+        timeout: RabbitMQ's consumer timeout in seconds.
+        turn_soon: has :meth:`turn` called in the main thread, soon.
+    """
+
+    def __init__(
+        self, step: QueueStep, registry: Registry, timeout: float, turn_soon: Callable[[], object]
+    ) -> None:
+        self._step = step
+        self._turn_soon = turn_soon
+        self._c = step.c
+        self._handlers = {
+            queue: [handler.name for handler in handlers]
+            for queue, handlers in registry.by_queue().items()
+        }
+        self._queues = {handler.name: handler.queue for handler in registry.handlers.values()}
+        self.wait = timeout * WAITING
+        self.interval = min(TURN, self.wait * TURN_PART)
+        # Average seconds of a run, by handler.
+        self._seconds: dict[str, float] = {}
+        self._ended: set[str] = set()
+        self._soon = False
+        # No process has become free in time, so nothing is consumed until one is.
+        self._stuck = False
+        # Tasks and events that the pool had accepted then.
+        self._accepted = 0
+        # A queue waits for a free process.
+        self._hungry = False
+        #: Of the current consumers.
+        self.windows: dict[str, Window] = {}
+        self._received: Counter[str] = Counter()
+        # When a queue was last consumed anew, for a fair order.
+        self._since: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Start on a new connection, whose deliveries are all new."""
+        self._stuck = self._hungry = self._soon = False
+        self._ended.clear()
+        self.windows.clear()
+        self._received.clear()
+
+    # -- from the step --------------------------------------------------------------------
+
+    def count(self, queue: str) -> int:
+        """Return the prefetch count of a queue that is about to be consumed."""
+        found = self._window(queue, self._load())
+        self.windows[queue] = found
+        self._received[queue] = 0
+        self._since[queue] = monotonic()
+        return found.count
+
+    def received(self, queue: str) -> None:
+        self._received[queue] += 1
+
+    def handed_over(self, delivery: Delivery, seconds: float) -> None:
+        """Stop consuming if the next event would wait too long.
+
+        Args:
+            seconds: how long the event loop was occupied; the run in a solo worker. What RabbitMQ
+                has delivered meanwhile waits to be read.
+        """
+        queue = delivery.received.queue
+        if seconds > self.wait:
+            self._stuck, self._accepted = True, 0
+            self._adapt(set(self._step.queues))
+        elif self._is_paced(queue) and not self._may_begin(queue) and self._step.consumes(queue):
+            self._step.pause(queue)
+
+    def ended(self, handler: str, seconds: float) -> None:
+        """Record the duration of a run; in any thread."""
+        known = self._seconds.get(handler)
+        if known is None or seconds > self.wait:
+            average = seconds  # more of them may follow
+        else:
+            average = known + WEIGHT * (seconds - known)
+        self._seconds[handler] = average
+        if (queue := self._queues.get(handler)) is not None:
+            self._ended.add(queue)
+        if (known is None or self._hungry) and not self._soon:
+            self._soon = True
+            self._turn_soon()
+
+    def turn(self) -> None:
+        """Adapt the counts, and requeue events that have waited too long."""
+        self._soon = False
+        was_stuck = self._stuck
+        requests = self._requests()
+        waiting = [request for request in requests if not request.delivery.begun]
+        if self._release(waiting):
+            self._stuck, self._accepted = True, state.all_total_count[0]
+        elif self._has_free_process(len(requests)):
+            self._stuck = False
+        ended, self._ended = self._ended, set()
+        if self._stuck or was_stuck:
+            self._adapt(set(self._step.queues))
+            return
+        running = Counter(r.delivery.received.queue for r in requests if r.delivery.begun)
+        for request in waiting:
+            running.pop(request.delivery.received.queue, None)
+        slow = {queue for queue, found in self.windows.items() if found.why == "slow"}
+        self._adapt(ended | slow | self._step.paused | set(running), running)
+
+    def _requests(self) -> list[EventRequest]:
+        """Return the events that are reserved for the pool, begun or not."""
+        while True:
+            try:
+                reserved = tuple(state.reserved_requests)
+            except RuntimeError:  # a thread of the pool has changed the set
+                continue
+            return [request for request in reserved if isinstance(request, EventRequest)]
+
+    def _has_free_process(self, events: int) -> bool:
+        """Return True if a process has become free; ordinary tasks may occupy them too."""
+        processes = self._load().processes
+        return events < processes and (
+            len(state.active_requests) < processes or state.all_total_count[0] != self._accepted
+        )
+
+    # -- decisions ------------------------------------------------------------------------
+
+    def _load(self) -> Load:
+        worker = self._c.controller
+        processes = max(1, self._c.pool.num_processes, getattr(worker, "max_concurrency", 0) or 0)
+        multiplier = getattr(worker, "prefetch_multiplier", DEFAULT_MULTIPLIER)
+        return Load(
+            budget=int(self._c.initial_prefetch_count or DEFAULT_MULTIPLIER * processes),
+            configured=multiplier not in (0, DEFAULT_MULTIPLIER),
+            processes=processes,
+            free=processes - len(self._requests()),
+            queues=len(self._step.queues),
+            wait=self.wait,
+        )
+
+    def _buckets(self, queue: str) -> list[Any]:
+        """Return Celery's token buckets of the handlers with a rate limit."""
+        if self._c.disable_rate_limits:
+            return []
+        buckets = (self._c.task_buckets.get(name) for name in self._handlers.get(queue, ()))
+        return [bucket for bucket in buckets if bucket]
+
+    def _is_paced(self, queue: str) -> bool:
+        """Return True if an event may have to wait longer for its rate limit than it may here."""
+        return any(bucket.fill_rate * self.wait < 1 for bucket in self._buckets(queue))
+
+    def _may_begin(self, queue: str) -> bool:
+        """Return True if no rate limit keeps the next event of a queue waiting."""
+        return not any(b.contents or b.expected_time(1) for b in self._buckets(queue))
+
+    def _window(self, queue: str, load: Load) -> Window:
+        if self._stuck:
+            return Window(0, "slow")
+        names = self._handlers.get(queue, ())
+        seconds = [self._seconds[name] for name in names if name in self._seconds]
+        rates = [bucket.fill_rate for bucket in self._buckets(queue)]
+        found = window(load, seconds=max(seconds, default=None), rate=min(rates, default=None))
+        if found == Window(0, "rate") and self._may_begin(queue):
+            return Window(1, "rate")
+        return found
+
+    def _adapt(self, queues: set[str], running: Counter[str] | None = None) -> None:
+        """Consume some queues with their current counts."""
+        step, load = self._step, self._load()
+        left = load.free
+        self._hungry = False
+        for queue in sorted(queues & set(step.queues), key=lambda q: self._since.get(q, 0.0)):
+            found = self._window(queue, load)
+            slow = found.why == "slow"
+            if queue in step.paused:
+                if found.count and (left > 0 or not slow):
+                    step.resume(queue)
+                    left -= found.count
+                else:
+                    self._hungry |= slow
+            elif not step.consumes(queue):
+                continue  # it is missing
+            elif not found.count:
+                self._hungry |= slow
+                step.pause(queue)
+            elif self._differs(queue, found) or (
+                running is not None and self._is_full(queue, found, running) and load.free > 0
+            ):
+                step.renew(queue)
+
+    def _differs(self, queue: str, found: Window) -> bool:
+        """Return True if the count has changed by so much that a new consumer is worth it."""
+        before = self.windows[queue]
+        if found.why == "slow":
+            return False  # it follows the free processes
+        return found.count * 2 <= before.count or before.count * 2 <= found.count
+
+    def _is_full(self, queue: str, found: Window, running: Counter[str]) -> bool:
+        """Return True if long runs, of which none waits, use up a small count."""
+        if found.why not in ("slow", "rate") or any(b.contents for b in self._buckets(queue)):
+            return False
+        return min(self._received[queue], running[queue]) >= self.windows[queue].count
+
+    def _release(self, waiting: list[EventRequest]) -> bool:
+        """Requeue events that have waited too long or will; return True if there were any."""
+        now, expected, released = monotonic(), 0.0, 0
+        processes = self._load().processes
+        for request in sorted(waiting, key=lambda request: request.delivery.since):
+            expected += self._seconds.get(request.name, 0.0) / processes
+            if max(expected, now - request.delivery.since) > self.wait and request.release():
+                released += 1
+        if released:
+            logger.warning(
+                "no process has become free within %g s, so the events that wait for one are "
+                "requeued (%d); the worker consumes again when one is free",
+                self.wait,
+                released,
+            )
+        return bool(released)

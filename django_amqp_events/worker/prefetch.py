@@ -1,0 +1,89 @@
+"""How many events a worker takes from a queue in advance: a pure function, measured in time.
+
+RabbitMQ's consumer timeout runs from the delivery, so what waits in a worker has a deadline
+too. After it RabbitMQ closes the channel, and all events of the worker run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from celery.utils.time import rate as per_second
+
+#: Part of the consumer timeout that an event may wait for its run after its delivery.
+WAITING: Final = 1 / 6
+#: Part of it after which a delivery whose message cannot be published is requeued.
+HOLDING: Final = 5 / 6
+#: Seconds of work in hand for which it pays to hold more than one event for each process.
+WORK: Final = 0.25
+
+Why = Literal["default", "configured", "measured", "slow", "rate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a worker can do.
+
+    Attributes:
+        budget: events of all queues that it may hold, by its settings.
+        configured: whether they differ from Celery's default.
+        processes: events that it can run at once.
+        free: processes that run no event.
+        queues: queues that it consumes.
+        wait: seconds that an event may wait for its run.
+    """
+
+    budget: int
+    configured: bool
+    processes: int
+    free: int
+    queues: int
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A prefetch count and its reason; with 0 the queue is not consumed now."""
+
+    count: int
+    why: Why
+
+
+def is_paced(limit: Any, timeout: float) -> bool:
+    """Return True if a rate limit lets nothing begin for longer than an event may wait.
+
+    Args:
+        limit: as in Celery, such as ``"1/h"``; None for none.
+        timeout: RabbitMQ's consumer timeout in seconds.
+    """
+    try:
+        return bool(0 < per_second(limit) * timeout * WAITING < 1)
+    except (TypeError, ValueError):  # Celery's task_default_rate_limit may be anything
+        return False
+
+
+def window(load: Load, *, seconds: float | None, rate: float | None) -> Window:
+    """Return the prefetch count of a queue.
+
+    Args:
+        seconds: the average run of its slowest handler, None if no run has ended yet.
+        rate: events per second by its lowest rate limit, None without one.
+    """
+    processes, queues = load.processes, max(1, load.queues)
+    share = max(1, load.budget // queues)
+    found = Window(share, "configured" if load.configured else "default")
+    if seconds is not None:
+        seconds = max(seconds, 1e-6)
+        fits = int(processes * (1 + load.wait / 2 / seconds)) // queues
+        if fits < min(share, processes):
+            # The events of other queues may fill the pool, so each waits there for a free process.
+            found = Window(max(0, min(share, load.free)), "slow")
+        else:
+            if not load.configured:
+                fits = min(fits, processes + int(WORK * processes / seconds))
+            if fits < share:
+                found = Window(fits, "measured")
+    if rate is not None and rate * load.wait < found.count:
+        found = Window(int(rate * load.wait), "rate")
+    return found

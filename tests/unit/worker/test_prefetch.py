@@ -1,0 +1,83 @@
+"""How many events a worker takes in advance, and that none waits longer than it may."""
+
+from __future__ import annotations
+
+import pytest
+from amqp.serialization import dumps
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_amqp_events.worker.prefetch import Load, Window, window
+
+#: Of a consumer timeout of 30 minutes.
+WAIT = 300.0
+
+
+def load(processes: int = 2, queues: int = 1, multiplier: int = 4, free: int = 2) -> Load:
+    return Load(
+        budget=multiplier * processes,
+        configured=multiplier != 4,
+        processes=processes,
+        free=free,
+        queues=queues,
+        wait=WAIT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("worker", "seconds", "rate", "expected"),
+    [
+        (load(), None, None, Window(8, "default")),
+        (load(), 0.001, None, Window(8, "default")),
+        (load(), 0.1, None, Window(7, "measured")),
+        (load(), 10, None, Window(2, "measured")),
+        (load(), 3600, None, Window(2, "measured")),
+        (load(queues=8), None, None, Window(1, "default")),
+        (load(queues=8), 0.001, None, Window(1, "default")),
+        (load(queues=8), 600, None, Window(1, "slow")),
+        (load(queues=8, free=0), 600, None, Window(0, "slow")),
+        (load(queues=8, free=-3), 600, None, Window(0, "slow")),
+        (load(queues=100), 1, None, Window(1, "default")),
+        (load(queues=100), 4, None, Window(1, "slow")),
+        (load(multiplier=32), None, None, Window(64, "configured")),
+        (load(multiplier=32), 1, None, Window(64, "configured")),
+        (load(multiplier=32), 10, None, Window(32, "measured")),
+        (load(multiplier=1), 3600, None, Window(2, "configured")),
+        (load(16), 0.001, 100 / 3600, Window(8, "rate")),
+        (load(16), None, 10 / 3600, Window(0, "rate")),
+        (load(), 0.001, 5, Window(8, "default")),
+        (load(queues=8, free=0), 600, 1 / 3600, Window(0, "slow")),
+        (load(16, queues=8, free=16), 600, 10 / 3600, Window(0, "rate")),
+    ],
+)
+def test_table(worker: Load, seconds: float | None, rate: float | None, expected: Window) -> None:
+    assert window(worker, seconds=seconds, rate=rate) == expected
+
+
+@given(
+    multiplier=st.integers(-(2**20), 2**40),
+    processes=st.integers(1, 1000),
+    queues=st.integers(0, 1000),
+    busy=st.integers(0, 2000),
+    seconds=st.none() | st.floats(0, 1000),
+    rate=st.none() | st.floats(1e-6, 1),
+)
+def test_what_is_taken_begins_in_time(
+    multiplier: int, processes: int, queues: int, busy: int, seconds: float | None,
+    rate: float | None,
+) -> None:  # fmt: skip
+    """Unless it is consumed for a free process only, a full pool works it off in time."""
+    worker = load(processes, queues, multiplier, processes - busy)
+    found = window(worker, seconds=seconds, rate=rate)
+    share = max(1, worker.budget // max(1, queues))
+    assert 0 <= found.count <= share
+    assert dumps("lBb", (0, min(found.count, 65535), False))
+    if rate is not None:
+        assert found.count <= rate * WAIT
+    if found.why == "slow":
+        assert found.count <= max(0, worker.free)
+    elif seconds is not None:
+        behind = max(0, found.count * max(1, queues) - processes)
+        assert behind * seconds / processes <= WAIT / 2 * 1.001
+        if rate is None:
+            assert found.count >= min(share, processes), "one queue can fill the pool"
