@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -79,6 +77,7 @@ def _replay(decision: Decision) -> Report:
             by=decision.by,
             reason=decision.reason,
             force=decision.action.name == "force",
+            rows=decision.rows,
             progress=reports.append,
         )
     except AmqpEventsError as exc:
@@ -86,19 +85,17 @@ def _replay(decision: Decision) -> Report:
         return reports[-1]
 
 
-def _resolve(decision: Decision) -> Report:
+def _decide(decision: Decision) -> Report:
     try:
-        done, left = replay.resolve(decision.seen, by=decision.by, reason=decision.reason)
+        return replay.decide(
+            decision.seen,
+            ACTIONS[decision.action.name].rule,
+            by=decision.by,
+            reason=decision.reason,
+            rows=decision.rows,
+        )
     except AmqpEventsError as exc:
         return Report(stopped=Reason.of(exc))
-    return Report(published=done, skipped=left)
-
-
-def _change(change: Callable[..., list[UUID]], decision: Decision) -> Report:
-    seen = decision.seen
-    done = change(seen, by=decision.by, reason=decision.reason, now=datetime.now(UTC))
-    # Nothing is published; these are the events that changed.
-    return Report(published=done, skipped=eligibility.skipped_since(seen, done))
 
 
 _PUBLISHED: Final = ngettext_lazy(
@@ -153,7 +150,7 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
                 "still queued will run, and a late outcome is only recorded in the history."
             ),
             reason_required=True,
-            run=_resolve,
+            run=_decide,
         ),
         _action(
             eligibility.DISCARD,
@@ -164,7 +161,7 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
             done=DISCARDED,
             effect=_("The events are settled without being handled. You can restore them."),
             reason_required=True,
-            run=partial(_change, states.discard),
+            run=_decide,
         ),
         _action(
             eligibility.RESTORE,
@@ -178,7 +175,7 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
                 "count",
             ),
             effect=_("The discarded events return to the archive. Nothing is published."),
-            run=partial(_change, states.restore),
+            run=_decide,
         ),
     )
 }

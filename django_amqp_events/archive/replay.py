@@ -37,16 +37,18 @@ from ..exceptions import (
 from ..logs import event_fields
 from ..message import encoding, headers
 from ..message.types import Message
-from ..models import Revision
+from ..models import ArchivedEvent, Revision
 from ..publish import publisher
 from ..reasons import Reason
 from ..service_loop import sleep
 from . import editing, states
 from .eligibility import (
     CHUNK,
+    DISCARD,
     FORCE,
     REPLAY,
     RESOLVE,
+    RESTORE,
     Rule,
     Skipped,
     edit_target,
@@ -88,6 +90,7 @@ REASONS: Final = frozenset(
         "unsupported",
     }
 )
+_DECISIONS: Final = {DISCARD: states.discard, RESOLVE: states.resolve, RESTORE: states.restore}
 #: The reason for refusing edits.
 EDITING_OFF: Final = Reason("editing-off")
 
@@ -126,6 +129,7 @@ def replay(
     progress: Callable[[Report], object] = bool,
     stop: Callable[[], bool] = bool,
     batch: UUID | None = None,
+    rows: Mapping[UUID, ArchivedEvent] | None = None,
 ) -> Report:
     """Replay archived events, each once however many callers ask for it at a time.
 
@@ -140,6 +144,7 @@ def replay(
         progress: called after each chunk; an exception from it ends the replay.
         stop: asked before each chunk whether to end.
         batch: the batch that publishes the events.
+        rows: the events, if the caller has just read them; those that are missing are deleted.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or a transaction is open.
@@ -151,9 +156,10 @@ def replay(
     report = Report()
     size = CHUNK if rate is None else max(1, int(min(CHUNK, rate)))
     decision = {"by": by, "reason": reason, "force": force, "batch": batch}
+    chunks = _chunks(seen, FORCE if force else REPLAY, size, report, rows)
     began, sent = time.monotonic(), 0
     try:
-        for chunk, handlers in _chunks(seen, FORCE if force else REPLAY, size, report):
+        for chunk, handlers in chunks:
             if rate is not None:
                 sleep(began + sent / rate - time.monotonic(), stop)
             if stop():
@@ -177,11 +183,15 @@ def replay(
 
 
 def _chunks(
-    seen: Seen, rule: Rule, size: int, report: Report
+    seen: Seen,
+    rule: Rule,
+    size: int,
+    report: Report,
+    rows: Mapping[UUID, ArchivedEvent] | None,
 ) -> Iterator[tuple[Seen, Mapping[UUID, Handler]]]:
     """Yield the events to replay together, with their handlers; report those that are skipped."""
     for part in parts(list(seen), size):
-        examined = examine({pk: seen[pk] for pk in part}, rule)
+        examined = examine({pk: seen[pk] for pk in part}, rule, rows)
         report.skipped += examined.skipped
         sized = ((pk, event.body_size) for pk, event in examined.events.items())
         for piece in list(pieces(sized, count=size, size=CHUNK_BYTES)) or [[]]:
@@ -283,15 +293,27 @@ def resume(*, lease: float | None = None) -> int:
     return len(report.published)
 
 
-def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipped]]:
-    """Discard events whose replay is overdue; return them, and the skipped ones.
+def decide(
+    seen: Seen,
+    rule: Rule,
+    *,
+    by: str,
+    reason: str,
+    rows: Mapping[UUID, ArchivedEvent] | None = None,
+) -> Report:
+    """Discard, resolve or restore events; nothing is published.
 
-    A later outcome is history only. A copy in the handler's queue is not withdrawn.
+    The events that changed are *published* in the report. A later outcome of a resolved event is
+    history only; a copy in the handler's queue is not withdrawn.
+
+    Args:
+        rule: ``DISCARD``, ``RESOLVE`` or ``RESTORE``.
+        rows: as for :func:`replay`.
     """
-    examined = examine(seen, RESOLVE)
+    examined = examine(seen, rule, rows)
     wanted = {pk: seen[pk] for pk in examined.events}
-    done = states.resolve(wanted, by=by, reason=reason, now=_now())
-    return done, examined.skipped + skipped_since(wanted, done)
+    done = _DECISIONS[rule](wanted, by=by, reason=reason, now=_now())
+    return Report(published=done, skipped=examined.skipped + skipped_since(wanted, done))
 
 
 # -- publishing ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Change the state of archived events; every change is one conditional UPDATE.
+"""Change the state of archived events, each time in a transaction that locks them first.
 
 ::
 
@@ -8,8 +8,8 @@
        +--------------- archived <---------------+
     archived <--restore-- discarded (with a reason) <--resolve-- replaying
 
-A statement names the state, the version or the claim that it expects, and changes nothing if
-another process was faster; the return value says what was changed. Nothing here uses the broker.
+A caller names the state, the version or the claim that it expects; if another process was faster,
+nothing is changed. The return value says what was. Nothing here uses the broker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 from django.db import OperationalError, connections, router, transaction
-from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.db.models import Case, Exists, F, Max, OuterRef, QuerySet, Value, When
 from django.utils.translation import gettext_noop
 
 from .. import databases
@@ -44,7 +44,7 @@ from ..models import (
 from ..reasons import Reason
 from . import search_values
 from .groups import group_counts
-from .groups.group_counts import CountedEvent
+from .groups.group_counts import CountedEvent, counted_event
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,23 +158,31 @@ def lock(ids: Iterable[UUID]) -> dict[UUID, CountedEvent]:
     events could deadlock. SQLite has one writer at a time and fails a transaction that begins by
     reading while another one writes, so it begins with an UPDATE of nothing.
     """
-    found = rows().filter(pk__in=list(ids))
+    return group_counts.counted_events(_locked(ids))
+
+
+def _locked(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
+    found = rows().filter(pk__in=list(ids)).order_by("pk")
     if connections[database()].features.has_select_for_update:
-        found = found.select_for_update()
-    else:
-        rows().filter(pk=UUID(int=0)).update(version=F("version"))
-    return group_counts.counted_events(found)
+        return found.select_for_update()
+    rows().filter(pk=UUID(int=0)).update(version=F("version"))
+    return found
 
 
 @contextmanager
-def counting_changes(
-    ids: Collection[UUID], *, now: datetime
-) -> Iterator[Mapping[UUID, CountedEvent]]:
-    """Lock rows in a transaction, and record how the block changes the group counts."""
+def _locking(
+    ids: Iterable[UUID], *, now: datetime, without: Iterable[str] = ArchivedEvent.LARGE
+) -> Iterator[dict[UUID, ArchivedEvent]]:
+    """Lock events in a transaction, and record how the block changes the group counts.
+
+    It changes the events here and in the database alike. They are read once, in the order of
+    their ids, without the columns *without*.
+    """
     with transaction.atomic(using=database()):
-        before = lock(ids)
-        yield before
-        after = group_counts.counted_events(rows().filter(pk__in=before.keys()))
+        events = {event.pk: event for event in _locked(ids).defer(*without)}
+        before = {pk: counted_event(event) for pk, event in events.items()}
+        yield events
+        after = {pk: counted_event(event) for pk, event in events.items()}
         group_counts.record_changes(before, after, now=now, using=database())
 
 
@@ -182,9 +190,26 @@ def counting_changes(
 _NO_ERROR: Final[Mapping[str, Any]] = {"unconfirmed": False, "error": ""}
 
 
-def _change(found: QuerySet[ArchivedEvent], state: State, now: datetime, **values: Any) -> int:
-    """Change the state of the rows that still match; return how many did."""
-    return found.update(state=state, state_since=now, version=F("version") + 1, **values)
+def _change(
+    events: Collection[ArchivedEvent],
+    state: State,
+    now: datetime,
+    *,
+    replays: int = 0,
+    **values: Any,
+) -> None:
+    """Change the state of locked events, and add to the number of their replays."""
+    if not events:
+        return
+    values = {"state": state, "state_since": now, **values}
+    rows().filter(pk__in=[event.pk for event in events]).update(
+        version=F("version") + 1, replays=F("replays") + replays, **values
+    )
+    for event in events:
+        event.version += 1
+        event.replays += replays
+        for name, value in values.items():
+            setattr(event, name, value)
 
 
 # -- publishing ---------------------------------------------------------------------------
@@ -220,57 +245,53 @@ def claim(
     if not seen:
         return []
     check_no_transaction()
-    token = uuid4()
+    token, before = uuid4(), State.REPLAYING if force else State.ARCHIVED
     by, reason = clean(by, LENGTH), clean(reason)
-    # A replay that was not confirmed may be published: it keeps its id, to which any run reports.
-    underway = _current_replay().filter(state=_Replay.UNCONFIRMED)
-    with counting_changes(seen, now=now) as before:
-        wanted = rows().filter(_as_seen(seen), state=State.REPLAYING if force else State.ARCHIVED)
-        if edit is not None:
-            wanted = wanted.exclude(Exists(underway))
-        if batch is not None:
-            wanted = wanted.filter(Exists(_pending(batch).filter(event=OuterRef("pk"))))
-        number = Case(When(Exists(underway), then=F("replays")), default=F("replays") + 1)
-        if not _change(wanted, State.QUEUED, now, claim=token, replays=number, **_NO_ERROR):
-            return []
-        claimed, new = _claimed(token, force=force)
-        if batch is not None:
-            claimed += _from_batch(batch, claimed, new, by=by, reason=reason, now=now)
-            new = []
-        _queue(claimed, handlers)
-        revisions = _forced_revisions(token) if force else {}
-        if edit is not None:
-            for event in new:
-                revisions[event.pk] = _revise(event, edit, by=by, reason=reason, now=now)
-        made = [
-            Replay(
-                pk=uuid4(),
+    with _locking(seen, now=now, without=["detail"]) as events:
+        current = _current_replays(events)
+        pending = _pending(batch, events)
+        wanted = {
+            pk: event
+            for pk, event in events.items()
+            if (event.state, event.version) == (before, seen[pk])
+            and (batch is None or pk in pending)
+            and not (edit is not None and _is_unconfirmed(current.get(pk)))
+        }
+        # These may be published: they keep their ids, to which any run reports.
+        again = {pk: current[pk] for pk in wanted if _is_unconfirmed(current.get(pk))}
+        new = {pk: event for pk, event in wanted.items() if pk not in again}
+        _change([events[pk] for pk in again], State.QUEUED, now, claim=token, **_NO_ERROR)
+        _change(new.values(), State.QUEUED, now, replays=1, claim=token, **_NO_ERROR)
+        # The places of a batch are taken by replays of the same ids.
+        taken = [pending[pk].pk for pk in wanted if pk in pending]
+        _replays().filter(pk__in=taken)._raw_delete(database())  # noqa: SLF001
+        _take_places(again, pending)
+        _queue(again, handlers)
+        started = {
+            pk: Replay(
+                pk=pending[pk].pk if pk in pending else uuid4(),
                 event=event,
-                version=seen[event.pk],
+                batch_id=batch,
+                position=pending[pk].position if pk in pending else None,
+                version=seen[pk],
                 number=event.replays,
-                revision=revisions.get(event.pk),
-                handler=clean(handlers[event.pk], LENGTH),
+                revision=current[pk].revision if force and pk in current else None,
+                handler=clean(handlers[pk], LENGTH),
                 requested_at=now,
                 requested_by=by,
                 reason=reason,
                 publishes=1,
             )
-            for event in new
-        ]
-        _replays().bulk_create(made)
-        claimed += [ClaimedReplay(event=each.event, replay=each, forced=force) for each in made]
-        claimed.sort(key=lambda each: each.event.pk)
+            for pk, event in new.items()
+        }
+        if edit is not None:
+            for pk, replay in started.items():
+                replay.revision = _revise(new[pk], edit, by=by, reason=reason, now=now)
+        _replays().bulk_create(started.values())
+        claimed = {pk: each for pk in events if (each := again.get(pk) or started.get(pk))}
         action = _Action.EDIT if edit is not None else _Action.FORCE if force else _Action.REPLAY
-        _record_actions(
-            {each.event.pk: each.replay for each in claimed},
-            before,
-            action=action,
-            by=by,
-            reason=reason,
-            now=now,
-            batch=batch,
-        )
-    return claimed
+        _record_actions(claimed, events, action=action, by=by, reason=reason, now=now, batch=batch)
+    return _claimed(claimed, forced=force)
 
 
 @retry_on_conflict
@@ -299,28 +320,28 @@ def reclaim(
     if not ids:
         return []
     check_no_transaction()
-    with counting_changes(ids, now=now):
-        # Another process that saw the same rows finds their state_since changed.
-        waiting.filter(pk__in=ids).update(claim=token, state_since=now, version=F("version") + 1)
-        claimed, orphans = _claimed(token)
-        if orphans:
-            # Their replays were deleted by hand.
-            rows().filter(pk__in=[event.pk for event in orphans]).update(
-                state=State.ARCHIVED,
-                version=F("version") + 1,
-                error=_RECORD_GONE,
-            )
-        old = {each.event.pk: each.replay.handler for each in claimed}
-        _queue(claimed, {pk: handlers.get(name, name) for pk, name in old.items()})
-    return claimed
+    with _locking(ids, now=now, without=["detail"]) as events:
+        # Of rows that another process has claimed meanwhile, state_since has changed.
+        left = {
+            pk: event
+            for pk, event in events.items()
+            if event.state == State.QUEUED and event.state_since < since_before
+        }
+        _change(left.values(), State.QUEUED, now, claim=token)
+        replays = _current_replays(left)
+        # Their replays were deleted by hand.
+        orphans = [event for pk, event in left.items() if pk not in replays]
+        _change(orphans, State.ARCHIVED, now, error=_RECORD_GONE)
+        old = {pk: replay.handler for pk, replay in replays.items()}
+        _queue(replays, {pk: handlers.get(name, name) for pk, name in old.items()})
+    return _claimed(replays)
 
 
 @retry_on_conflict
 def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
     """Record that the broker has confirmed replays; an outcome that came before is kept."""
     ids = [each.replay.pk for each in claimed]
-    events = [each.event.pk for each in claimed]
-    with counting_changes(events, now=now):
+    with _locking([each.event.pk for each in claimed], now=now) as events:
         ended = When(state__in=(_Replay.SUCCEEDED, _Replay.FAILED), then=F("state"))
         _replays().filter(pk__in=ids).update(
             published_at=now,
@@ -328,11 +349,13 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
             state=Case(ended, default=Value(_Replay.PUBLISHED.value)),
         )
         # Whichever process holds the claim now: the confirm belongs to the replay.
-        confirmed = rows().filter(
-            Q(state=State.QUEUED) | Q(state=State.ARCHIVED, unconfirmed=True),
-            Exists(_current_replay(ids).filter(state=_Replay.PUBLISHED)),
-            pk__in=events,
-        )
+        confirmed = [
+            event
+            for pk, replay in _current_replays(events).items()
+            if replay.pk in ids and replay.state == _Replay.PUBLISHED
+            for event in [events[pk]]
+            if event.state == State.QUEUED or (event.state == State.ARCHIVED and event.unconfirmed)
+        ]
         _change(confirmed, State.REPLAYING, now, **_NO_ERROR)
 
 
@@ -344,13 +367,15 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
     Those with an outcome, and those claimed by another process since, are not changed.
     """
     given = {each.claimed.event.pk: each for each in unpublished}
-    with counting_changes(given, now=now):
+    with _locking(given, now=now) as events:
         tokens = {each.claimed.event.claim for each in unpublished}
-        current = rows().filter(pk__in=given, claim__in=tokens, state=State.QUEUED)
-        back = [given[pk] for pk in current.values_list("pk", flat=True)]
-        for each in back:
-            # Locked, and queued by this claim: the row is as it was read.
-            event, replay = each.claimed.event, each.claimed.replay
+        back = {
+            pk: given[pk]
+            for pk, event in events.items()
+            if event.state == State.QUEUED and event.claim in tokens
+        }
+        for pk, each in back.items():
+            event, replay = events[pk], each.claimed.replay
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
             event.unconfirmed = each.unconfirmed
             event.error = replay.error = clean(each.error)
@@ -359,11 +384,11 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
                 replay.state, replay.number, replay.publishes = _Replay.PENDING, None, 0
                 replay.version = event.version
         _replays().bulk_update(
-            [each.claimed.replay for each in back],
+            [each.claimed.replay for each in back.values()],
             ["state", "number", "version", "publishes", "error"],
         )
         rows().bulk_update(
-            [each.claimed.event for each in back],
+            [events[pk] for pk in back],
             ["state", "state_since", "version", "error", "unconfirmed"],
         )
 
@@ -377,18 +402,20 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     Returns:
         how many of the replays are known.
     """
-    events = dict(replays().filter(pk__in=list(ends)).values_list("pk", "event_id"))
-    if not events:
+    found = {replay.pk: replay for replay in replays().filter(pk__in=list(ends))}
+    if not found:
         return 0
-    with counting_changes(set(events.values()), now=now):
-        _end({pk: ends[pk] for pk in events}, _Replay.SUCCEEDED)
-        unsettled = rows().filter(
-            Exists(_current_replay(events)),
-            pk__in=set(events.values()),
-            state__in=(State.QUEUED, State.REPLAYING, State.ARCHIVED),
-        )
-        _change(unsettled, State.SUCCEEDED, now, **_NO_ERROR)
-    return len(events)
+    with _locking({replay.event_id for replay in found.values()}, now=now) as events:
+        _end({pk: ends[pk] for pk in found}, _Replay.SUCCEEDED)
+        unsettled = {
+            event.pk: event
+            for replay in found.values()
+            if (event := events.get(replay.event_id)) is not None
+            and event.replays == replay.number
+            and event.state in (State.QUEUED, State.REPLAYING, State.ARCHIVED)
+        }
+        _change(unsettled.values(), State.SUCCEEDED, now, **_NO_ERROR)
+    return len(found)
 
 
 def failed_again(ends: Mapping[UUID, datetime]) -> None:
@@ -396,96 +423,66 @@ def failed_again(ends: Mapping[UUID, datetime]) -> None:
     _end(ends, _Replay.FAILED)
 
 
-def _claimed(
-    token: UUID, *, force: bool = False
-) -> tuple[list[ClaimedReplay], list[ArchivedEvent]]:
-    """Return the replays that events of a claim have already, and the events without one."""
+def _current_replays(events: Mapping[UUID, ArchivedEvent]) -> dict[UUID, Any]:
+    """Return the current replay of each of these events that has one, with its revision."""
     actions = ArchiveAction.objects.using(database())
     by_force = actions.filter(replay=OuterRef("pk"), action=_Action.FORCE)
-    current = {
-        replay.event_id: replay
-        for replay in _replays()
-        .filter(event__claim=token, number=F("event__replays"))
+    found = (
+        _replays()
+        .filter(event__in=list(events), number=F("event__replays"))
         .select_related("revision")
         .annotate(was_forced=Exists(by_force))
-    }
-    claimed, new = [], []
-    for event in rows().filter(claim=token).order_by("pk").defer("detail"):
-        if (replay := current.get(event.pk)) is None:
-            new.append(event)
-        else:
-            replay.event = event
-            forced = force or replay.was_forced
-            claimed.append(ClaimedReplay(event=event, replay=replay, forced=forced))
-    return claimed, new
-
-
-def _from_batch(
-    batch: UUID,
-    claimed: Iterable[ClaimedReplay],
-    new: Iterable[ArchivedEvent],
-    *,
-    by: str,
-    reason: str,
-    now: datetime,
-) -> list[ClaimedReplay]:
-    """Make the pending rows of a batch the replays of its events."""
-    again = {each.event.pk: each.replay for each in claimed}
-    events = {event.pk: event for event in new}
-    pending = {row.event_id: row for row in _pending(batch).filter(event__in=[*again, *events])}
-    _take_places(again, pending)
-    for pk, event in events.items():
-        pending[pk].event, pending[pk].number = event, event.replays
-    number = rows().filter(pk=OuterRef("event")).values("replays")
-    _pending(batch).filter(event__in=list(events)).update(
-        number=Subquery(number), requested_at=now, requested_by=by, reason=reason
     )
-    return [ClaimedReplay(event=event, replay=pending[pk]) for pk, event in events.items()]
+    current = {replay.event_id: replay for replay in found}
+    for pk, replay in current.items():
+        replay.event = events[pk]
+    return current
+
+
+def _claimed(replays: Mapping[UUID, Any], *, forced: bool = False) -> list[ClaimedReplay]:
+    return [
+        ClaimedReplay(
+            event=replay.event,
+            replay=replay,
+            forced=forced or getattr(replay, "was_forced", False),
+        )
+        for replay in replays.values()
+    ]
+
+
+def _is_unconfirmed(replay: Replay | None) -> bool:
+    return replay is not None and replay.state == _Replay.UNCONFIRMED
 
 
 def _take_places(again: Mapping[UUID, Replay], pending: Mapping[UUID, Replay]) -> None:
-    """Move replays that are published again, under their old ids, to the places of pending ones.
+    """Move replays that are published again, under their old ids, to the places in a batch.
 
     The batch that they leave keeps a row that says what it knows.
     """
-    if not again:
-        return
-    places = {pk: pending[pk] for pk in again}
-    _replays().filter(pk__in=[row.pk for row in places.values()])._raw_delete(database())  # noqa: SLF001
-    for pk, replay in again.items():
-        row = places[pk]
+    places = {pk: pending[pk] for pk in again if pk in pending}
+    for pk, row in places.items():
+        replay = again[pk]
         row.state, row.error = replay.state, replay.error
         for name in ("batch_id", "position"):
             ours, theirs = getattr(replay, name), getattr(row, name)
             setattr(replay, name, theirs)
             setattr(row, name, ours)
-    _replays().bulk_update(again.values(), ["batch", "position"])
+    _replays().bulk_update([again[pk] for pk in places], ["batch", "position"])
     _replays().bulk_create(row for row in places.values() if row.batch_id is not None)
 
 
-def _queue(claimed: Iterable[ClaimedReplay], handlers: Mapping[UUID, str]) -> None:
+def _queue(replays: Mapping[UUID, Replay], handlers: Mapping[UUID, str]) -> None:
     """Queue replays that have a row, for the current names of their handlers."""
     together: dict[str, list[UUID]] = {}
-    for each in claimed:
-        replay = each.replay
+    for pk, replay in replays.items():
         replay.state, replay.error = _Replay.QUEUED, ""
         replay.publishes += 1
-        replay.handler = clean(handlers[each.event.pk], LENGTH)
+        replay.handler = clean(handlers[pk], LENGTH)
         together.setdefault(replay.handler, []).append(replay.pk)
     for handler, ids in together.items():
         _replays().filter(pk__in=ids).update(
             state=_Replay.QUEUED, error="", publishes=F("publishes") + 1, handler=handler
         )
-
-
-def _forced_revisions(token: UUID) -> dict[UUID, Revision]:
-    """Return the revisions that the replays before those of a claim have published."""
-    before = _replays().filter(event__claim=token, number=F("event__replays") - 1)
-    return {
-        replay.event_id: replay.revision
-        for replay in before.select_related("revision")
-        if replay.revision is not None
-    }
 
 
 def _revise(
@@ -530,19 +527,17 @@ def _replays() -> QuerySet[Replay]:
     return Replay.objects.using(database())
 
 
-def _pending(batch: UUID) -> QuerySet[Replay]:
-    return _replays().filter(batch=batch, state=_Replay.PENDING)
-
-
-def _current_replay(ids: Collection[UUID] | None = None) -> QuerySet[Replay]:
-    """Return the current replay of the event of an outer query, if it is one of *ids*."""
-    found = _replays().filter(event=OuterRef("pk"), number=OuterRef("replays"))
-    return found if ids is None else found.filter(pk__in=list(ids))
+def _pending(batch: UUID | None, events: Iterable[UUID]) -> dict[UUID, Replay]:
+    """Return the rows of these events that are pending in a batch."""
+    if batch is None:
+        return {}
+    found = _replays().filter(batch=batch, state=_Replay.PENDING, event__in=list(events))
+    return {row.event_id: row for row in found}
 
 
 def is_unconfirmed(event: ArchivedEvent) -> bool:
-    """Return True if the last replay of an event may have been published without a confirm."""
-    return replays().filter(event=event, number=event.replays, state=_Replay.UNCONFIRMED).exists()
+    """Return True if the current replay of an event may have been published."""
+    return _is_unconfirmed(_current_replays({event.pk: event}).get(event.pk))
 
 
 # -- deciding -----------------------------------------------------------------------------
@@ -579,36 +574,29 @@ def _decide(
 def _decide_part(
     seen: Seen, before: State, action: ArchiveAction.Action, *, by: str, reason: str, now: datetime
 ) -> list[UUID]:
-    token = uuid4()
-    with counting_changes(seen, now=now) as locked:
-        restored = action == _Action.RESTORE
+    restored = action == _Action.RESTORE
+    with _locking(seen, now=now) as events:
+        changed = {
+            pk: event
+            for pk, event in events.items()
+            if (event.state, event.version) == (before, seen[pk])
+        }
         after = State.ARCHIVED if restored else State.DISCARDED
         # Of an event that is not settled, the flag is the state of its replay.
-        underway = _current_replay().filter(state=_Replay.UNCONFIRMED)
-        flags = {**_NO_ERROR, **({"unconfirmed": Exists(underway)} if restored else {})}
-        _change(rows().filter(_as_seen(seen), state=before), after, now, claim=token, **flags)
-        changed = list(rows().filter(claim=token).order_by("pk").values_list("pk", flat=True))
+        current = _current_replays(changed) if restored else {}
+        underway = [events[pk] for pk, old in current.items() if _is_unconfirmed(old)]
+        others = [event for event in changed.values() if event not in underway]
+        _change(others, after, now, **_NO_ERROR)
+        _change(underway, after, now, unconfirmed=True, error="")
         _record_actions(
-            dict.fromkeys(changed), locked, action=action, by=by, reason=reason, now=now
+            dict.fromkeys(changed), events, action=action, by=by, reason=reason, now=now
         )
-    return changed
-
-
-def _as_seen(seen: Seen) -> Q:
-    """Return a filter for rows that still have the version seen."""
-    versions: dict[int, list[UUID]] = {}
-    for pk, version in seen.items():
-        versions.setdefault(version, []).append(pk)
-    # An empty condition would match every row.
-    wanted = Q(pk__in=[])
-    for version, ids in versions.items():
-        wanted |= Q(version=version, pk__in=ids)
-    return wanted
+    return list(changed)
 
 
 def _record_actions(
     replays: Mapping[UUID, Replay | None],
-    before: Mapping[UUID, CountedEvent],
+    events: Mapping[UUID, ArchivedEvent],
     *,
     action: ArchiveAction.Action,
     by: str,
@@ -625,7 +613,7 @@ def _record_actions(
             reason=clean(reason),
             replay=replay,
             batch_id=batch,
-            group_id=before[pk].group,
+            group_id=events[pk].group_id,
         )
         for pk, replay in replays.items()
     )

@@ -222,7 +222,8 @@ def test_resolve_discards_only_overdue_events() -> None:
     fresh, late, archived = replaying(1), replaying(60), make()
     gone, foreign = replaying(60, handler="gone"), replaying(60, service="stock")
     wanted = seen(fresh, late, archived, gone, foreign)
-    resolved, skipped = replay.resolve(wanted, by="ada", reason="booked by hand")
+    report = replay.decide(wanted, eligibility.RESOLVE, by="ada", reason="booked by hand")
+    resolved, skipped = report.published, report.skipped
     assert set(resolved) == {late.pk, gone.pk}
     assert {each.id for each in skipped} == {fresh.pk, archived.pk, foreign.pk}
     assert again(late).state == State.DISCARDED
