@@ -6,6 +6,7 @@ import random
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,11 @@ RESTARTS = 10
 EVENTS = 60
 
 
-def again(service: Service, what: str = "end") -> dict[str, int]:
-    """Events that have more than one such line, and how many."""
+def again(service: Service, what: str = "end") -> dict[str, list[dict[str, Any]]]:
+    """Events that have more than one such line, with all their lines."""
     lines = Counter(line["event"] for line in service.ledger(what=what))
-    return {event_id: count for event_id, count in lines.items() if count > 1}
+    repeated = {event_id for event_id, count in lines.items() if count > 1}
+    return {event_id: service.ledger(event=event_id) for event_id in repeated}
 
 
 class Load:
