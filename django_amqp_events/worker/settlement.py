@@ -83,6 +83,7 @@ class Settler:
         self.on_ended: Callable[[str, float], object] | None = None
         runs_acks_while_stopping()
         self._flush = AckCallback(self.flush)
+        self._flushing = threading.Lock()
         # When a flush was requested that has not run yet.
         self._flush_requested: float | None = None
         self._jobs: deque[Job] = deque()
@@ -210,22 +211,27 @@ class Settler:
         return clean
 
     def flush(self) -> None:
-        """Write the acks and rejects that are ready; in the main thread only."""
-        self._flush_requested = None
-        while self._done:
-            ready = [self._done.popleft() for _ in range(len(self._done))]
-            acked = []
-            try:
-                for delivery, ack in ready:
-                    if delivery.lost:
-                        self._log_lost(delivery)
-                    elif ack:
-                        acked.append(delivery.message)
-                    else:
-                        self.acks.reject(delivery.message)
-                self.acks.ack(acked)
-            finally:
-                self._close(*(delivery for delivery, _ in ready))
+        """Write the acks and rejects that are ready.
+
+        In the main thread only, or in Celery's timer thread while the pool stops. Celery does not
+        wait for that thread's end, so it may still write when the main thread closes the channel.
+        """
+        with self._flushing:
+            self._flush_requested = None
+            while self._done:
+                ready = [self._done.popleft() for _ in range(len(self._done))]
+                acked = []
+                try:
+                    for delivery, ack in ready:
+                        if delivery.lost:
+                            self._log_lost(delivery)
+                        elif ack:
+                            acked.append(delivery.message)
+                        else:
+                            self.acks.reject(delivery.message)
+                    self.acks.ack(acked)
+                finally:
+                    self._close(*(delivery for delivery, _ in ready))
 
     def _answer(self, *deliveries: Delivery, ack: bool) -> None:
         """Have the main thread ack or reject deliveries, all that are ready at once."""

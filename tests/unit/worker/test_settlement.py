@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from django_amqp_events.message.types import Message, Received
 from django_amqp_events.worker import outgoing, settlement
 from django_amqp_events.worker.dispatch import Delivery
 from django_amqp_events.worker.settlement import Settler
-from django_amqp_events.worker.verdict import Verdict
+from django_amqp_events.worker.verdict import HANDLED, Verdict
 
 
 class Channel:
@@ -35,8 +36,12 @@ class Channel:
 class Acks:
     def __init__(self) -> None:
         self.acked: list[Any] = []
+        self.writing, self.may_write = threading.Event(), threading.Event()
+        self.may_write.set()
 
     def ack(self, messages: Sequence[Any]) -> None:
+        self.writing.set()
+        assert self.may_write.wait(30)
         self.acked += messages
 
 
@@ -79,3 +84,27 @@ def test_an_error_after_the_confirm_settles_nothing_again(
         signals.event_archived.disconnect(leave)
     assert len(channel.published) == len(acks.acked) == 2
     assert not settler._jobs
+
+
+def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
+    """Celery's timer thread may run a flush when the main thread is about to close the channel."""
+    acks = Acks()
+    made: Any = SimpleNamespace(settings=None, build=lambda *_: None)
+    settler = Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
+    received = Received(
+        queue="q", exchange="events", routing_key="a.b", body=b"", headers={}, properties={}
+    )
+    message = SimpleNamespace(channel=SimpleNamespace(connection=object()))
+    acks.may_write.clear()
+    settler.settle(Delivery(received=received, message=message), HANDLED)
+    timer = threading.Thread(target=settler.flush)
+    timer.start()
+    assert acks.writing.wait(30)
+    main = threading.Thread(target=settler.drain, args=(5,))
+    main.start()
+    main.join(0.2)
+    assert main.is_alive()
+    acks.may_write.set()
+    main.join(30)
+    timer.join(30)
+    assert acks.acked == [message]
