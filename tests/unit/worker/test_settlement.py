@@ -36,6 +36,7 @@ class Channel:
 class Acks:
     def __init__(self) -> None:
         self.acked: list[Any] = []
+        self.requeued: list[Any] = []
         self.writing, self.may_write = threading.Event(), threading.Event()
         self.may_write.set()
 
@@ -44,6 +45,9 @@ class Acks:
         assert self.may_write.wait(30)
         self.acked += messages
 
+    def reject(self, message: Any) -> None:
+        self.requeued.append(message)
+
 
 def fail(*_: object, **__: object) -> None:
     raise LookupError("no such field")
@@ -51,6 +55,21 @@ def fail(*_: object, **__: object) -> None:
 
 def leave(**_: object) -> None:
     raise SystemExit(3)
+
+
+def make(acks: Acks, build: Any) -> tuple[Settler, Delivery]:
+    settings = SimpleNamespace(service="billing")
+    made: Any = SimpleNamespace(settings=settings, build=build)
+    settler = Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
+    return settler, delivery()
+
+
+def delivery() -> Delivery:
+    received = Received(
+        queue="q", exchange="events", routing_key="a.b", body=b"", headers={}, properties={}
+    )
+    message: Any = SimpleNamespace(channel=SimpleNamespace(connection=object()))
+    return Delivery(received=received, message=message)
 
 
 @pytest.mark.parametrize("broken", ["logging", "all logging", "signal"])
@@ -65,20 +84,14 @@ def test_an_error_after_the_confirm_settles_nothing_again(
     if broken == "signal":
         signals.event_archived.connect(leave)
     channel, acks = Channel(), Acks()
-    made: Any = SimpleNamespace(
-        settings=SimpleNamespace(service="billing"),
-        build=lambda *_: Message(exchange="", routing_key="", body=b"", headers={}, properties={}),
+    settler, first = make(
+        acks,
+        lambda *_: Message(exchange="", routing_key="", body=b"", headers={}, properties={}),
     )
-    settler = Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
     monkeypatch.setattr(settler, "_connect", lambda: channel)
-    received = Received(
-        queue="q", exchange="events", routing_key="a.b", body=b"", headers={}, properties={}
-    )
-    open_channel = SimpleNamespace(connection=object())
     try:
-        for _ in range(2):
-            delivery = Delivery(received=received, message=SimpleNamespace(channel=open_channel))
-            settler.settle(delivery, Verdict(kind="archive", reason="malformed"))
+        for each in (first, delivery()):
+            settler.settle(each, Verdict(kind="archive", reason="malformed"))
         assert settler.drain(5)
     finally:
         signals.event_archived.disconnect(leave)
@@ -86,17 +99,21 @@ def test_an_error_after_the_confirm_settles_nothing_again(
     assert not settler._jobs
 
 
+def test_an_event_whose_message_cannot_be_built_is_requeued() -> None:
+    """Unsettled, it would occupy the prefetch count until the worker ends."""
+    acks = Acks()
+    settler, bad = make(acks, fail)
+    settler.settle(bad, Verdict(kind="archive", reason="malformed"))
+    settler.flush()
+    assert (acks.acked, acks.requeued) == ([], [bad.message])
+
+
 def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
     """Celery's timer thread may run a flush when the main thread is about to close the channel."""
     acks = Acks()
-    made: Any = SimpleNamespace(settings=None, build=lambda *_: None)
-    settler = Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
-    received = Received(
-        queue="q", exchange="events", routing_key="a.b", body=b"", headers={}, properties={}
-    )
-    message = SimpleNamespace(channel=SimpleNamespace(connection=object()))
     acks.may_write.clear()
-    settler.settle(Delivery(received=received, message=message), HANDLED)
+    settler, handled = make(acks, lambda *_: None)
+    settler.settle(handled, HANDLED)
     timer = threading.Thread(target=settler.flush)
     timer.start()
     assert acks.writing.wait(30)
@@ -107,4 +124,4 @@ def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
     acks.may_write.set()
     main.join(30)
     timer.join(30)
-    assert acks.acked == [message]
+    assert acks.acked == [handled.message]
