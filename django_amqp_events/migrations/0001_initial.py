@@ -200,6 +200,72 @@ class Migration(migrations.Migration):
                     ("export_archivedevent", "Can export archived events"),
                 ],
                 "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["-last_failed_at", "-id"], name="amqp_events_failed"),
+                    models.Index(
+                        fields=["state", "-last_failed_at", "-id"], name="amqp_events_state"
+                    ),
+                    models.Index(
+                        fields=["handler", "-last_failed_at", "-id"], name="amqp_events_handler"
+                    ),
+                    models.Index(
+                        fields=["name", "-last_failed_at", "-id"], name="amqp_events_name"
+                    ),
+                    models.Index(
+                        fields=["exception", "-last_failed_at", "-id"], name="amqp_events_exc"
+                    ),
+                    models.Index(
+                        fields=["reason", "-last_failed_at", "-id"], name="amqp_events_reason"
+                    ),
+                    models.Index(fields=["state", "state_since"], name="amqp_events_since"),
+                    models.Index(
+                        fields=["event_id"],
+                        name="amqp_events_event_id",
+                        opclasses=["varchar_pattern_ops"],
+                    ),
+                    models.Index(
+                        fields=["correlation_id"],
+                        name="amqp_events_correlation",
+                        opclasses=["varchar_pattern_ops"],
+                    ),
+                    models.Index(fields=["claim"], name="amqp_events_claim"),
+                    models.Index(
+                        fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"
+                    ),
+                    PartialIndex(
+                        where={"unconfirmed": True},
+                        fields=["id"],
+                        name="amqp_events_unconfirmed",
+                    ),
+                    models.Index(
+                        fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"
+                    ),
+                    PartialIndex(
+                        where={"state": "archived"},
+                        fields=["group", "-last_failed_at", "-id"],
+                        name="amqp_events_group_open",
+                    ),
+                    PartialIndex(
+                        where={"state": "archived"},
+                        fields=["handler", "-last_failed_at", "-id"],
+                        name="amqp_events_handler_open",
+                    ),
+                    PartialIndex(
+                        where={"state": "archived"},
+                        fields=["name", "-last_failed_at", "-id"],
+                        name="amqp_events_name_open",
+                    ),
+                    PartialIndex(
+                        where={"state": "archived"},
+                        fields=["exception", "-last_failed_at", "-id"],
+                        name="amqp_events_exc_open",
+                    ),
+                    PartialIndex(
+                        where={"state": "archived"},
+                        fields=["reason", "-last_failed_at", "-id"],
+                        name="amqp_events_reason_open",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -268,6 +334,9 @@ class Migration(migrations.Migration):
             options={
                 "ordering": ["pk"],
                 "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["group"], name="amqp_change_group"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -296,6 +365,12 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["hour"], name="amqp_tally_by_hour"),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("group", "hour"), name="amqp_tally_hour"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -380,90 +455,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="Replay",
-            fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ("position", models.PositiveIntegerField(blank=True, null=True)),
-                ("version", models.PositiveIntegerField(default=0)),
-                ("number", models.PositiveIntegerField(blank=True, null=True)),
-                ("handler", models.CharField(blank=True, max_length=255)),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("pending", "pending"),
-                            ("queued", "queued"),
-                            ("published", "in progress"),
-                            ("succeeded", "succeeded"),
-                            ("failed", "failed again"),
-                            ("unconfirmed", "not confirmed"),
-                            ("returned", "not published"),
-                            ("skipped", "skipped"),
-                        ],
-                        default="queued",
-                        max_length=16,
-                    ),
-                ),
-                ("requested_at", models.DateTimeField()),
-                ("requested_by", models.CharField(blank=True, max_length=255)),
-                ("reason", models.TextField(blank=True)),
-                ("published_at", models.DateTimeField(blank=True, null=True)),
-                ("finished_at", models.DateTimeField(blank=True, null=True)),
-                ("settled_at", models.DateTimeField(blank=True, null=True)),
-                ("publishes", models.PositiveIntegerField(default=0)),
-                ("error", models.TextField(blank=True)),
-                (
-                    "event",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="replay_set",
-                        to="django_amqp_events.archivedevent",
-                    ),
-                ),
-            ],
-            options={
-                "ordering": ["number"],
-                "default_permissions": (),
-            },
-        ),
-        migrations.CreateModel(
-            name="ArchivedFailure",
-            fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ("reason", models.CharField(max_length=32)),
-                ("exception", models.CharField(blank=True, max_length=255)),
-                ("message", models.CharField(blank=True, max_length=255)),
-                ("attempts", models.PositiveIntegerField(default=1)),
-                ("failed_at", models.DateTimeField()),
-                ("mirrored_at", models.DateTimeField()),
-                ("late", models.BooleanField(default=False)),
-                ("document", models.TextField(blank=True)),
-                (
-                    "event",
-                    models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="failure_set",
-                        to="django_amqp_events.archivedevent",
-                    ),
-                ),
-                (
-                    "replay",
-                    models.ForeignKey(
-                        blank=True,
-                        null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="failure_set",
-                        to="django_amqp_events.replay",
-                    ),
-                ),
-            ],
-            options={
-                "ordering": ["failed_at"],
-                "default_permissions": (),
-            },
-        ),
-        migrations.CreateModel(
             name="ReplayBatch",
             fields=[
                 (
@@ -530,17 +521,151 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        migrations.AddField(
-            model_name="replay",
-            name="batch",
-            field=models.ForeignKey(
-                blank=True,
-                db_index=False,
-                null=True,
-                on_delete=django.db.models.deletion.DO_NOTHING,
-                related_name="replay_set",
-                to="django_amqp_events.replaybatch",
-            ),
+        migrations.CreateModel(
+            name="Revision",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("number", models.PositiveIntegerField()),
+                ("base", models.PositiveIntegerField(default=0)),
+                ("body", models.BinaryField()),
+                ("by", models.CharField(blank=True, max_length=255)),
+                ("at", models.DateTimeField()),
+                ("reason", models.TextField(blank=True)),
+                (
+                    "event",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="revision_set",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["number"],
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("event", "number"), name="amqp_revision_number"
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Replay",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("position", models.PositiveIntegerField(blank=True, null=True)),
+                ("version", models.PositiveIntegerField(default=0)),
+                ("number", models.PositiveIntegerField(blank=True, null=True)),
+                ("handler", models.CharField(blank=True, max_length=255)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("pending", "pending"),
+                            ("queued", "queued"),
+                            ("published", "in progress"),
+                            ("succeeded", "succeeded"),
+                            ("failed", "failed again"),
+                            ("unconfirmed", "not confirmed"),
+                            ("returned", "not published"),
+                            ("skipped", "skipped"),
+                        ],
+                        default="queued",
+                        max_length=16,
+                    ),
+                ),
+                ("requested_at", models.DateTimeField()),
+                ("requested_by", models.CharField(blank=True, max_length=255)),
+                ("reason", models.TextField(blank=True)),
+                ("published_at", models.DateTimeField(blank=True, null=True)),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("settled_at", models.DateTimeField(blank=True, null=True)),
+                ("publishes", models.PositiveIntegerField(default=0)),
+                ("error", models.TextField(blank=True)),
+                (
+                    "event",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="replay_set",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+                (
+                    "batch",
+                    models.ForeignKey(
+                        blank=True,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="replay_set",
+                        to="django_amqp_events.replaybatch",
+                    ),
+                ),
+                (
+                    "revision",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.RESTRICT,
+                        related_name="replay_set",
+                        to="django_amqp_events.revision",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["number"],
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["batch", "state", "position"], name="amqp_replay_state"),
+                    PartialIndex(
+                        fields=["batch", "-settled_at"],
+                        name="amqp_replay_settled",
+                        where={"settled_at__isnull": False},
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("batch", "event"), name="amqp_replay_batch"),
+                    models.UniqueConstraint(fields=("event", "number"), name="amqp_replay_number"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="ArchivedFailure",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("reason", models.CharField(max_length=32)),
+                ("exception", models.CharField(blank=True, max_length=255)),
+                ("message", models.CharField(blank=True, max_length=255)),
+                ("attempts", models.PositiveIntegerField(default=1)),
+                ("failed_at", models.DateTimeField()),
+                ("mirrored_at", models.DateTimeField()),
+                ("late", models.BooleanField(default=False)),
+                ("document", models.TextField(blank=True)),
+                (
+                    "event",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="failure_set",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+                (
+                    "replay",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="failure_set",
+                        to="django_amqp_events.replay",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["failed_at"],
+                "default_permissions": (),
+            },
         ),
         migrations.CreateModel(
             name="ArchiveAction",
@@ -661,41 +786,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="Revision",
-            fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ("number", models.PositiveIntegerField()),
-                ("base", models.PositiveIntegerField(default=0)),
-                ("body", models.BinaryField()),
-                ("by", models.CharField(blank=True, max_length=255)),
-                ("at", models.DateTimeField()),
-                ("reason", models.TextField(blank=True)),
-                (
-                    "event",
-                    models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="revision_set",
-                        to="django_amqp_events.archivedevent",
-                    ),
-                ),
-            ],
-            options={
-                "ordering": ["number"],
-                "default_permissions": (),
-            },
-        ),
-        migrations.AddField(
-            model_name="replay",
-            name="revision",
-            field=models.ForeignKey(
-                blank=True,
-                null=True,
-                on_delete=django.db.models.deletion.RESTRICT,
-                related_name="replay_set",
-                to="django_amqp_events.revision",
-            ),
-        ),
-        migrations.CreateModel(
             name="SearchValue",
             fields=[
                 (
@@ -767,159 +857,5 @@ class Migration(migrations.Migration):
                 "constraints": [],
             },
             bases=("django_amqp_events.snapshot",),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(fields=["-last_failed_at", "-id"], name="amqp_events_failed"),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(
-                fields=["state", "-last_failed_at", "-id"], name="amqp_events_state"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(
-                fields=["handler", "-last_failed_at", "-id"], name="amqp_events_handler"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(fields=["name", "-last_failed_at", "-id"], name="amqp_events_name"),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(
-                fields=["exception", "-last_failed_at", "-id"], name="amqp_events_exc"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(
-                fields=["reason", "-last_failed_at", "-id"], name="amqp_events_reason"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(fields=["state", "state_since"], name="amqp_events_since"),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(
-                fields=["event_id"], name="amqp_events_event_id", opclasses=["varchar_pattern_ops"]
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(
-                fields=["correlation_id"],
-                name="amqp_events_correlation",
-                opclasses=["varchar_pattern_ops"],
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(fields=["claim"], name="amqp_events_claim"),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(
-                fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=PartialIndex(
-                where={"unconfirmed": True},
-                fields=["id"],
-                name="amqp_events_unconfirmed",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=models.Index(
-                fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=PartialIndex(
-                where={"state": "archived"},
-                fields=["group", "-last_failed_at", "-id"],
-                name="amqp_events_group_open",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=PartialIndex(
-                where={"state": "archived"},
-                fields=["handler", "-last_failed_at", "-id"],
-                name="amqp_events_handler_open",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=PartialIndex(
-                where={"state": "archived"},
-                fields=["name", "-last_failed_at", "-id"],
-                name="amqp_events_name_open",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=PartialIndex(
-                where={"state": "archived"},
-                fields=["exception", "-last_failed_at", "-id"],
-                name="amqp_events_exc_open",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="archivedevent",
-            index=PartialIndex(
-                where={"state": "archived"},
-                fields=["reason", "-last_failed_at", "-id"],
-                name="amqp_events_reason_open",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="groupcountchange",
-            index=models.Index(fields=["group"], name="amqp_change_group"),
-        ),
-        migrations.AddIndex(
-            model_name="grouphour",
-            index=models.Index(fields=["hour"], name="amqp_tally_by_hour"),
-        ),
-        migrations.AddConstraint(
-            model_name="grouphour",
-            constraint=models.UniqueConstraint(fields=("group", "hour"), name="amqp_tally_hour"),
-        ),
-        migrations.AddIndex(
-            model_name="replay",
-            index=models.Index(fields=["batch", "state", "position"], name="amqp_replay_state"),
-        ),
-        migrations.AddIndex(
-            model_name="replay",
-            index=PartialIndex(
-                fields=["batch", "-settled_at"],
-                name="amqp_replay_settled",
-                where={"settled_at__isnull": False},
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="replay",
-            constraint=models.UniqueConstraint(fields=("batch", "event"), name="amqp_replay_batch"),
-        ),
-        migrations.AddConstraint(
-            model_name="revision",
-            constraint=models.UniqueConstraint(
-                fields=("event", "number"), name="amqp_revision_number"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="replay",
-            constraint=models.UniqueConstraint(
-                fields=("event", "number"), name="amqp_replay_number"
-            ),
         ),
     ]
