@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker import Node
-from tests.conftest import Vhost
+from tests.conftest import Vhost, _vhost
 
 from .harness import (
     STARTED,
@@ -38,10 +38,11 @@ def fresh_eyes(fresh_vhost: Vhost) -> Iterator[Eyes]:
 
 @pytest.fixture
 def node_eyes(private_node: Node) -> Iterator[Eyes]:
-    """Eyes on a node that may be stopped and killed."""
-    looking = Eyes(private_node, "/")
-    yield looking
-    looking.close()
+    """Eyes on a vhost of this test's own, on a node that may be stopped and killed."""
+    with _vhost(private_node, "private") as fresh:
+        looking = Eyes(fresh.node, fresh.name)
+        yield looking
+        looking.close()
 
 
 @pytest.fixture
