@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -62,7 +62,7 @@ TopologyMode = Literal["verify", "auto", "external"]
 
 PUBLISH_MODES: Final = get_args(PublishMode)
 #: Optional ways that are faster than those of py-amqp, Celery and the database.
-FAST_PATHS: Final = ("reads", "acks", "deletes", "chunks")
+FAST_PATHS: Final = ("reads", "acks", "deletes", "chunks", "retries")
 
 
 # -- readers of single keys ---------------------------------------------------------------
@@ -99,11 +99,8 @@ def _autodiscover(value: Any) -> tuple[str, ...]:
 
 
 def _fast_paths(value: Any) -> frozenset[str]:
-    if (
-        isinstance(value, (str, Mapping))
-        or not isinstance(value, Collection)
-        or not all(isinstance(name, str) and name in FAST_PATHS for name in value)
-    ):
+    listed = isinstance(value, (list, tuple, set, frozenset))
+    if not listed or not all(name in FAST_PATHS for name in value):
         raise Invalid(f"a list of {', '.join(map(repr, FAST_PATHS))}, or []", instead=frozenset())
     return frozenset(value)
 

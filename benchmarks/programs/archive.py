@@ -90,7 +90,7 @@ def inserted(number: int) -> dict[str, Any]:
     """
     found = conf.get_settings()
     with timed() as answer:
-        intake = BatchReader(app, ARCHIVE, size=mirror.BATCH, timeout=10)
+        intake = BatchReader(app, ARCHIVE, found, size=mirror.BATCH)
         done = 0
         while done < number:
             batch = intake.batch(wait=10)

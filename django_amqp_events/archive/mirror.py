@@ -91,9 +91,8 @@ class Mirror:
         reader = BatchReader(
             self.app,
             Names.of(self.settings).archive,
+            self.settings,
             size=self.size,
-            timeout=self.settings.confirm_timeout,
-            fast_paths=self.settings.fast_paths,
         )
         began = time.monotonic()
         try:

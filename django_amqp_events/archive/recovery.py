@@ -151,10 +151,9 @@ def recover(
     reader = BatchReader(
         app,
         queue,
+        settings,
         size=min(size, most),
-        timeout=settings.confirm_timeout,
         most=most,
-        fast_paths=settings.fast_paths,
     )
     pool = PublisherPool(app, timeout=settings.confirm_timeout)
     try:

@@ -1,9 +1,7 @@
-"""Every private or undocumented name of py-amqp and kombu.
+"""Every private or undocumented name of py-amqp on which publishing and reading depend.
 
-Publishing and reading depend on the names in :data:`REQUIRED`: no connection is opened without
-them (:func:`check`). The names in :data:`FRAME_READER` and :data:`BATCHED_ACKS` are those that
-optional fast paths need besides; without one of them its fast path is switched off with one log
-line.
+No connection is opened without them (:func:`check`). ``broker/fast_paths.py`` lists those that
+optional fast paths need besides.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from .private_names import PrivateName, available, require
+from .private_names import PrivateName, require
 
 _CONNECTION: Final = "amqp.connection:Connection"
 _CHANNEL: Final = "amqp.channel:Channel"
@@ -21,7 +19,6 @@ _PUBLISH: Final = "publish with confirms"
 _LIMIT: Final = "limit how long an answer may take"
 _ASK: Final = "send requests ahead of their answers"
 _HEADERS: Final = "read messages whose headers py-amqp cannot decode"
-_READ: Final = "read in large pieces"
 
 REQUIRED: Final = (
     PrivateName(f"{_CONNECTION}.transport", _LIMIT),
@@ -45,12 +42,6 @@ REQUIRED: Final = (
     PrivateName(f"{_CONNECTION}.on_inbound_frame", _HEADERS),
     PrivateName("amqp.serialization:decode_properties_basic", _HEADERS, ("buf", "offset")),
 )
-FRAME_READER: Final = (
-    PrivateName(f"{_CONNECTION}._transport", _READ),
-    PrivateName(f"{_TRANSPORT}._read_buffer", _READ),
-    PrivateName(f"{_TRANSPORT}.having_timeout", _READ, ("self", "timeout")),
-)
-BATCHED_ACKS: Final = (PrivateName(f"{_CONNECTION}.bytes_sent", "acknowledge in batches"),)
 
 
 @cache
@@ -61,13 +52,3 @@ def check() -> None:
         ConfigurationError: py-amqp has changed a name.
     """
     require("amqp", REQUIRED)
-
-
-def can_read_frames() -> bool:
-    """Return True if py-amqp has the names that ``FrameReader`` needs."""
-    return available("amqp", "reading in large pieces", FRAME_READER)
-
-
-def can_batch_acks() -> bool:
-    """Return True if py-amqp has the names that ``BatchedAcks`` needs."""
-    return available("amqp", "acknowledging in batches", BATCHED_ACKS)

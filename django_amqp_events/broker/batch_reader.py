@@ -17,10 +17,12 @@ from amqp import exceptions as amqp_errors
 from amqp import spec
 from celery import Celery
 
+from ..conf import Settings
 from ..exceptions import BrokerUnavailableError, TopologyError
 from ..message.types import Received
-from . import amqp_internals, connection
+from . import connection
 from .delivery_reader import DeliveryReader
+from .fast_paths import why_unused
 from .frame_reader import FrameReader
 from .queue_depth import queue_depth
 
@@ -55,9 +57,7 @@ class BatchReader:
 
     Args:
         size: largest number of messages in a batch; the prefetch count is at most twice that.
-        timeout: seconds for connecting, and for any single read or write.
         most: messages that RabbitMQ sends at most; what it sends, it counts as delivered.
-        fast_paths: those of :data:`django_amqp_events.conf.FAST_PATHS` to use.
 
     Raises:
         BrokerUnavailableError: there is no connection.
@@ -68,11 +68,10 @@ class BatchReader:
         self,
         app: Celery,
         queue: str,
+        settings: Settings,
         *,
         size: int,
-        timeout: float,
         most: int = sys.maxsize,
-        fast_paths: Collection[str] = (),
     ) -> None:
         self.queue = queue
         self.size = size
@@ -88,12 +87,14 @@ class BatchReader:
         # The prefetch count of the consumer.
         self._ahead = 0
         self._tag = ""
+        # For connecting, and for any single read or write.
+        timeout = settings.confirm_timeout
         self._connection = connection.connect(app, timeout=timeout, heartbeat=HEARTBEAT)
         try:
             self._amqp = self._connection.connection
             self._channel = self._amqp.channel()
             self._deliveries = DeliveryReader(self._channel)
-            if "reads" in fast_paths and amqp_internals.can_read_frames():
+            if not why_unused("reads", settings):
                 FrameReader(self._channel)
             self._channel.queue_declare(queue, passive=True)
             self._consume()

@@ -1,7 +1,7 @@
 """Check that private names of a library exist and have the expected parameters.
 
 ``broker/amqp_internals.py``, ``worker/celery_internals.py`` and ``worker/billiard_internals.py``
-list the names; every use of a private name is in these modules.
+list the names, ``broker/fast_paths.py`` those that only a fast path needs.
 """
 
 from __future__ import annotations
@@ -99,16 +99,11 @@ def require(library: str, names: Sequence[PrivateName]) -> None:
 
 
 @cache
-def available(library: str, feature: str, names: tuple[PrivateName, ...]) -> bool:
-    """Return True if a feature that is optional can use its names; log once if it cannot."""
+def unavailable(library: str, feature: str, names: tuple[PrivateName, ...]) -> str:
+    """Return why an optional feature cannot use its names, ``""`` if it can; log it once."""
     for name in names:
         if problem := name.problem():
-            logger.warning(
-                "%s is switched off, because %s %s does not support it: %s",
-                feature,
-                library,
-                version(library),
-                problem,
-            )
-            return False
-    return True
+            reason = f"{library} {version(library)} does not support it: {problem}"
+            logger.warning("%s is switched off, because %s", feature, reason)
+            return reason
+    return ""

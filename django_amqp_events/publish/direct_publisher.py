@@ -25,6 +25,7 @@ from django.db import connections
 
 from ..backoff import Backoff
 from ..broker.connection import celery_app
+from ..broker.fast_paths import why_unused
 from ..conf import Settings
 from ..exceptions import (
     AmqpEventsError,
@@ -169,7 +170,7 @@ class DirectPublisher:
         """Write answers to the database; retry later if that fails."""
         try:
             # The committing thread may wait for this.
-            wait = "deletes" not in self.settings.fast_paths
+            wait = bool(why_unused("deletes", self.settings, alias=alias))
             outbox_rows.record_answers(alias, answers, self.settings, wait=wait)
         except Exception as exc:
             logger.exception("cannot settle %d outbox rows; retrying", len(answers))

@@ -468,15 +468,15 @@ def delete_confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> N
     """Delete rows whose events RabbitMQ has confirmed, whichever process has leased them.
 
     Args:
-        wait: wait for PostgreSQL's disk. Otherwise, rows deleted within three times its
-            ``wal_writer_delay`` before it crashes reappear, and are published again.
+        wait: wait for the database's disk. False is for PostgreSQL: rows deleted within three times
+            its ``wal_writer_delay`` before it crashes reappear, and are published again.
     """
     from ..models import OutboxEvent
 
     connection = connections[alias]
     # The option must not reach the caller's transaction.
     own = not connection.in_atomic_block and connection.get_autocommit()
-    lazily = _LAZILY if not wait and own and connection.vendor == "postgresql" else ""
+    lazily = _LAZILY if own and not wait else ""
     for part in parts(done):
         # delete() would add a transaction, and the committing thread may wait for this.
         delete_by_id(OutboxEvent, alias, [row.id for row in part], lazily)
@@ -520,8 +520,7 @@ def record_answers(
 ) -> None:
     """Delete rows that are done, record errors on failed ones, release untried ones.
 
-    Args:
-        wait: as in :func:`delete_confirmed`.
+    For *wait*, see :func:`delete_confirmed`.
     """
     done = [answer.row for answer in answers if answer.done(settings)]
     if done:

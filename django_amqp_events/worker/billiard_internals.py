@@ -15,7 +15,7 @@ from billiard.einfo import ExceptionWithTraceback as ExceptionWithTraceback
 from celery.concurrency import asynpool
 from celery.utils.functional import noop
 
-from ..broker.private_names import PrivateName, available, require
+from ..broker.private_names import PrivateName, require, unavailable
 
 _FAILURES: Final = "return a failure from a pool process"
 
@@ -82,9 +82,9 @@ def keep_result(result: Any) -> None:
     that has received it runs it to the end. Without these names such an event runs again.
     """
     if (
-        available("billiard", "keeping the results of handed over events", KEEP_RESULTS)
-        and getattr(result, "_write_to", None) is not None
+        getattr(result, "_write_to", None) is not None
         and not result.accepted()
+        and not unavailable("billiard", "keeping the results of handed over events", KEEP_RESULTS)
     ):
         result.discard = noop
 
@@ -98,7 +98,7 @@ def finish_writes(pool: Any) -> None:
     Args:
         pool: Celery's prefork ``TaskPool``.
     """
-    if not available("celery", "finishing writes before a cold shutdown", FINISH_WRITES):
+    if unavailable("celery", "finishing writes before a cold shutdown", FINISH_WRITES):
         return
     processes = pool._pool  # noqa: SLF001
     for job in tuple(processes._cache.values()):  # noqa: SLF001

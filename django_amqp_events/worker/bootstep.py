@@ -17,7 +17,6 @@ from kombu import Exchange, Queue
 from kombu.message import Message as KombuMessage
 
 from .. import liveness
-from ..broker import amqp_internals
 from ..broker.connection import close_socket
 from ..broker.frame_reader import FrameReader
 from ..broker.provisioning import startup
@@ -70,6 +69,7 @@ class EventStep(QueueStep):
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._prepared = False
         self.queues = set()
+        self.why_unused: dict[str, str] = {}
         self.part = liveness.Part(
             name="reaper" if self.alone else "worker", problem=self._not_ready
         )
@@ -132,6 +132,7 @@ class EventStep(QueueStep):
         if self.queues:
             self._warn_of_channel_errors(c)
             self._check_topology(c, topology)
+        self.why_unused = fast_paths.why_unused(self.settings, c)
         self.settler = self.settler_class(
             app=c.app,
             outgoing=OutgoingMessages(
@@ -141,14 +142,14 @@ class EventStep(QueueStep):
                 worker=c.hostname,
                 home=self.home(self.names),
             ),
-            acks=fast_paths.acks(self.settings, c.connection_errors),
+            acks=fast_paths.acks(self.why_unused, c.connection_errors),
             call_soon=c.call_soon,
         )
         self.acks = self.settler.acks
         if c.hub is not None:
             self.settler.runs_in(c.pool)
+        self.chunks = fast_paths.event_chunks(self.why_unused, c)
         if not self.alone:
-            self.chunks = fast_paths.event_chunks(self.settings, c)
             self.intake = Intake(
                 self,
                 self.registry,
@@ -213,12 +214,14 @@ class EventStep(QueueStep):
     # -- consuming ------------------------------------------------------------------------
 
     def _opened(self) -> None:
-        if "reads" in self.settings.fast_paths and amqp_internals.can_read_frames():
+        self.why_unused = fast_paths.why_unused(self.settings, self.c)
+        if not self.why_unused["reads"]:
             several = not isinstance(self.c.pool, SoloPool)
             try:
                 self.inbound = FrameReader(self.channel, hub=self.c.hub, several=several)
             except OSError as exc:
-                logger.warning("the fast path reads is not used: no pipe can be opened: %s", exc)
+                self.why_unused["reads"] = f"no pipe can be opened: {exc}"
+                logger.warning("the fast path reads is not used: %s", self.why_unused["reads"])
 
     @property
     def title(self) -> str:
@@ -367,7 +370,7 @@ class EventStep(QueueStep):
                 }
                 if self.intake is not None
                 else None,
-                "reads": self.inbound is not None,
+                "fast_paths": {path: why or "used" for path, why in self.why_unused.items()},
                 "chunks": self.chunks.submitted if self.chunks is not None else None,
             }
         }

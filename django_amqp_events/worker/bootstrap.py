@@ -66,7 +66,8 @@ class Handover(bootsteps.StartStopStep):
             return
         # Autoscaling may start more processes than the concurrency.
         processes = max(parent.concurrency, getattr(parent, "max_concurrency", 0) or 0)
-        fast_paths.open_chunk_pipes(get_settings(), processes)
+        if not _step.alone:
+            fast_paths.open_chunk_pipes(get_settings(), processes)
         # A garbage collection in a pool process would copy the memory that it shares with this
         # one: https://docs.python.org/3/library/gc.html#gc.freeze
         gc.freeze()
@@ -83,6 +84,7 @@ def prepare_process(project_app: Celery | None) -> None:
     """
     settings, _ = load()
     if settings.service:
+        HandlerTask.trace_info = fast_paths.trace_info(settings)
         register(handler_app(settings), get_registry().handlers)
         if settings.celery_app:
             _make_current(project_app)
@@ -183,7 +185,7 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
         for handler in registry.handlers.values():
             if handler.validate:
                 validator(handler)  # pool processes share it
-        HandlerTask.trace_info = fast_paths.trace_info()
+        HandlerTask.trace_info = fast_paths.trace_info(get_settings())
         register(app, registry.handlers)
     except Exception as exc:
         raise _refuse(exc) from exc

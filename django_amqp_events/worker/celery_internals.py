@@ -23,7 +23,7 @@ from kombu.asynchronous.hub import Hub
 from kombu.message import Message
 from kombu.utils import eventio
 
-from ..broker.private_names import PrivateName, available, require
+from ..broker.private_names import PrivateName, require, unavailable
 
 _REQUEST: Final = "celery.worker.request:Request"
 _CONSUMER: Final = "celery.worker.consumer.consumer:Consumer"
@@ -93,16 +93,6 @@ REQUIRED: Final = (
                  "propagate", "app")),
 )  # fmt: skip
 
-CHUNKS: Final = (
-    PrivateName("kombu.asynchronous.semaphore:LaxBoundedSemaphore._waiting", "share processes"),
-)
-QUIET_RETRIES: Final = (
-    PrivateName("celery.app.trace:TraceInfo.handle_retry", "skip the traceback of a retry",
-                ("self", "task", "req", "store_errors", "kwargs"), overridden=True),
-    PrivateName("celery.app.trace:get_task_name", "log a retry", ("request", "default")),
-    PrivateName("celery.app.trace:info", "log a retry", ("fmt", "context")),
-    PrivateName("celery.app.trace:LOG_RETRY", "log a retry"),
-)  # fmt: skip
 ONE_ERROR: Final = (
     PrivateName("celery.app.trace:TraceInfo._log_error", "log a failed event once",
                 ("self", "task", "req", "einfo"), overridden=True),
@@ -118,12 +108,14 @@ COLD_SHUTDOWN: Final = (
 
 
 def check() -> None:
-    """Check what correctness depends on.
+    """Check what correctness depends on, and log what a worker does without.
 
     Raises:
         ConfigurationError: Celery has changed a name; the worker must not start.
     """
     require("celery", REQUIRED)
+    unavailable("celery", "acknowledging while the pool stops", ACKS_WHILE_STOPPING)
+    unavailable("celery", "logging an archived event once", ONE_ERROR)
 
 
 class SettledRequest(Request):
@@ -266,7 +258,7 @@ def event_loop_is_busy(frame: FrameType | None) -> bool:
     polls, and a flag that one callback of ours sets would not cover the others. Without the names
     a cold shutdown begins at once, as Celery's own does.
     """
-    if not available("kombu", "putting a cold shutdown off", COLD_SHUTDOWN):
+    if unavailable("kombu", "putting a cold shutdown off", COLD_SHUTDOWN):
         return False
     while frame is not None:
         if frame.f_globals.get("__name__") == eventio.__name__:
@@ -275,11 +267,6 @@ def event_loop_is_busy(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def runs_acks_while_stopping() -> bool:
-    """Return True if Celery still tells acks from other callbacks; log once if it does not."""
-    return available("celery", "acknowledging while the pool stops", ACKS_WHILE_STOPPING)
 
 
 def build_tracer(app: Any, task: Any, hostname: str | None = None, *, eager: bool = False) -> Any:

@@ -31,7 +31,7 @@ from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
 from ..message import headers
 from ..message.types import Message
 from .acks import Acks
-from .celery_internals import AckCallback, runs_acks_while_stopping, shutdown_requested
+from .celery_internals import AckCallback, shutdown_requested
 from .dispatch import Delivery
 from .outgoing import OutgoingMessages, announce
 from .prefetch import HOLDING
@@ -81,7 +81,6 @@ class Settler:
         self.acks = acks
         #: Called with the name of a handler and the seconds that a run of it took.
         self.on_ended: Callable[[str, float], object] | None = None
-        runs_acks_while_stopping()
         self._flush = AckCallback(self.flush)
         self._flushing = threading.Lock()
         # When a flush was requested that has not run yet.

@@ -223,25 +223,20 @@ class Chunks:
         self.submitted = {"jobs": 0, "events": 0}
 
     @staticmethod
-    def possible(consumer: Any) -> bool:
-        """Return True if this worker's pool can run chunks."""
+    def problem(consumer: Any) -> str:
+        """Return why this worker's pool cannot run chunks, ``""`` if it can."""
         worker = consumer.controller
-        return (
-            bool(_tokens)
-            and consumer.hub is not None
-            and isinstance(consumer.pool, TaskPool)
-            and forks(worker)
-            and worker.pool_putlocks
-            and consumer.on_task_request == worker.process_task
-            and not any(
-                (
-                    worker.max_tasks_per_child,
-                    worker.max_memory_per_child,
-                    worker.time_limit,
-                    worker.soft_time_limit,
-                )
-            )
-        )
+        if not isinstance(consumer.pool, TaskPool) or not forks(worker):
+            return "the pool does not fork processes"
+        if not _tokens or consumer.hub is None:
+            return "the worker has no pipes or no event loop"
+        if worker.max_tasks_per_child or worker.max_memory_per_child:
+            return "the pool replaces its processes"
+        if worker.time_limit or worker.soft_time_limit:
+            return "the worker has a time limit"
+        if not worker.pool_putlocks or consumer.on_task_request != worker.process_task:
+            return "tasks do not wait for a free process"
+        return ""
 
     def begin(self) -> None:
         """Start at first, and after a lost connection, whose deliveries are void."""

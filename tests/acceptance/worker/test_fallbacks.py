@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
+from importlib.metadata import version
 
 import pytest
 
@@ -13,12 +14,12 @@ from ..harness import Archive, Eyes, Service, task_id, until
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
-#: In amqp_internals, celery_internals and billiard_internals.
+#: Fast paths, and names in celery_internals and billiard_internals.
 FEATURES = (
-    "FRAME_READER",
-    "BATCHED_ACKS",
-    "CHUNKS",
-    "QUIET_RETRIES",
+    "reads",
+    "acks",
+    "chunks",
+    "retries",
     "ONE_ERROR",
     "ACKS_WHILE_STOPPING",
     "COLD_SHUTDOWN",
@@ -82,7 +83,7 @@ def test_events_are_handled_retried_archived_and_revoked(
     assert ends == Counter([*handled, retried, running])
     for feature in missing.split():
         if feature in FOUND_AT_START:
-            assert worker.log.count(f"celery:{feature} does not exist") == 1
+            assert worker.log.count(f"celery.no:{feature} does not exist") == 1
 
 
 @pytest.mark.parametrize("missing", ["COLD_SHUTDOWN", "FINISH_WRITES"])
@@ -93,16 +94,28 @@ def test_a_cold_shutdown(fresh_eyes: Eyes, service: Make, missing: str) -> None:
     until(lambda: core.runs(event_id))
     worker.signal(signal.SIGQUIT)
     worker.wait(60)
-    assert f"celery:{missing} does not exist" in worker.log
+    assert f"celery.no:{missing} does not exist" in worker.log
     (core.where / "go").touch()
     core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
     until(lambda: core.runs(event_id, "end"))
     fresh_eyes.empty(QUEUE)
 
 
-def test_stats_show_that_chunks_are_off(fresh_eyes: Eyes, service: Make) -> None:
-    core = core_with(service, fresh_eyes, "CHUNKS")
-    core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
+def test_stats_show_why_fast_paths_are_not_used(fresh_eyes: Eyes, service: Make) -> None:
+    core = service(
+        fresh_eyes,
+        events={"FAST_PATHS": ["reads", "acks", "chunks"]},
+        environ={"TESTPROJECT_WITHOUT": "acks"},
+    )
+    core.declare()
+    core.worker("prefork", 1, "-Q", QUEUE, "--max-tasks-per-child", "9").wait_ready()
     said = core.control("inspect", "stats", "--json")
-    (stats,) = json.loads(said[said.index("{") :]).values()
-    assert stats["amqp_events"]["chunks"] is None
+    (stats,) = (stats["amqp_events"] for stats in json.loads(said[said.index("{") :]).values())
+    assert stats["chunks"] is None
+    assert stats["fast_paths"] == {
+        "reads": "used",
+        "acks": f"celery {version('celery')} does not support it: celery.no:acks does not exist",
+        "deletes": "FAST_PATHS does not name it",
+        "chunks": "the pool replaces its processes",
+        "retries": "FAST_PATHS does not name it",
+    }

@@ -111,7 +111,7 @@ def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
     messages: list[Received] = []
     for _ in range(2):
         # As a mirror that is killed between commit and ack leaves them.
-        taken = BatchReader(billing.app, ARCHIVE, size=20, timeout=10)
+        taken = BatchReader(billing.app, ARCHIVE, billing.settings, size=20)
         messages = []
         while len(messages) < 8 and (batch := taken.batch(wait=5)):
             messages += batch.messages

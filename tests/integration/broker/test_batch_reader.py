@@ -49,7 +49,7 @@ def test_acks_before_the_end_are_not_lost(billing: Service) -> None:
     wanted = 1 + 4 + 16 + 64
     for _ in range(wanted + 15):
         billing.publish("", QUEUE)
-    reader = BatchReader(billing.app, QUEUE, size=64, timeout=10)
+    reader = BatchReader(billing.app, QUEUE, billing.settings, size=64)
     with closing(reader):
         while wanted:
             batch = reader.batch(wait=20)
@@ -63,7 +63,7 @@ def test_a_message_that_is_left_out_stays_in_its_queue(billing: Service) -> None
     """Later batches that are acked as a whole do not ack it."""
     for number in range(21):
         billing.publish("", QUEUE, b"%d" % number)
-    with closing(BatchReader(billing.app, QUEUE, size=64, timeout=10)) as reader:
+    with closing(BatchReader(billing.app, QUEUE, billing.settings, size=64)) as reader:
         sizes = []
         for left_out in (0, 1, 0):
             batch = reader.batch(wait=20)

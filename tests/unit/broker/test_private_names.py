@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.broker.private_names import PrivateName, available, require
+from django_amqp_events.broker.private_names import PrivateName, require, unavailable
 from django_amqp_events.exceptions import ConfigurationError
 
 
@@ -73,9 +73,9 @@ def test_an_optional_feature_is_switched_off_with_one_log_line(
 ) -> None:
     caplog.set_level(logging.WARNING)
     names = (name("renamed"),)
-    assert available("celery", "chunks", (name("attribute"),))
-    assert not available("celery", "chunks", names)
-    assert not available("celery", "chunks", names)
+    assert not unavailable("celery", "chunks", (name("attribute"),))
+    assert "Library.renamed does not exist" in unavailable("celery", "chunks", names)
+    assert "Library.renamed does not exist" in unavailable("celery", "chunks", names)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "chunks is switched off" in caplog.text
     assert "Library.renamed does not exist" in caplog.text

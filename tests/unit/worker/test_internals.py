@@ -22,7 +22,7 @@ from kombu.message import Message
 from vine import promise
 
 from django_amqp_events import worker
-from django_amqp_events.broker import amqp_internals
+from django_amqp_events.broker import amqp_internals, fast_paths
 from django_amqp_events.broker.private_names import PrivateName
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.worker import billiard_internals, celery_internals
@@ -35,14 +35,13 @@ OPTIONAL = [
     for module, features in (
         (
             celery_internals,
-            ("CHUNKS", "QUIET_RETRIES", "ONE_ERROR", "ACKS_WHILE_STOPPING", "COLD_SHUTDOWN"),
+            ("ONE_ERROR", "ACKS_WHILE_STOPPING", "COLD_SHUTDOWN"),
         ),
         (billiard_internals, ("KEEP_RESULTS", "FINISH_WRITES")),
-        (amqp_internals, ("FRAME_READER", "BATCHED_ACKS")),
     )
     for feature in features
     for name in getattr(module, feature)
-]
+] + [name for _, names in fast_paths.NEEDS.values() for name in names]
 
 
 def owner_of(name: PrivateName) -> tuple[Any, str]:

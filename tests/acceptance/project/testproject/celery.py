@@ -64,11 +64,12 @@ def _change_libraries() -> None:
     """Do without private names of py-amqp, Celery and billiard.
 
     ``TESTPROJECT_RENAMED`` is a method of Celery's Request that a newer version has renamed;
-    ``TESTPROJECT_WITHOUT`` is a list of names in ``*_internals`` whose probe is to fail.
+    ``TESTPROJECT_WITHOUT`` is a list of fast paths, and of names in ``*_internals``, whose probe is
+    to fail.
     """
     from celery.worker.request import Request
 
-    from django_amqp_events.broker import amqp_internals
+    from django_amqp_events.broker import fast_paths
     from django_amqp_events.broker.private_names import PrivateName
     from django_amqp_events.worker import billiard_internals, celery_internals
 
@@ -76,9 +77,13 @@ def _change_libraries() -> None:
         setattr(Request, f"{renamed}_renamed", getattr(Request, renamed))
         delattr(Request, renamed)
     for feature in os.environ.get("TESTPROJECT_WITHOUT", "").split():
-        modules = amqp_internals, billiard_internals, celery_internals
+        names = (PrivateName(f"celery.no:{feature}", "test it"),)
+        if feature in fast_paths.NEEDS:
+            fast_paths.NEEDS[feature] = "celery", names
+            continue
+        modules = billiard_internals, celery_internals
         (module,) = (module for module in modules if hasattr(module, feature))
-        setattr(module, feature, (PrivateName(f"celery:{feature}", "test it"),))
+        setattr(module, feature, names)
 
 
 _change_libraries()
