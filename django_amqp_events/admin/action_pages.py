@@ -91,7 +91,8 @@ class Action:
         effect: what it does.
         reason_required: whether it needs a reason.
         publishes: whether an event is published because of it.
-        permission_of: the action whose permission it needs, if not its own.
+        permission_of: the action whose permission it needs, if not its own; ``Meta.permissions`` of
+            the model has it.
         preview: returns what it would do to rows that exist; changes nothing.
         run: does it and records it.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from functools import partial, partialmethod
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -45,7 +45,7 @@ from ..templatetags.amqp_events import TEXT, ago, breakable, code, line, text
 from . import formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
-from .base import WAITING, Pages, alias_of, as_file, fetched, head_of, stream
+from .base import WAITING, alias_of, as_file, fetched, head_of, stream
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -58,7 +58,7 @@ from .filters import (
 )
 from .formatting import counted, number
 from .lists import TOO_LONG, ExceptionFilter, HandlerFilter, IndexedList
-from .replay_batches import background_selected, freeze
+from .replay_batches import BULK_REPLAY, background_selected, freeze
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class ArchiveList(IndexedList):
             found = self.apply_select_related(found)
         # They are part of the payload.
         pages: Any = self.model_admin
-        if pages.has_payload_permission(request):
+        if pages.allows(request, None, "view_payload"):
             values = SearchValue.objects.using(found.db).order_by("path", "value")
             found = found.prefetch_related(Prefetch("search_values", values, "searched"))
         self.result_list = found.order_by(*self.result_list.query.order_by)
@@ -116,7 +116,7 @@ class ArchivedEventAdmin(EditingPages):
     this class or a subclass. Rows that :meth:`get_queryset` leaves out cannot be changed.
     """
 
-    folder = "archivedevent"
+    model = ArchivedEvent
     index_order = ("-last_failed_at", "-pk")
     missing = gettext_lazy("There is no archived event %(pk)s.")
     row_actions = ACTIONS
@@ -149,20 +149,10 @@ class ArchivedEventAdmin(EditingPages):
         *(in_list(ACTIONS[name]) for name in ("discard", "restore", "force", "resolve")),
     )
 
-    has_replay_permission = partialmethod(Pages.granted, codename="replay_archivedevent")
-    has_force_permission = partialmethod(Pages.granted, codename="force_archivedevent")
-    has_discard_permission = partialmethod(Pages.granted, codename="discard_archivedevent")
-    has_restore_permission = partialmethod(Pages.granted, codename="restore_archivedevent")
-
     def has_bulk_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may create batches on this site."""
-        granted = self.granted(request, obj, codename="bulk_replay_archivedevent")
+        granted = self.granted(request, obj, codename=BULK_REPLAY)
         return granted and self.admin_site.is_registered(ReplayBatch)
-
-    def has_export_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return True if this user may export payloads."""
-        granted = self.granted(request, obj, codename="export_archivedevent")
-        return granted and self.has_payload_permission(request, obj)
 
     # -- the list
 
@@ -193,7 +183,7 @@ class ArchivedEventAdmin(EditingPages):
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         """Return the list, which names the paths whose values can be searched."""
         found = super().get_changelist_instance(request)
-        if (paths := _known_paths()) and self.has_payload_permission(request):
+        if (paths := _known_paths()) and self.allows(request, None, "view_payload"):
             more = _("Or a value of %(paths)s (17, %(path)s=17, %(path)s=17*).") % {
                 "paths": ", ".join(paths[:PATHS]) + (", …" if len(paths) > PATHS else ""),
                 "path": paths[0],
@@ -228,7 +218,7 @@ class ArchivedEventAdmin(EditingPages):
         return found.order_by(*selection.sort_few(found.query.order_by)), duplicates
 
     def _search_term(self, request: HttpRequest, text: str) -> SearchTerm | None:
-        if not text.strip() or not self.has_payload_permission(request):
+        if not text.strip() or not self.allows(request, None, "view_payload"):
             return None
         try:
             return SearchTerm.parse_any(text)
@@ -246,7 +236,7 @@ class ArchivedEventAdmin(EditingPages):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        exportable = self.has_export_permission(request)
+        exportable = self.allows(request, None, "export")
         return super().changelist_view(request, {"exportable": exportable, **(extra_context or {})})
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
@@ -388,15 +378,16 @@ class ArchivedEventAdmin(EditingPages):
     # -- one event
 
     def get_urls(self) -> list[URLPattern]:
+        payload = self.row_view(self.payload_view, "view_raw")
         return [
             self._path("export/", self.export_view, "export"),
-            self._path("<uuid:pk>/payload/", self.row_view(self.payload_view, "raw"), "payload"),
+            self._path("<uuid:pk>/payload/", payload, "payload"),
             *super().get_urls(),
         ]
 
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
         found = self.get_queryset(request).defer(None).defer("body")
-        readable = self.has_payload_permission(request)
+        readable = self.allows(request, None, "view_payload")
         return found.annotate(head=head_of("body")) if readable else found
 
     def find(self, request: HttpRequest, object_id: str) -> Any:

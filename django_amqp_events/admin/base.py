@@ -50,6 +50,18 @@ PART: Final = 64 * 1024
 _OURS: Final = f"{__package__}."
 
 
+#: Permissions that are void without another one.
+NEEDS: Final = {"edit": "view_raw", "export": "view_payload"}
+
+
+def _check(codename: str, needed: str) -> Callable[..., bool]:
+    def has_permission(self: Pages, request: HttpRequest, obj: Any = None) -> bool:
+        granted = self.granted(request, obj, codename=codename)
+        return granted and self.allows(request, obj, needed)
+
+    return has_permission
+
+
 class ListActionForm(ActionForm):
     """The choice of an action, and when the list was made."""
 
@@ -70,12 +82,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     """Lists that count to a cap, pages without a form, URLs that keep the filters.
 
     Attributes:
-        folder: the folder of the templates.
         index_order: the order of the list and, reversed, the only other one: an index has both.
         missing: the message about an id that no row has.
     """
 
-    folder: ClassVar[str]
     index_order: ClassVar[tuple[str, ...]] = ()
     missing: ClassVar[Any]
     list_per_page = 50
@@ -98,6 +108,15 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     # -- who may do what
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Add ``has_<name>_permission`` for each of the model's ``Meta.permissions``."""
+        super().__init_subclass__(**options)
+        meta: Any = getattr(vars(cls).get("model"), "_meta", None)
+        for codename, _label in meta.permissions if meta else ():
+            name = codename.removesuffix(f"_{meta.model_name}")
+            if not hasattr(cls, f"has_{name}_permission"):
+                setattr(cls, f"has_{name}_permission", _check(codename, NEEDS.get(name, "view")))
 
     def granted(self, request: HttpRequest, obj: Any = None, *, codename: str) -> bool:
         """Return True if this user has a permission, for all rows alike."""
@@ -289,7 +308,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         request.current_app = self.admin_site.name
         return TemplateResponse(
             request,
-            f"admin/django_amqp_events/{self.folder}/{template}.html",
+            f"admin/django_amqp_events/{self.opts.model_name}/{template}.html",
             {
                 **self.admin_site.each_context(request),
                 "title": title,

@@ -85,8 +85,6 @@ class DashboardAdmin(Pages):
     class or a subclass.
     """
 
-    folder = "dashboard"
-
     def get_urls(self) -> list[URLPattern]:
         return [
             self._path("", self.changelist_view, "changelist"),
@@ -241,7 +239,7 @@ class DashboardAdmin(Pages):
             registry,
             kinds=[kind for model, kinds in _KINDS.items() if allowed[model] for kind in kinds],
             events=archive.get_queryset(request) if archive else None,
-            by_value=archive is not None and archive.has_payload_permission(request),
+            by_value=archive is not None and archive.allows(request, None, "view_payload"),
             visible=visible,
         )
         left = event_locations.with_messages(found.queues, seen.document.get("queues", {}))

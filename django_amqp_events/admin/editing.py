@@ -27,7 +27,7 @@ from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
 from .action_pages import ReasonForm
 from .base import alias_of, as_file, head_of
-from .payloads import PayloadPages
+from .payloads import VIEW_RAW, PayloadPages
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
@@ -51,14 +51,9 @@ class EditForm(ReasonForm):
 class EditingPages(PayloadPages):
     """Editing for the pages of the archive; see :class:`.archived_events.ArchivedEventAdmin`."""
 
-    def has_edit_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return True if this user may edit, which needs the permission to see payloads."""
-        granted = self.granted(request, obj, codename="edit_archivedevent")
-        return granted and self.has_raw_permission(request, obj)
-
     def get_urls(self) -> list[URLPattern]:
         edit = non_atomic(self.row_view(self.edit_view, "edit"))
-        revision = self.row_view(self.revision_view, "raw")
+        revision = self.row_view(self.revision_view, "view_raw")
         return [
             self._path("<uuid:pk>/edit/", edit, "edit"),
             self._path("<uuid:pk>/revision/<int:number>/", revision, "revision"),
@@ -75,7 +70,7 @@ class EditingPages(PayloadPages):
         if not self.allows(request, event, "edit"):
             needed = ["edit_archivedevent", "view_payload_archivedevent"]
             if redaction.has_hook():
-                needed.append("view_raw_archivedevent")
+                needed.append(VIEW_RAW)
             missing = [n for n in needed if not self.granted(request, event, codename=n)]
             return self._forbidden(label, *missing)
         where = self._editable(event, event.version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from functools import partial, partialmethod
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from django import forms
@@ -114,7 +114,7 @@ class FailureGroupAdmin(Pages):
     :class:`django_amqp_events.admin.ArchivedEventAdmin`, which has the actions.
     """
 
-    folder = "failuregroup"
+    model = FailureGroup
     missing = gettext_lazy("There is no failure group %(pk)s.")
 
     list_display = ("what", "opened", "share", "picture", "seen", "people")
@@ -127,8 +127,6 @@ class FailureGroupAdmin(Pages):
         "Start of an exception or handler: its dotted name, or the last part."
     )
     actions = ()
-
-    has_assign_permission = partialmethod(Pages.granted, codename="assign_failuregroup")
 
     def _events(self, request: HttpRequest) -> ArchivedEventAdmin | None:
         """Return the pages of events of this site, where this user may see them."""
@@ -279,7 +277,7 @@ class FailureGroupAdmin(Pages):
             "now": now,
             "ticket": _ticket(group),
             "steps": failure_groups.history(group, HISTORY),
-            "may_write": self.has_assign_permission(request),
+            "may_write": self.allows(request, None, "assign"),
             "form": form or GroupForm(initial=written),
             "buttons": self._buttons(request, group.open_now),
         }
@@ -291,7 +289,7 @@ class FailureGroupAdmin(Pages):
         if events is None or not count:
             return []
         found = [name for name in ALL if events.may(request, ACTIONS[name])]
-        if events.has_bulk_replay_permission(request):
+        if events.allows(request, None, "bulk_replay"):
             found.append("batch")
         return found
 

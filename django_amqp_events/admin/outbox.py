@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from functools import partial, partialmethod
+from functools import partial
 from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
@@ -46,7 +46,7 @@ from .action_pages import (
     by_reason,
     in_list,
 )
-from .base import Pages, alias_of, as_file, head_of
+from .base import alias_of, as_file, head_of
 from .databases import DatabaseFilter
 from .filters import catalogue_entry, settings_and_registry
 from .formatting import Step
@@ -256,7 +256,7 @@ class OutboxEventAdmin(PayloadPages):
     this class or a subclass. Rows that :meth:`get_queryset` leaves out cannot be changed.
     """
 
-    folder = "outboxevent"
+    model = OutboxEvent
     index_order = ("pk",)
     missing = gettext_lazy(
         "The outbox has no event %(pk)s. An event is deleted once RabbitMQ has confirmed it."
@@ -271,10 +271,6 @@ class OutboxEventAdmin(PayloadPages):
     search_fields = ("event_id",)
     search_help_text = gettext_lazy("Start of an event id, or the id of a row.")
     actions = tuple(map(in_list, ACTIONS.values()))
-
-    has_publish_permission = partialmethod(Pages.granted, codename="publish_outboxevent")
-    has_discard_permission = partialmethod(Pages.granted, codename="discard_outboxevent")
-    has_restore_permission = partialmethod(Pages.granted, codename="restore_outboxevent")
 
     # -- rows
 
@@ -344,7 +340,7 @@ class OutboxEventAdmin(PayloadPages):
     # -- one event
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.row_view(self.payload_view, "raw")
+        view = self.row_view(self.payload_view, "view_raw")
         return [self._path("<uuid:pk>/payload/", view, "payload"), *super().get_urls()]
 
     def detail_view(self, request: HttpRequest, row: OutboxEvent) -> TemplateResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
@@ -15,27 +15,24 @@ from ..templatetags.amqp_events import TEXT, text
 from . import formatting
 from .action_pages import ActionPages
 
+#: The permission for raw bodies of archive and outbox.
+VIEW_RAW: Final = "view_raw_archivedevent"
+
 
 class PayloadPages(ActionPages):
     """Pages of rows that have a payload."""
 
-    def has_payload_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return True if this user may see payload and headers."""
-        return self.granted(request, obj, codename=f"view_payload_{self.opts.model_name}")
-
-    def has_raw_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_view_raw_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may see bodies as they were published."""
-        if not self.has_payload_permission(request, obj):
-            return False
-        return not redaction.has_hook() or self.granted(
-            request, obj, codename="view_raw_archivedevent"
+        return self.allows(request, obj, "view_payload") and (
+            not redaction.has_hook() or self.granted(request, obj, codename=VIEW_RAW)
         )
 
     def sight(self, request: HttpRequest, row: Any) -> Sight:
         """Return what this user sees of the payload of a row."""
-        if not self.allows(request, row, "payload"):
+        if not self.allows(request, row, "view_payload"):
             return "none"
-        return "raw" if self.has_raw_permission(request, row) else "redacted"
+        return "raw" if self.has_view_raw_permission(request, row) else "redacted"
 
     def shown_payload(
         self,

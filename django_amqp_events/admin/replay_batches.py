@@ -48,7 +48,7 @@ STEPS: Final = 100
 #: Skipped events among which a page counts the reasons.
 LEFT: Final = 5_000
 #: The permission for every button here.
-PERMISSION: Final = "django_amqp_events.bulk_replay_archivedevent"
+BULK_REPLAY: Final = "bulk_replay_archivedevent"
 
 _State = ReplayBatch.State
 _Replay = Replay.State
@@ -127,7 +127,6 @@ class ReplayBatchAdmin(Pages):
     :func:`background_selected` creates them.
     """
 
-    folder = "replaybatch"
     index_order = ("-created_at", "-pk")
     missing = gettext_lazy("There is no replay batch %(pk)s.")
     list_display = ("what", "status", "progress", "asked", "age")
@@ -146,7 +145,7 @@ class ReplayBatchAdmin(Pages):
 
     def has_run_permission(self, request: HttpRequest, obj: ReplayBatch | None = None) -> bool:
         """Return True if this user may start, pause, resume and cancel batches."""
-        return request.user.has_perm(PERMISSION)
+        return self.granted(request, obj, codename=BULK_REPLAY)
 
     # -- the list
 

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.db import connection
@@ -35,6 +36,8 @@ from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
     ArchivedFailure,
+    FailureGroup,
+    OutboxEvent,
     Replay,
     SearchValue,
     State,
@@ -504,6 +507,18 @@ def test_hostile_words_are_shown_as_words_on_every_page(ada):
 
 
 # -- permissions
+
+
+def test_every_permission_is_documented_and_asked():
+    docs = "".join(path.read_text() for path in Path("docs").glob("*.md"))
+    for model in (ArchivedEvent, OutboxEvent, FailureGroup):
+        pages, meta = site.get_model_admin(model), model._meta
+        names = [codename.removesuffix(f"_{meta.model_name}") for codename, _ in meta.permissions]
+        actions = [action.permission for action in getattr(pages, "row_actions", {}).values()]
+        assert set(actions) <= set(names)
+        for name in names:
+            assert callable(getattr(pages, f"has_{name}_permission"))
+            assert f"`{name}_{meta.model_name}`" in docs
 
 
 def decided(row: ArchivedEvent) -> bool:
