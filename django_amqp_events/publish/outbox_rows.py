@@ -196,7 +196,8 @@ def insert(
     chunks = [rows]
     if len(rows) > 1:
         sized = ((row, len(row.message.body)) for row in rows)
-        chunks = list(pieces(sized, count=_statement_size(connection), size=INSERT_BYTES))
+        most = _statement_size(connection, rows[0], service)
+        chunks = list(pieces(sized, count=most, size=INSERT_BYTES))
     try:
         if len(chunks) == 1:
             _insert(connection, chunks[0], service, held)
@@ -217,46 +218,43 @@ def insert(
 
 def _insert(connection: BaseDatabaseWrapper, rows: Sequence[Row], service: str, held: bool) -> None:
     # bulk_create() resolves two expressions for each row, which takes longer than the INSERT.
-    head, group, tail, prepare = _statement(connection.vendor, connection.alias, held)
-    values: list[Any] = []
-    for row in rows:
-        message = row.message
-        values += (
-            prepare(row.id, connection),
-            service,
-            message.event_id,
-            message.name,
-            message.exchange,
-            _encode({"headers": dict(message.headers), "properties": dict(message.properties)}),
-            connection.Database.Binary(message.body),  # type: ignore[attr-defined]
-            len(message.body),
-            row.claim,
-            *tail,
-        )
+    columns = [_columns(row, service, connection) for row in rows]
+    head, group, tail = _statement(connection.vendor, connection.alias, held, tuple(columns[0]))
+    values = [value for row in columns for value in (*row.values(), *tail)]
     with connection.cursor() as cursor:
         cursor.execute(f"{head}{', '.join([group] * len(rows))}", values)
 
 
+def _columns(row: Row, service: str, connection: BaseDatabaseWrapper) -> dict[str, Any]:
+    """Return what is stored of a new row, as parameters by column; the statement adds its times."""
+    message = row.message
+    return {
+        # As UUIDField.get_db_prep_value() does it.
+        "id": row.id if connection.features.has_native_uuid_field else row.id.hex,
+        "service": service,
+        "event_id": message.event_id,
+        "name": message.name,
+        "exchange": message.exchange,
+        "envelope": _encode(
+            {"headers": dict(message.headers), "properties": dict(message.properties)}
+        ),
+        "body": connection.Database.Binary(message.body),  # type: ignore[attr-defined]
+        "size": len(message.body),
+        "claim": row.claim,
+        "attempts": 0,
+        "error": "",
+    }
+
+
 #: json.dumps() with separators makes an encoder for each call.
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
-#: Columns with values of their own, and those that are the same in each new row.
-_VALUES: Final = (
-    "id",
-    "service",
-    "event_id",
-    "name",
-    "exchange",
-    "envelope",
-    "body",
-    "size",
-    "claim",
-)
-_COLUMNS: Final = (*_VALUES, "created_at", "due_at", "attempts", "error")
 
 
 @lru_cache(maxsize=32)
-def _statement(_vendor: str, alias: str, held: bool) -> tuple[str, str, tuple[Any, ...], Any]:
-    """Return the head of an INSERT, its group and last parameters per row, and the id's adapter."""
+def _statement(
+    _vendor: str, alias: str, held: bool, names: tuple[str, ...]
+) -> tuple[str, str, tuple[Any, ...]]:
+    """Return the head of an INSERT, and its group and last parameters per row."""
     if not apps.is_installed("django_amqp_events"):
         raise ConfigurationError(
             "'django_amqp_events' is not in INSTALLED_APPS, so the outbox has no table; nothing "
@@ -265,34 +263,30 @@ def _statement(_vendor: str, alias: str, held: bool) -> tuple[str, str, tuple[An
         )
     from ..models import OutboxEvent
 
-    connection = connections[alias]
-    meta = OutboxEvent._meta  # noqa: SLF001 - Django's documented name for it
+    meta: Any = OutboxEvent._meta  # noqa: SLF001 - Django's documented name for it
     query: Any = OutboxEvent.objects.using(alias).query
     compiler = query.get_compiler(alias)
-    expressions: tuple[Any, ...] = (Now(), Now() + timedelta(seconds=LEASE) if held else Now())
-    times = [
-        compiler.compile(expression.resolve_expression(query, for_save=True))
-        for expression in expressions
+    times = {"created_at": Now(), "due_at": Now() + timedelta(seconds=LEASE) if held else Now()}
+    compiled = [
+        compiler.compile(time.resolve_expression(query, for_save=True)) for time in times.values()
     ]
-    quote = connection.ops.quote_name
-    fields = {field.name: field for field in meta.concrete_fields}
-    names = ", ".join(quote(str(fields[name].column)) for name in _COLUMNS)
-    group = ", ".join([*["%s"] * len(_VALUES), times[0][0], times[1][0], "%s", "%s"])
-    table = quote(meta.db_table)
+    quote = connections[alias].ops.quote_name
+    columns = ", ".join(quote(str(meta.get_field(name).column)) for name in (*names, *times))
+    group = ", ".join([*["%s"] * len(names), *(sql for sql, _ in compiled)])
     return (
-        f"INSERT INTO {table} ({names}) VALUES ",  # noqa: S608 - names of our own
+        f"INSERT INTO {quote(meta.db_table)} ({columns}) VALUES ",  # noqa: S608 - names of our own
         f"({group})",
-        (*times[0][1], *times[1][1], 0, ""),
-        fields["id"].get_db_prep_value,
+        tuple(value for _, params in compiled for value in params),
     )
 
 
-def _statement_size(connection: BaseDatabaseWrapper) -> int:
+def _statement_size(connection: BaseDatabaseWrapper, row: Row, service: str) -> int:
     most = connection.features.max_query_params
     if not most:
         return INSERT_ROWS
-    tail = _statement(connection.vendor, connection.alias, True)[2]
-    return min(INSERT_ROWS, most // (len(_VALUES) + len(tail)))
+    names = tuple(_columns(row, service, connection))
+    tail = _statement(connection.vendor, connection.alias, True, names)[2]
+    return min(INSERT_ROWS, most // (len(names) + len(tail)))
 
 
 _last_id = 0
