@@ -1,8 +1,9 @@
 """Move the messages of a queue without a consumer, such as the abyss, into the archive.
 
-No body is decoded. Each message gets an archive message as a worker would build it; RabbitMQ
-confirms it, then the original is acked. If the process dies between the two, the next run publishes
-the same archive message, which the mirror stores once.
+No body is decoded, and nothing is written to the database: it may be down, and only the mirror
+knows which row a message belongs to. Each message gets an archive message as a worker would build
+it; RabbitMQ confirms it, then the original is acked. If the process dies between the two, the next
+run publishes the same archive message, which the mirror stores once.
 
 Two messages without an id may be equal, byte for byte. The flag ``redelivered`` tells which of them
 may have been copied before: only those that were delivered to an earlier run or another consumer.
@@ -14,9 +15,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -25,6 +27,7 @@ from celery import Celery
 
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
+from ..broker.isolation import OF_ONE_MESSAGE, isolate
 from ..broker.provisioning.amqp_api import Amqp
 from ..broker.publisher_pool import PublisherPool
 from ..broker.queue_depth import Depth
@@ -35,14 +38,12 @@ from ..declare.registry import Registry
 from ..exceptions import (
     BrokerUnavailableError,
     Malformed,
-    MessageTooLargeError,
     PublishError,
-    PublishRefusedError,
     TopologyError,
 )
 from ..logs import message_fields
 from ..message import archive_message, decoding
-from ..message.headers import EVENT_ARCHIVE, EVENT_OUTCOME, without_publisher_headers
+from ..message.headers import EVENT_ARCHIVE, EVENT_OUTCOME
 from ..message.text import counted, parse_moment
 from ..message.types import Message, Progress, Received
 from ..reasons import Reason
@@ -189,43 +190,26 @@ def _archive(
 ) -> str:
     """Publish the copies of a batch, ack the confirmed ones; return why to stop, or ``""``."""
     built = [copies.build(received) for received in batch.messages]
-    errors = _publish(pool, [message for _, message in built])
-    reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
-    stop = ""
-    for (reason, message), error in zip(built, errors, strict=True):
+    publish = partial(pool.publish, mandatory=True)
+    answers: dict[int, PublishError | None] = {}
+    general: PublishError | None = None
+    for part in isolate(publish, [message for _, message in built], repeat=True):
+        answers |= part
+        errors = [error for error in part.values() if error is not None]
+        # With any other error, the archive accepts nothing.
+        general = next((error for error in errors if not isinstance(error, OF_ONE_MESSAGE)), None)
+        if general is not None:
+            break
+    reader.ack(batch, sorted(place for place, error in answers.items() if error is None))
+    for place, (reason, message) in enumerate(built):
+        error = answers.get(place, general)
         if error is None:
             done.reasons[reason] += 1
             continue
         done.refused.append(str(error))
         about = message_fields(message)
         logger.error("a message stays in %r: %s", copies.queue, error, extra=about)
-        if not isinstance(error, _OF_ONE):
-            stop = stop or str(error)
-    return stop
-
-
-#: Errors of one message; with any other one, the archive accepts nothing.
-_OF_ONE: Final = (MessageTooLargeError, PublishRefusedError)
-
-
-def _publish(pool: PublisherPool, messages: Sequence[Message]) -> list[PublishError | None]:
-    """Publish messages; one that RabbitMQ refuses does not block the others.
-
-    RabbitMQ closes the channel without naming the refused message, and the others get no answer, so
-    each of these is published alone.
-    """
-    errors = pool.publish(messages, mandatory=True)
-    for place, message in enumerate(messages):
-        if errors[place] is None:
-            continue
-        [error] = pool.publish([message], mandatory=True)
-        if isinstance(error, PublishRefusedError):
-            # py-amqp reads more headers than it writes.
-            [error] = pool.publish([without_publisher_headers(message)], mandatory=True)
-        errors[place] = error
-        if error is not None and not isinstance(error, _OF_ONE):
-            return [*errors[:place], *(each and error for each in errors[place:])]
-    return errors
+    return str(general or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
 from django.db import Error
 
 from .. import signals
+from ..broker.isolation import isolate
 from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
 from ..conf import get_settings
@@ -28,14 +30,12 @@ from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
     ExchangeMissingError,
-    MessageTooLargeError,
     PublishError,
     PublishInterruptedError,
-    PublishRefusedError,
     PublishTimeoutError,
 )
 from ..logs import event_fields
-from ..message import encoding, headers
+from ..message import encoding
 from ..message.types import Message
 from ..models import ArchivedEvent, Revision
 from ..publish import publisher
@@ -399,35 +399,12 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
 
 
 def _confirmed(messages: list[Message]) -> list[PublishError | None]:
-    """Publish messages; a refused one does not keep the others from being published."""
-    backend = publisher.backend(get_settings())
-    messages = list(messages)
-    results: list[PublishError | None] = [None] * len(messages)
-    wanted = list(range(len(messages)))
-    bare: set[int] = set()
-    while wanted:
-        answers = backend.publish([messages[index] for index in wanted], mandatory=True)
-        errors = dict(zip(wanted, answers, strict=True))
-        results = [errors.get(index, result) for index, result in enumerate(results)]
-        refused = [
-            index
-            for index, error in errors.items()
-            if isinstance(error, PublishRefusedError) and index not in bare
-        ]
-        for index in refused:
-            # The publisher's headers may be the cause; the event does not depend on them.
-            messages[index] = headers.without_publisher_headers(messages[index])
-            bare.add(index)
-        # The broker closes the connection over such a message before it reads the next ones.
-        culprits = (PublishRefusedError, MessageTooLargeError)
-        behind = [
-            index
-            for index, error in errors.items()
-            if isinstance(error, BrokerUnavailableError)
-            and any(isinstance(other, culprits) for other in answers)
-        ]
-        wanted = behind + refused
-    return results
+    """Publish messages; one that may have arrived is not published again without a decision."""
+    publish = partial(publisher.backend(get_settings()).publish, mandatory=True)
+    answers: dict[int, PublishError | None] = {}
+    for part in isolate(publish, messages):
+        answers |= part
+    return [answers[index] for index in range(len(messages))]
 
 
 def _record(write: Callable[[], None]) -> None:

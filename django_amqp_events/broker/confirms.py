@@ -55,7 +55,7 @@ _NO_ANSWER: Final = PublishInterruptedError("not published yet")
 class ConfirmChannel:
     """A connection with one channel in confirm mode, opened by the first publish.
 
-    Not thread-safe. After :attr:`broken` is set it publishes nothing.
+    Not thread-safe. After :attr:`broken` is set it publishes nothing until :meth:`reopen`.
 
     Args:
         timeout: seconds for connecting, for any single read or write, and without any confirm,
@@ -68,6 +68,10 @@ class ConfirmChannel:
     def __init__(self, app: Celery, *, timeout: float) -> None:
         self.app = app
         self.timeout = timeout
+        self._deadline = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
         self.pid = os.getpid()
         self.broken = False
         self.blocked = ""
@@ -80,7 +84,6 @@ class ConfirmChannel:
         # Frames that are not written yet, by the message's index, and their size together.
         self._unwritten: list[tuple[int, bytes]] = []
         self._gathered = 0
-        self._deadline = 0.0
         self._conn: Connection | None = None
         self._amqp: Any = None
         self._transport: Any = None
@@ -141,6 +144,12 @@ class ConfirmChannel:
             except AMQP_ERRORS:
                 self.close()
         return not self.broken
+
+    def reopen(self) -> None:
+        """Let the next publish open another connection, if this one is lost."""
+        if not self.healthy():
+            self.close()
+            self._reset()
 
     def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
         """Publish messages and wait for their confirms, at most :data:`WINDOW` at a time.

@@ -111,7 +111,13 @@ class DirectPublisher:
         self._rows = self._bytes = 0
         self._unrecorded: list[tuple[str, list[Answer], float]] = []
         self._thread: threading.Thread | None = None
-        self._channel: OutboxChannel | None = None
+        self._channel = OutboxChannel(
+            self.app,
+            timeout=self.settings.confirm_timeout,
+            begin=self._begin,
+            tick=self._tick,
+            stop=lambda: self._closing,
+        )
         self._closing = self._abandoned = False
         self._failures = 0
         self._renewed = 0.0
@@ -209,8 +215,7 @@ class DirectPublisher:
             if not self._backlog:
                 connections.close_all()
         self._retry_unrecorded()
-        if self._channel is not None:
-            self._channel.leave()
+        self._channel.leave()
         connections.close_all()
 
     def _take(self) -> list[CommittedRows]:
@@ -232,7 +237,9 @@ class DirectPublisher:
             return
         self._renewed = min(commit.began for commit in self._leased)
         rows = [row for commit in self._leased for row in commit.rows]
-        published = self._publish(rows)
+        messages = [row.message for row in rows]
+        errors = self._channel.publish(messages, mandatory=self.settings.unrouted != "ignore")
+        published = list(map(Answer, rows, errors))
         answers = iter(published)
         commits, self._leased = self._leased, []
         self._switch(published)
@@ -261,19 +268,6 @@ class DirectPublisher:
         if waiting and ending:
             # RabbitMQ is unreachable; relays publish the rest.
             self._release_backlog()
-
-    def _publish(self, rows: Sequence[Row]) -> list[Answer]:
-        if self._channel is None or not self._channel.healthy():
-            # Connecting may take half of the lease.
-            self._renew()
-            self._channel = OutboxChannel(
-                self.app,
-                timeout=self.settings.confirm_timeout,
-                begin=self._begin,
-                tick=self._tick,
-                stop=lambda: self._closing,
-            )
-        return self._channel.publish_rows(rows, self.settings)
 
     def _begin(self) -> None:
         with self._changed:
@@ -307,13 +301,12 @@ class DirectPublisher:
 
     def _tick(self) -> None:
         """Renew leases, and report when RabbitMQ blocks publishers."""
-        line = self._channel
-        if line is not None and line.blocked and not self._reported:
+        if self._channel.blocked and not self._reported:
             self._reported, self.prompt = True, False
             logger.error(
                 "events wait in the outbox: RabbitMQ blocks publishers (%s); free memory or disk "
                 "on the broker",
-                line.blocked,
+                self._channel.blocked,
             )
         self._renew()
 
@@ -404,8 +397,7 @@ class DirectPublisher:
 
     def forget_after_fork(self) -> None:
         """Reset the state in a child process; its parent publishes the rows."""
-        if self._channel is not None:
-            self._channel.forget_after_fork()
+        self._channel.forget_after_fork()
         self._reset()
 
 

@@ -18,6 +18,7 @@ from celery import Celery
 from django.db import DatabaseError, Error, InterfaceError, connections
 
 from ..broker.confirms import ConfirmChannel
+from ..broker.isolation import isolate
 from ..conf import Settings
 from ..databases import check_commits, error_line
 from ..exceptions import (
@@ -49,6 +50,8 @@ ELSEWHERE: Final = 60.0
 ALONE: Final = 100
 #: Seconds to wait for pending confirms when the relay is stopped.
 LAST_CALL: Final = 2.0
+#: Errors after which the other rows would wait for a time-out as well.
+_WAITED: Final = (BrokerUnavailableError, PublishTimeoutError)
 
 
 class OutboxChannel(ConfirmChannel):
@@ -56,11 +59,13 @@ class OutboxChannel(ConfirmChannel):
 
     While RabbitMQ blocks publishers (memory or disk alarm), it waits as long as the connection
     lives: RabbitMQ may accept the messages when the alarm ends, and a repeat would duplicate them.
+    It opens another connection when one is lost.
 
     Args:
         begin: called on the open connection before each publish; may raise
             BrokerUnavailableError, and then nothing is published.
-        tick: called at least every :data:`~confirms.SLICE` seconds during the wait.
+        tick: called before connecting, which may take half of a lease, and at least every
+            :data:`~confirms.SLICE` seconds during the wait.
         stop: polled as often; returns True to end the wait.
     """
 
@@ -79,15 +84,9 @@ class OutboxChannel(ConfirmChannel):
         self._stop = stop
         self._stopping = 0.0
 
-    def publish_rows(self, rows: Sequence[Row], settings: Settings) -> list[Answer]:
-        """Publish rows and wait for their confirms."""
-        errors = self.publish(
-            [row.message for row in rows],
-            mandatory=settings.unrouted != "ignore",
-        )
-        return [Answer(row, error) for row, error in zip(rows, errors, strict=True)]
-
     def connect(self) -> None:
+        self._ticking()
+        self.reopen()
         super().connect()
         self._begin()
 
@@ -197,7 +196,7 @@ class Relay:
     relayed: Callable[[RelayCounts], object] = bool
     stop: Callable[[], bool] = bool
     total: RelayCounts = field(default_factory=RelayCounts)
-    _channel: OutboxChannel | None = None
+    _channel: OutboxChannel = field(init=False)
     _leased: list[Row] = field(default_factory=list)
     _renewed: float = 0.0
     _searched: float = 0.0
@@ -213,6 +212,13 @@ class Relay:
             errors=(Error, AmqpEventsError) if self.alone else (Exception,),
             fatal=(ConfigurationError,) if self.alone else (),
         )
+        self._channel = OutboxChannel(
+            self.app,
+            timeout=self.settings.confirm_timeout,
+            tick=self._renew,
+            stop=self._loop.stop,
+        )
+        self._channel.operation = "relay"
 
     def run(self, *, until_empty: bool = False) -> RelayCounts:
         """Publish rows until :attr:`stop` returns True; return the counts.
@@ -226,8 +232,7 @@ class Relay:
             # Rows that are confirmed and not deleted would be published again.
             with suppress(DatabaseError, InterfaceError, AmqpEventsError):
                 self._record()
-            if self._channel is not None:
-                self._channel.leave()
+            self._channel.leave()
         return self.total
 
     def _step(self, *, until_empty: bool) -> float | None:
@@ -255,14 +260,12 @@ class Relay:
             return False
         check_commits(self.alias)
         # Before rows are claimed, so that none is claimed that cannot be published.
-        self._connect()
+        self._channel.connect()
         fresh = self._claim(self.size, failed=False)
         self.needed = True
-        if fresh:
-            self._publish(fresh)
-            self._record()
+        self._publish(fresh)
         again = self._claim(ALONE, failed=True)
-        self._publish_alone(again)
+        self._publish(again, alone=range(len(again)))
         # Unreadable rows were due too, and are not among those claimed.
         return bool(fresh or again) or outbox_rows.due(self.alias, self.settings.service)
 
@@ -273,28 +276,16 @@ class Relay:
         )
         return self._leased
 
-    def _publish(self, rows: Sequence[Row]) -> None:
-        assert self._channel is not None  # noqa: S101 - connected before the rows were claimed
-        self._answers += self._channel.publish_rows(rows, self.settings)
-
-    def _publish_alone(self, rows: Sequence[Row]) -> None:
-        """Publish rows one by one, so that one that closes the connection fails alone."""
-        for index, row in enumerate(rows):
-            if self._loop.stop():
-                outbox_rows.release(self.alias, rows[index:])
-                # The rows before are confirmed, so they are recorded below.
+    def _publish(self, rows: Sequence[Row], *, alone: Sequence[int] = ()) -> None:
+        """Publish rows and record the answers; a failed row is published again by a later claim."""
+        publish = partial(self._channel.publish, mandatory=self.settings.unrouted != "ignore")
+        left = dict(enumerate(rows))
+        messages = [row.message for row in rows]
+        for answers in isolate(publish, messages, alone=alone, strip=False):
+            self._answers += [Answer(left.pop(at), error) for at, error in answers.items()]
+            if self._loop.stop() or any(isinstance(error, _WAITED) for error in answers.values()):
                 break
-            try:
-                self._connect()
-                self._publish([row])
-            except BrokerUnavailableError:
-                outbox_rows.release(self.alias, rows[index:])
-                self._record()
-                raise
-            if isinstance(self._answers[-1].error, PublishTimeoutError):
-                # The others would each wait for the time-out as well.
-                outbox_rows.release(self.alias, rows[index + 1 :])
-                break
+        outbox_rows.release(self.alias, list(left.values()))
         self._record()
 
     def _record(self) -> None:
@@ -311,32 +302,8 @@ class Relay:
             if isinstance(answer.error, BrokerUnavailableError):
                 raise answer.error
 
-    def _connect(self) -> None:
-        """Connect the channel.
-
-        Raises:
-            BrokerUnavailableError: RabbitMQ is unreachable, or blocks publishers.
-        """
-        if self._channel is None or not self._channel.healthy():
-            if self._channel is not None:
-                self._channel.close()
-            # Connecting may take half of the lease.
-            self._renew()
-            self._channel = OutboxChannel(
-                self.app,
-                timeout=self.settings.confirm_timeout,
-                tick=self._tick,
-                stop=self._loop.stop,
-            )
-            self._channel.operation = "relay"
-        self._channel.connect()
-
-    def _tick(self) -> None:
-        if time.monotonic() >= self._renewed + outbox_rows.RENEW:
-            self._renew()
-
     def _renew(self) -> None:
-        if not self._leased:
+        if not self._leased or time.monotonic() < self._renewed + outbox_rows.RENEW:
             return
         self._renewed = time.monotonic()
         try:

@@ -13,11 +13,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, Final
 
 from celery import Celery
@@ -27,8 +26,8 @@ from django.db import close_old_connections
 
 from ..backoff import Backoff
 from ..broker.confirms import WINDOW, ConfirmChannel
-from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
-from ..message import headers
+from ..broker.isolation import isolate
+from ..exceptions import PublishError, PublishTimeoutError
 from ..message.types import Message
 from .acks import Acks
 from .celery_internals import AckCallback, shutdown_requested
@@ -93,7 +92,7 @@ class Settler:
         self._answered = threading.Condition(lock)
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._channel: ConfirmChannel | None = None
+        self._channel = ConfirmChannel(app, timeout=self.settings.confirm_timeout)
         self._done: deque[tuple[Delivery, bool]] = deque()
         # The last publish timed out, so it is not known whether RabbitMQ accepts messages.
         self._may_be_blocked = False
@@ -280,18 +279,11 @@ class Settler:
                 break
             try:
                 self._publish(batch)
-            except Exception:
-                # The thread must not end while deliveries depend on it.
-                logger.exception("the settlement of %d events failed; it is repeated", len(batch))
-                for job in batch:
-                    self._hold(job, None)
             finally:
                 with self._wake:
                     self._busy = 0
                     self._wake.notify_all()
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._channel.close()
 
     def _take(self) -> list[Job]:
         with self._wake:
@@ -310,34 +302,46 @@ class Settler:
                 )
 
     def _publish(self, batch: list[Job]) -> None:
-        jobs = []
+        jobs: dict[int, Job] = {}
         for job in batch:
             if job.delivery.lost:
                 # RabbitMQ delivers it again, so publishing would duplicate it.
                 self._log_lost(job.delivery)
                 self._close(job.delivery)
             else:
-                jobs.append(job)
-        # RabbitMQ closes the channel for a missing exchange or an invalid header, and the confirms
-        # of the other messages are lost. So a message that has failed is published alone.
-        windows = [[job for job in jobs if not job.failures]]
-        windows += [[job] for job in jobs if job.failures]
-        for number, window in enumerate(windows):
-            if not window:
-                continue
-            channel = self._connect()
-            if isinstance(channel, PublishError):
-                for job in chain.from_iterable(windows[number:]):
-                    self._hold(job, channel)
-                return
-            self._attempt(channel, window)
+                jobs[len(jobs)] = job
+        messages = [job.message for job in jobs.values()]
+        failed = [index for index, job in jobs.items() if job.failures]
+        try:
+            for answers in isolate(self._attempt, messages, alone=failed):
+                confirmed = [jobs.pop(at) for at, error in answers.items() if error is None]
+                self._answer(*(job.delivery for job in confirmed), ack=True)
+                for job in confirmed:
+                    self._announce(job)
+                for at, error in answers.items():
+                    if error is not None:
+                        self._hold(jobs.pop(at), error)
+        except Exception as exc:
+            # The thread must not end while deliveries depend on it.
+            if not isinstance(exc, PublishError):
+                logger.exception("the settlement of %d events failed; it is repeated", len(jobs))
+            for job in jobs.values():
+                self._hold(job, exc)
 
-    def _connect(self) -> ConfirmChannel | PublishError:
-        """Return a channel on which RabbitMQ accepts messages, or the error."""
-        if self._channel is None or not self._channel.healthy():
-            self._channel = ConfirmChannel(self.app, timeout=self.settings.confirm_timeout)
-        if not self._may_be_blocked:
-            return self._channel
+    def _attempt(self, messages: Sequence[Message]) -> Sequence[PublishError | None]:
+        """Publish messages.
+
+        Raises:
+            PublishError: RabbitMQ accepts no messages.
+        """
+        self._channel.reopen()
+        if self._may_be_blocked:
+            self._test_channel()
+        errors = self._channel.publish(messages, mandatory=True)
+        self._may_be_blocked = any(isinstance(error, PublishTimeoutError) for error in errors)
+        return errors
+
+    def _test_channel(self) -> None:
         # RabbitMQ reports an alarm (memory, disk) after the first publish on a connection, and
         # accepts that message when the alarm ends, although its confirm has timed out here. So
         # after a timeout a message without a queue tests the channel; otherwise each repeat would
@@ -352,23 +356,8 @@ class Settler:
         )
         (error,) = self._channel.publish([test], mandatory=False)
         self._may_be_blocked = isinstance(error, PublishTimeoutError)
-        return error or self._channel
-
-    def _attempt(self, channel: ConfirmChannel, jobs: list[Job]) -> None:
-        results = channel.publish([job.message for job in jobs], mandatory=True)
-        if channel.broken:
-            channel.close()
-            self._channel = None
-        confirmed = []
-        for job, error in zip(jobs, results, strict=True):
-            if error is None:
-                confirmed.append(job)
-            else:
-                self._may_be_blocked |= isinstance(error, PublishTimeoutError)
-                self._hold(job, error)
-        self._answer(*(job.delivery for job in confirmed), ack=True)
-        for job in confirmed:
-            self._announce(job)
+        if error is not None:
+            raise error
 
     def _announce(self, job: Job) -> None:
         """Log a settled event and send its signal; an error must not settle it again."""
@@ -383,11 +372,8 @@ class Settler:
                     extra=job.delivery.log_fields,
                 )
 
-    def _hold(self, job: Job, error: PublishError | None) -> None:
+    def _hold(self, job: Job, error: Exception) -> None:
         """Repeat the publish later, or requeue the delivery before RabbitMQ does."""
-        if isinstance(error, PublishRefusedError) and not job.failures:
-            # An invalid header of a publisher must not keep the event from its queue.
-            job.message = headers.without_publisher_headers(job.message)
         wait = BACKOFF.delay(job.failures)
         job.failures += 1
         job.not_before = time.monotonic() + wait

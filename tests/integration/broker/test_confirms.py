@@ -14,9 +14,12 @@ import struct
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -39,6 +42,7 @@ from django_amqp_events import (
     publish_many,
 )
 from django_amqp_events.broker import publisher_pool
+from django_amqp_events.broker.isolation import isolate
 from django_amqp_events.message.types import Message
 from tests.conftest import Vhost
 from tests.waiting import stopped
@@ -256,25 +260,6 @@ def test_exchange_missing(wire: Wire):
     assert "events_declare" in str(error)
 
 
-def test_channel_error_fails_only_its_message(wire: Wire):
-    """A window of copies has several exchanges, of which one is missing."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url)
-    # So that all are under way when the channel is closed.
-    proxy.hold = {ACK}
-    good = [event(wire) for _ in range(20)]
-    lost = event(wire, exchange="nowhere")
-    late = [event(wire) for _ in range(3)]
-    results = wire.pool.publish([*good, lost, *late], mandatory=True)
-    assert [type(result) for result in results[:20]] == [PublishInterruptedError] * 20
-    assert type(results[20]) is ExchangeMissingError
-    assert {type(result) for result in results[21:]} <= {
-        PublishInterruptedError,
-        BrokerUnavailableError,
-    }
-    assert wire.ids(about=20) == [message.event_id for message in good]
-
-
 def test_unroutable_by_policy(wire: Wire, caplog: pytest.LogCaptureFixture):
     wire.unbind()
     assert publish_event(NAME, {})
@@ -313,23 +298,6 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     assert [type(result) for result in publishing] == [type(None), UnroutableError]
 
 
-def test_unwritable_header_fails_only_its_message(wire: Wire):
-    bad = [
-        event(wire, headers={"when": object()}),
-        event(wire, headers={"large": "x" * 200_000}),
-        event(wire, routing_key="x" * 300),
-        event(wire, properties={"priority": "high"}),
-    ]
-    good = [event(wire) for _ in range(2)]
-    results = wire.pool.publish([good[0], *bad, good[1]], mandatory=True)
-    assert [type(result) for result in results[1:-1]] == [PublishRefusedError] * len(bad)
-    assert [result.published for result in results[1:-1] if result] == [False] * len(bad)
-    # The others do not pay for it, nor does the connection.
-    assert (results[0], results[-1]) == (None, None)
-    assert wire.ids() == [message.event_id for message in good]
-    assert len(wire.pool._idle) == 1
-
-
 def test_not_rabbitmq(wire: Wire):
     wire.configure(url="memory://")
     with pytest.raises(ConfigurationError, match="RabbitMQ"):
@@ -347,6 +315,91 @@ def test_of_several_failures_each_is_named(wire: Wire):
     assert {error.event_id for error in errors.values()} == set(errors)
     assert caught.value is next(iter(errors.values()))
     assert "5 of 5" in caught.value.__notes__[0]
+
+
+# -- one bad message of several ---------------------------------------------------------------
+
+#: How a message differs from the others, its error, and its error without its headers.
+BAD: dict[str, tuple[dict[str, Any], type[PublishError], type[PublishError] | None]] = {
+    "exchange": ({"exchange": "nowhere"}, ExchangeMissingError, ExchangeMissingError),
+    "header for RabbitMQ": ({"headers": {"CC": "no list"}}, PublishRefusedError, None),
+    "header for py-amqp": ({"headers": {"when": object()}}, PublishRefusedError, None),
+    "large header": ({"headers": {"large": "x" * 200_000}}, PublishRefusedError, None),
+    "key": ({"routing_key": "x" * 300}, PublishRefusedError, PublishRefusedError),
+    "property": ({"properties": {"priority": "high"}}, PublishRefusedError, PublishRefusedError),
+    "user": ({"properties": {"user_id": "nobody"}}, PublishRefusedError, PublishRefusedError),
+    "unroutable": ({"routing_key": "nobody"}, UnroutableError, UnroutableError),
+    "full queue": ({"routing_key": "full"}, PublishNackedError, PublishNackedError),
+}
+
+
+def isolated(wire: Wire, messages: list[Message], **options: Any) -> list[PublishError | None]:
+    answers: dict[int, PublishError | None] = {}
+    for part in isolate(partial(wire.pool.publish, mandatory=True), messages, **options):
+        assert not answers.keys() & part.keys(), "a second answer would settle it twice"
+        answers |= part
+    return [answers[index] for index in range(len(messages))]
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("kind", BAD)
+def test_one_bad_message(wire: Wire, kind: str, place: int):
+    """As each caller has it isolated: a replay, a recovery, and a retry that knows the message."""
+    change, error, bare_error = BAD[kind]
+    wire.unbind()
+    wire.channel.queue_bind(wire.queue, wire.exchange, NAME)
+    full = f"{wire.exchange}.full"
+    limits = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    wire.channel.queue_declare(full, durable=True, auto_delete=False, arguments=limits)
+    wire.channel.queue_bind(full, wire.exchange, "full")
+    for options in ({}, {"repeat": True}, {"alone": [place], "strip": False}):
+        messages = [event(wire) for _ in range(5)]
+        messages[place] = event(wire, **change)
+        answers = isolated(wire, messages, **options)
+        kinds = [type(answer) if answer else None for answer in answers]
+        bad = kinds.pop(place)
+        counts = Counter(wire.ids())
+        stored = [counts[message.event_id] for message in messages]
+        for answer, count in zip(answers, stored, strict=True):
+            assert count <= 2
+            assert count or answer is not None
+            assert not count or answer is None or answer.published is None
+        if options:
+            assert kinds == [None] * 4
+            assert bad is (bare_error if "repeat" in options else error)
+        else:
+            # What was under way may be stored; what RabbitMQ has not read is published.
+            assert set(kinds) <= {None, PublishInterruptedError}
+            assert bad in (error, bare_error, PublishInterruptedError)
+        if "alone" in options:
+            assert max(stored) == 1
+
+
+@pytest.mark.parametrize("how", ["lost", "late"])
+def test_a_window_without_confirms(wire: Wire, how: str):
+    """Whoever may not publish twice does not; others get a confirm for each message."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
+    for repeat in (False, True):
+        proxy.hold = {ACK}
+
+        def end(count: int = len(proxy.links) + 1) -> None:
+            link = held_link(proxy, count)
+            if how == "lost":
+                link.close()
+            else:
+                until(lambda: link.closed, "it is late")
+            proxy.release()
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        messages = [event(wire) for _ in range(5)]
+        answers = isolated(wire, messages, repeat=repeat)
+        finished(ending)
+        error = PublishInterruptedError if how == "lost" else PublishTimeoutError
+        assert {type(answer) for answer in answers} == {type(None) if repeat else error}
+        stored = Counter(wire.ids(about=5 + 5 * repeat))
+        assert stored == {message.event_id: 1 + repeat for message in messages}
 
 
 # -- an unreachable, blocked or frozen broker -------------------------------------------------

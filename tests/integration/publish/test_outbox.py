@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -27,6 +27,7 @@ from database_server import DatabaseServer
 from django_amqp_events import (
     Options,
     OutboxError,
+    PublishError,
     PublishTimeoutError,
     event,
     publish_event,
@@ -38,7 +39,7 @@ from django_amqp_events.databases import Now
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
 from django_amqp_events.publish.direct_publisher import CommittedRows, DirectPublisher
-from django_amqp_events.publish.outbox_rows import Answer, Row
+from django_amqp_events.publish.outbox_rows import Answer
 from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from django_amqp_events.testing import override_events
@@ -816,22 +817,23 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
     leave(3)
     table().update(attempts=1)
     left: list[float] = []
-    publish, connect = Relay._publish, OutboxChannel.connect
+    publish, reopen = OutboxChannel.publish, OutboxChannel.reopen
 
-    def publishing(self: Relay, rows: Sequence[Row]) -> None:
-        publish(self, rows)
-        assert self._channel is not None
-        self._channel.close()
+    def publishing(self: OutboxChannel, *args: Any, **options: Any) -> list[PublishError | None]:
+        errors = publish(self, *args, **options)
+        self.close()
         # As if the lease had been used up.
         table().filter(claim__contains="/").update(due_at=Now())
+        return errors
 
-    def connecting(self: OutboxChannel) -> None:
+    def reopening(self: OutboxChannel) -> None:
         rows = table().filter(claim__contains="/").annotate(at=Now())
         left.extend((row.due_at - row.at).total_seconds() for row in rows)
-        connect(self)
+        reopen(self)
 
-    monkeypatch.setattr(Relay, "_publish", publishing)
-    monkeypatch.setattr(OutboxChannel, "connect", connecting)
+    monkeypatch.setattr(outbox_rows, "RENEW", 0.0)
+    monkeypatch.setattr(OutboxChannel, "publish", publishing)
+    monkeypatch.setattr(OutboxChannel, "reopen", reopening)
     assert relay() == RelayCounts(published=3)
     assert left
     assert min(left) > outbox_rows.LEASE - 5

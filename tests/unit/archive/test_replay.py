@@ -295,30 +295,6 @@ def test_an_error_of_some_events_does_not_keep_the_others(
     assert (report.stopped, len(report.published), len(report.returned)) == (None, 3, 3)
 
 
-def test_refused_message_blocks_no_other(broker: Broker) -> None:
-    """The broker closes the connection over it; unread messages are published again."""
-    rows = [make(number) for number in range(5)]
-
-    def publish(messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
-        broker.windows.append(list(messages))
-        answers: list[PublishError | None] = []
-        for message in messages:
-            if any(isinstance(answer, MessageTooLargeError) for answer in answers):
-                answers.append(BrokerUnavailableError("the connection failed before it"))
-            elif message.event_id == broker.windows[0][1].event_id:
-                answers.append(MessageTooLargeError("too large for the broker"))
-            else:
-                answers.append(None)
-        return answers
-
-    broker.publish = publish  # type: ignore[method-assign]
-    report = run(*rows)
-    assert [str(each.why) for each in report.returned] == ["too large for the broker"]
-    assert len(report.published) == 4
-    assert [len(window) for window in broker.windows] == [5, 3]
-    assert report.stopped is None
-
-
 def test_a_foreign_header_that_the_broker_refuses_is_left_out(broker: Broker) -> None:
     row = make(headers_raw=ArchivedEvent.pack_headers({"traceparent": "00-1"}))
     broker.answer = lambda message: (
@@ -326,14 +302,6 @@ def test_a_foreign_header_that_the_broker_refuses_is_left_out(broker: Broker) ->
     )
     assert run(row).published == [row.pk]
     assert [("traceparent" in message.headers) for message in broker.messages] == [True, False]
-
-
-def test_refused_message_is_tried_twice(broker: Broker) -> None:
-    row = make()
-    broker.answer = error(PublishRefusedError, "no permission")
-    report = run(row)
-    assert str(report.returned[0].why) == "no permission"
-    assert len(broker.windows) == 2
 
 
 def test_unencodable_row_blocks_no_other(broker: Broker) -> None:

@@ -21,14 +21,14 @@ from django_amqp_events.worker.verdict import HANDLED, Verdict
 class Channel:
     """Confirms what it publishes."""
 
-    broken = False
-
     def __init__(self) -> None:
         self.published: list[Message] = []
 
     def publish(self, messages: Sequence[Message], **_: Any) -> list[PublishError | None]:
         self.published += messages
         return [None] * len(messages)
+
+    def reopen(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -58,7 +58,7 @@ def leave(**_: object) -> None:
 
 
 def make(acks: Acks, build: Any) -> tuple[Settler, Delivery]:
-    settings = SimpleNamespace(service="billing")
+    settings = SimpleNamespace(service="billing", confirm_timeout=1)
     made: Any = SimpleNamespace(settings=settings, build=build)
     settler = Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
     return settler, delivery()
@@ -84,11 +84,11 @@ def test_an_error_after_the_confirm_settles_nothing_again(
     if broken == "signal":
         signals.event_archived.connect(leave)
     channel, acks = Channel(), Acks()
+    monkeypatch.setattr(settlement, "ConfirmChannel", lambda *_, **__: channel)
     settler, first = make(
         acks,
         lambda *_: Message(exchange="", routing_key="", body=b"", headers={}, properties={}),
     )
-    monkeypatch.setattr(settler, "_connect", lambda: channel)
     try:
         for each in (first, delivery()):
             settler.settle(each, Verdict(kind="archive", reason="malformed"))
