@@ -132,7 +132,7 @@ def _path() -> list[str]:
 
 
 def follow(parent: int | None) -> None:
-    """End this process when *parent* ends."""
+    """Send this process SIGTERM when *parent* ends."""
     if parent is None:
         return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from argparse import ArgumentParser
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, Final
 from django_amqp_events import liveness
 from django_amqp_events.conf import get_settings
 from django_amqp_events.management.base import EventsCommand, stop_signals
+from django_amqp_events.management.child_command import follow
 
 #: Seconds between lines of progress, at least.
 PROGRESS: Final = 10.0
@@ -31,15 +31,14 @@ class ServiceCommand(EventsCommand):
     error_code: ClassVar[int] = 1
     name: ClassVar[str]
     progress: Progress | None = None
-    _parent: int | None = None
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--parent", type=int, metavar="PID", help="End when this process ends.")
 
     def run(self, options: dict[str, Any]) -> int:
-        self._parent = options["parent"]
         liveness.listen(get_settings())
         with stop_signals(self.stop):
+            follow(options["parent"])
             self.serve(options)
         return 0
 
@@ -53,8 +52,6 @@ class ServiceCommand(EventsCommand):
     def stopped(self) -> bool:
         if self.progress is not None:
             self.progress.report()
-        if self._parent is not None and os.getppid() != self._parent:
-            self.stopping = True
         return self.stopping
 
     def tell(self, text: str) -> None:
