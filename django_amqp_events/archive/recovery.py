@@ -27,6 +27,7 @@ from celery import Celery
 
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
+from ..broker.dead_letters import before_death
 from ..broker.isolation import OF_ONE_MESSAGE, isolate
 from ..broker.provisioning.amqp_api import Amqp
 from ..broker.publisher_pool import PublisherPool
@@ -244,7 +245,7 @@ class RecoveredCopies:
             return "passed on", passed, None
         deaths = _own_deaths(received, names)
         at = max((at for death in deaths if (at := parse_moment(death["at"]))), default=None)
-        came = _before(received, deaths, names, self.registry)
+        came = before_death(received, deaths, names, self.registry)
         if deaths:
             reason = "poison"
             way = " → ".join(
@@ -334,31 +335,6 @@ def _own_deaths(received: Received, names: Names) -> list[dict[str, Any]]:
     if received.exchange not in (names.graveyard, names.dead, names.abyss):
         return []
     return [death for death in received.deaths if death["reason"] in ("delivery_limit", "rejected")]
-
-
-def _before(
-    received: Received, deaths: Iterable[dict[str, Any]], names: Names, registry: Registry
-) -> Received:
-    """Return the message as it was in its handler's queue, as far as its deaths say."""
-    known = registry.by_queue()
-    ours = [
-        death
-        for death in deaths
-        if death["queue"] in known or str(death["queue"]).startswith(names.handlers)
-    ]
-    # A handler's queue sets its name as the routing key of a dead letter.
-    ours.sort(key=lambda death: death["queue"] != received.routing_key)
-    # A message that was in a delay has not died in a handler's queue.
-    returned = [death for death in deaths if death["exchange"] == names.return_]
-    for death in ours or returned:
-        keys = [key for key in death["routing_keys"] if key]
-        return replace(
-            received,
-            queue=str(death["queue"]),
-            exchange=str(death["exchange"] or ""),
-            routing_key=keys[0] if keys else received.routing_key,
-        )
-    return received
 
 
 def _in_order(deaths: Iterable[dict[str, Any]], names: Names) -> list[dict[str, Any]]:

@@ -144,13 +144,6 @@ class Received:
             if isinstance(death, Mapping)
         ]
 
-    def death_in(self, queue: str) -> Mapping[str, Any] | None:
-        """Return RabbitMQ's record of the message's death in a queue, ``None`` without one."""
-        for death in _list(self.headers.get("x-death")):
-            if isinstance(death, Mapping) and death.get("queue") == queue:
-                return death
-        return None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from amqp.exceptions import NotFound
 
+from ..broker.dead_letters import before_death
 from ..broker.queue_depth import queue_depth
 from ..broker.topology import Names
 from ..conf import Settings
@@ -252,16 +253,7 @@ class ReaperStep(EventStep):
 
     def _original(self, received: Received) -> Received:
         """Return a message as it was in its handler's queue, by RabbitMQ's record of its death."""
-        death = received.death_in(received.routing_key)
-        if death is not None:
-            keys = death.get("routing-keys")
-            received = replace(
-                received,
-                queue=received.routing_key,
-                exchange=str(death.get("exchange") or ""),
-                routing_key=str(keys[0]) if isinstance(keys, list) and keys
-                else received.routing_key,
-            )  # fmt: skip
+        received = before_death(received, received.deaths, self.names, self.registry)
         if received.exchange == self.names.return_:
             # A retry that returned to the graveyard; one of our headers names its handler.
             name = received.headers.get(headers.EVENT_HANDLER)
