@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -114,48 +114,32 @@ class Mirror:
             reader.close()
 
     def _mirror(self, reader: BatchReader, batch: Batch) -> None:
-        counts = Counts()
         items = row_writer.read(batch.messages, self.settings, self._alike)
-        stored = list(self._store(items, range(len(items)), counts))
-        reader.ack(batch, stored)
+        aside: set[int] = set()
+        counts = row_writer.store_items(items, partial(self._put_aside, aside))
+        reader.ack(batch, [place for place, item in enumerate(items) if id(item) not in aside])
         self.total.add(counts)
         self.mirrored(counts)
 
-    def _store(
-        self,
-        items: Sequence[row_writer.Item],
-        places: Sequence[int],
-        counts: Counts,
-        *,
-        again: bool = False,
-    ) -> Iterator[int]:
-        """Store messages and yield the places of those that were stored.
+    def _put_aside(self, aside: set[int], exc: Exception, item: row_writer.Item | None) -> None:
+        """Leave a message in the queue that a working database does not store.
 
-        A message that a working database does not store, such as one whose statement times out, is
-        not acked and does not block the others.
+        One whose statement times out, for example; it does not block the others.
 
         Raises:
-            Error: the database is unreachable.
+            Exception: the database is unreachable.
         """
-        try:
-            counts.add(row_writer.store_items([items[place] for place in places]))
-        except Error as exc:
-            # _takes_rows() replaces a lost connection, so a second attempt, by halves, succeeds.
-            if table_missing(exc) or not _takes_rows() or self.aside >= self.size:
-                raise
-            if len(places) > 1 or not again:
-                middle = len(places) // 2
-                for half in filter(None, (places[:middle], places[middle:])):
-                    yield from self._store(items, half, counts, again=True)
-                return
-            self.aside += 1
-            remedy = "; raise the server's max_allowed_packet" if exceeds_packet(exc) else ""
-            self.tell(
-                f"a message cannot be stored and stays in the archive queue "
-                f"({error_line(exc)}{remedy}); the mirror tries again in {ASIDE:g} s"
-            )
-        else:
-            yield from places
+        if table_missing(exc) or not _takes_rows() or self.aside >= self.size:
+            raise exc
+        if item is None:
+            return
+        self.aside += 1
+        aside.add(id(item))
+        remedy = "; raise the server's max_allowed_packet" if exceeds_packet(exc) else ""
+        self.tell(
+            f"a message cannot be stored and stays in the archive queue "
+            f"({error_line(exc)}{remedy}); the mirror tries again in {ASIDE:g} s"
+        )
 
     def _sweep(self, *, idle: bool) -> None:
         """Publish replays of dead processes again."""

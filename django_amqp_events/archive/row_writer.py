@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -151,6 +151,11 @@ class _Entry:
 
 
 Item = _Entry | _Outcome
+Blame = Callable[[Exception, Item | None], None]
+
+
+def _raise(error: Exception, _item: Item | None) -> None:
+    raise error
 
 
 def store(messages: Sequence[Received], settings: Settings) -> Counts:
@@ -186,10 +191,15 @@ def read(messages: Sequence[Received], settings: Settings, alike: Counter[UUID])
     return items
 
 
-def store_items(items: Sequence[Item]) -> Counts:
-    """Store what :func:`read` has returned, in one transaction; see :func:`store`."""
+def store_items(items: Sequence[Item], blame: Blame = _raise) -> Counts:
+    """Store what :func:`read` has returned, in one transaction; see :func:`store`.
+
+    Args:
+        blame: called with an error that the bytes of a message do not avoid, and with the item if
+            it was alone; unless it raises the error, the other items are stored.
+    """
     check_commits(states.database())
-    return _store(items, datetime.now(UTC))
+    return _store(items, datetime.now(UTC), blame)
 
 
 def _item(message: Received, service: str, now: datetime) -> Item:
@@ -219,29 +229,36 @@ def _bare(message: Received, exc: Exception, service: str, now: datetime, first_
     return _Entry(replace(found, content=first_id.hex), raw, service, now, first_id)
 
 
-def _store(entries: Sequence[Item], now: datetime) -> Counts:
+def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool = False) -> Counts:
     """Store entries together; those with one that cannot be stored, by halves."""
     try:
         return _together(entries, now)
-    except Exception as exc:
-        if isinstance(exc, Error) and not is_refusal(exc):
-            raise
+    except Exception as exc:  # noqa: BLE001 - passed on
         error = exc
-    if len(entries) > 1:
-        logger.warning("one of %d archive messages cannot be stored", len(entries))
-        middle = len(entries) // 2
-        counts = _store(entries[:middle], now)
-        counts.add(_store(entries[middle:], now))
+    alone = len(entries) == 1
+    if isinstance(error, Error) and not is_refusal(error):
+        # A lost connection is replaced meanwhile, so a second attempt succeeds.
+        alone = alone and again
+        blame(error, entries[0] if alone else None)
+        if alone:
+            return Counts()
+    if not alone:
+        counts, middle = Counts(), len(entries) // 2
+        for half in filter(None, (entries[:middle], entries[middle:])):
+            counts.add(_store(half, now, blame, again=True))
         return counts
     [entry] = entries
     if isinstance(entry, _Outcome) or entry.message.unreadable:
-        raise error
+        blame(error, entry)
+        return Counts()
     about = event_fields(entry.archived.event, entry.archived.handler)
     why = error_line(error)  # the other lines quote the row
     logger.error("an archive message cannot be stored; its bytes are kept: %s", why, extra=about)
     # Of its own ids: the event may have a row.
     first_id = derived_id(entry.failure_id.hex, "bytes")
-    return _store([_bare(entry.message, error, entry.service, now, first_id)], now)
+    bare = _bare(entry.message, error, entry.service, now, first_id)
+    # The caller knows the entry, not what is stored for it.
+    return _store([bare], now, lambda exc, item: blame(exc, item and entry))
 
 
 def _together(entries: Sequence[Item], now: datetime) -> Counts:

@@ -228,13 +228,14 @@ class Acks:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_unstorable_message_is_put_aside(monkeypatch):
-    """For example a statement that times out while the database is healthy."""
+@pytest.mark.parametrize("kind", [OperationalError, DataError])
+def test_unstorable_message_is_put_aside(monkeypatch, kind):
+    """A statement that times out while the database is healthy, or a row that it refuses."""
     real = row_writer._row
 
     def row(entry: Any, *args: Any) -> Any:
-        if entry.archived.event.id == "3":
-            raise OperationalError("canceling statement due to statement timeout")
+        if entry.archived.event is None or entry.archived.event.id == "3":
+            raise kind("no")
         return real(entry, *args)
 
     monkeypatch.setattr(row_writer, "_row", row)
@@ -247,7 +248,7 @@ def test_unstorable_message_is_put_aside(monkeypatch):
     assert intake.acked == [[0, 1, 2, 4, 5, 6], [0]]
     assert (mirroring.aside, ArchivedEvent.objects.count()) == (1, 7)
     assert len(said) == 1
-    assert "stays in the archive queue (OperationalError: canceling statement" in said[0]
+    assert f"stays in the archive queue ({kind.__name__}: no" in said[0]
 
 
 @pytest.mark.django_db(transaction=True)
