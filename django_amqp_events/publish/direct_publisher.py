@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -36,7 +35,7 @@ from ..exceptions import (
 from ..signals import event_postponed
 from . import outbox_rows
 from .outbox_rows import Answer, Row
-from .relay import OutboxChannel, report_answers
+from .relay import LAST_CALL, OutboxChannel, report_answers
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +48,6 @@ BACKLOG_BYTES: Final = 32 * 1024 * 1024
 BATCH: Final = 500
 #: Seconds between attempts while RabbitMQ is unreachable.
 BACKOFF: Final = Backoff(0.2, 5.0)
-#: Seconds that an ending process waits for pending confirms.
-LAST_CALL: Final = 2.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -120,7 +117,6 @@ class DirectPublisher:
         )
         self._closing = self._abandoned = False
         self._failures = 0
-        self._renewed = 0.0
         self._reported = False
         #: Confirms arrive in time; otherwise committing threads do not wait for them.
         self.prompt = True
@@ -235,7 +231,8 @@ class DirectPublisher:
             self._postpone(commit, "RabbitMQ was unreachable for too long")
         if not self._leased:
             return
-        self._renewed = min(commit.began for commit in self._leased)
+        held = ((commit.alias, commit.rows) for commit in self._leased)
+        self._channel.hold(held, min(commit.began for commit in self._leased))
         rows = [row for commit in self._leased for row in commit.rows]
         messages = [row.message for row in rows]
         errors = self._channel.publish(messages, mandatory=self.settings.unrouted != "ignore")
@@ -300,7 +297,7 @@ class DirectPublisher:
             logger.warning("RabbitMQ confirms again; a relay publishes the events left over")
 
     def _tick(self) -> None:
-        """Renew leases, and report when RabbitMQ blocks publishers."""
+        """Report when RabbitMQ blocks publishers."""
         if self._channel.blocked and not self._reported:
             self._reported, self.prompt = True, False
             logger.error(
@@ -308,18 +305,6 @@ class DirectPublisher:
                 "on the broker",
                 self._channel.blocked,
             )
-        self._renew()
-
-    def _renew(self) -> None:
-        now = time.monotonic()
-        if now < self._renewed + outbox_rows.RENEW:
-            return
-        self._renewed = now
-        for commit in self._leased:
-            # Each for itself: databases fail one by one.
-            with suppress(Exception):
-                outbox_rows.renew(commit.alias, commit.rows)
-        connections.close_all()
 
     def _retry_unrecorded(self) -> None:
         with self._changed:

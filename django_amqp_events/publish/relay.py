@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -48,7 +48,7 @@ SEARCH: Final = 5.0
 ELSEWHERE: Final = 60.0
 #: Failed rows that are retried, each alone, between two batches of others.
 ALONE: Final = 100
-#: Seconds to wait for pending confirms when the relay is stopped.
+#: Seconds to wait for pending confirms when a relay is stopped, or a process ends.
 LAST_CALL: Final = 2.0
 #: Errors after which the other rows would wait for a time-out as well.
 _WAITED: Final = (BrokerUnavailableError, PublishTimeoutError)
@@ -64,8 +64,8 @@ class OutboxChannel(ConfirmChannel):
     Args:
         begin: called on the open connection before each publish; may raise
             BrokerUnavailableError, and then nothing is published.
-        tick: called before connecting, which may take half of a lease, and at least every
-            :data:`~confirms.SLICE` seconds during the wait.
+        tick: called before connecting, and at least every :data:`~confirms.SLICE` seconds during
+            the wait.
         stop: polled as often; returns True to end the wait.
     """
 
@@ -83,19 +83,44 @@ class OutboxChannel(ConfirmChannel):
         self._ticking = tick
         self._stop = stop
         self._stopping = 0.0
+        self._held: list[tuple[str, Sequence[Row]]] = []
+        self._renewed = 0.0
+
+    def hold(self, held: Iterable[tuple[str, Sequence[Row]]], since: float) -> None:
+        """Renew the leases of rows, by database, while they are published.
+
+        Args:
+            since: when they were leased or renewed (monotonic).
+        """
+        self._held, self._renewed = list(held), since
+
+    def _tick(self) -> None:
+        self._ticking()
+        if time.monotonic() < self._renewed + outbox_rows.RENEW:
+            return
+        self._renewed = time.monotonic()
+        for alias, rows in self._held:
+            try:
+                outbox_rows.renew(alias, rows)
+            except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
+                # While the database is unreachable, no relay can claim the rows.
+                logger.warning("cannot renew the leases of outbox rows: %s", exc)
+            finally:
+                connections[alias].close()
 
     def connect(self) -> None:
-        self._ticking()
+        # Connecting may take half of a lease.
+        self._tick()
         self.reopen()
         super().connect()
         self._begin()
 
     def _read_waiting(self) -> None:
-        self._ticking()
+        self._tick()
         super()._read_waiting()
 
     def _before_read(self) -> None:
-        self._ticking()
+        self._tick()
         now = time.monotonic()
         if self._stop():
             self._stopping = self._stopping or now + LAST_CALL
@@ -197,8 +222,6 @@ class Relay:
     stop: Callable[[], bool] = bool
     total: RelayCounts = field(default_factory=RelayCounts)
     _channel: OutboxChannel = field(init=False)
-    _leased: list[Row] = field(default_factory=list)
-    _renewed: float = 0.0
     _searched: float = 0.0
     _answers: list[Answer] = field(default_factory=list)
     _loop: ServiceLoop = field(init=False)
@@ -215,7 +238,6 @@ class Relay:
         self._channel = OutboxChannel(
             self.app,
             timeout=self.settings.confirm_timeout,
-            tick=self._renew,
             stop=self._loop.stop,
         )
         self._channel.operation = "relay"
@@ -270,11 +292,10 @@ class Relay:
         return bool(fresh or again) or outbox_rows.due(self.alias, self.settings.service)
 
     def _claim(self, limit: int, *, failed: bool) -> list[Row]:
-        self._renewed = time.monotonic()
-        self._leased = outbox_rows.claim(
-            self.alias, self.settings.service, limit=limit, failed=failed
-        )
-        return self._leased
+        since = time.monotonic()
+        rows = outbox_rows.claim(self.alias, self.settings.service, limit=limit, failed=failed)
+        self._channel.hold([(self.alias, rows)], since)
+        return rows
 
     def _publish(self, rows: Sequence[Row], *, alone: Sequence[int] = ()) -> None:
         """Publish rows and record the answers; a failed row is published again by a later claim."""
@@ -293,7 +314,7 @@ class Relay:
         if not self._answers:
             return
         outbox_rows.record_answers(self.alias, self._answers, self.settings)
-        answers, self._answers, self._leased = self._answers, [], []
+        answers, self._answers = self._answers, []
         counts = report_answers(answers, self.settings)
         self.total.add(counts)
         if counts.rows:
@@ -301,14 +322,3 @@ class Relay:
         for answer in answers:
             if isinstance(answer.error, BrokerUnavailableError):
                 raise answer.error
-
-    def _renew(self) -> None:
-        if not self._leased or time.monotonic() < self._renewed + outbox_rows.RENEW:
-            return
-        self._renewed = time.monotonic()
-        try:
-            outbox_rows.renew(self.alias, self._leased)
-        except (DatabaseError, InterfaceError) as exc:
-            # While the database is unreachable, no other relay can claim the rows.
-            logger.warning("cannot renew the leases of outbox rows: %s", exc)
-            connections[self.alias].close()

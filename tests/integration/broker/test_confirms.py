@@ -352,7 +352,8 @@ def test_one_bad_message(wire: Wire, kind: str, place: int):
     limits = {"x-max-length": 0, "x-overflow": "reject-publish"}
     wire.channel.queue_declare(full, durable=True, auto_delete=False, arguments=limits)
     wire.channel.queue_bind(full, wire.exchange, "full")
-    for options in ({}, {"repeat": True}, {"alone": [place], "strip": False}):
+    alone = [place, (place + 1) % 5]
+    for options in ({}, {"repeat": True}, {"alone": alone, "strip": False}):
         messages = [event(wire) for _ in range(5)]
         messages[place] = event(wire, **change)
         answers = isolated(wire, messages, **options)
