@@ -47,6 +47,8 @@ SETTING: Final = "AMQP_EVENTS"
 #: Seconds to wait for a confirm at most: half the lease of an outbox row, so that its holder can
 #: renew it before and after.
 LONGEST_CONFIRM: Final = 30.0
+#: Longest consumer timeout in seconds; RabbitMQ's own number, in milliseconds, is above it.
+LONGEST_CONSUMER: Final = 86400.0
 #: AMQP's limit for names and routing keys in bytes (a short string has a length of one byte).
 MAX_NAME: Final = 255
 DAY: Final = 86_400.0
@@ -72,6 +74,13 @@ def _confirm_timeout(value: Any) -> float:
     timeout = seconds(value)
     if timeout > LONGEST_CONFIRM:
         raise Invalid(f"{LONGEST_CONFIRM:g} seconds at most")
+    return timeout
+
+
+def _consumer_timeout(value: Any) -> float:
+    timeout = seconds(value)
+    if timeout > LONGEST_CONSUMER:
+        raise Invalid("a day at most, in seconds; RabbitMQ's consumer_timeout is in milliseconds")
     return timeout
 
 
@@ -201,7 +210,7 @@ class Settings:
     unrouted: Unrouted = option(choice(*get_args(Unrouted)), default="warn")
     backend: BackendName = option(choice(*get_args(BackendName)), default="amqp")
     confirm_timeout: float = option(_confirm_timeout, default=10.0)
-    consumer_timeout: float = option(seconds, default=1800.0)
+    consumer_timeout: float = option(_consumer_timeout, default=1800.0)
     max_body: int = option(count("bytes"), default=1024 * 1024)
     prefix: str = option(string, default="")
     exchange: str = option(

@@ -10,6 +10,7 @@ https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from typing import Any, Final
 
@@ -42,10 +43,14 @@ class DeliveryReader:
 
     Args:
         channel: an open channel that only consumes.
+        requeue: rejects a delivery by its tag, since its consumer was cancelled.
     """
 
-    def __init__(self, channel: amqp.Channel) -> None:
+    def __init__(
+        self, channel: amqp.Channel, requeue: Callable[[int], object] | None = None
+    ) -> None:
         self._channel = channel
+        self._requeue = requeue or partial(channel.basic_reject, requeue=True)
         self._connection = channel.connection
         # The delivery that is arriving, and the missing bytes of its body.
         self._deliver = self._header = b""
@@ -113,8 +118,7 @@ class DeliveryReader:
         number, redelivered = _TAG.unpack_from(deliver, end)
         callback = channel.callbacks.get(deliver[start:end].decode())
         if callback is None:
-            # Its consumer was cancelled.
-            channel.basic_reject(number, requeue=True)
+            self._requeue(number)
             return
         start = end + _TAG.size + 1
         end = start + deliver[start - 1]

@@ -231,6 +231,11 @@ def _meaning(
                 f"{_waiting(ready, 'event')} for {own}, no consumer now: start a worker, unless "
                 f"one waits for its rate limit"
             )
+        case "handler" if ready and unacked and not consumers:
+            # A worker that is down has none; one with long runs does not consume for now.
+            return "ok", (
+                f"{_waiting(ready, 'event')} for {own}, {counted(unacked, 'event')} being handled"
+            )
         case "handler":
             return emptied(
                 f"{_waiting(ready, 'event')} for {own}",

@@ -239,11 +239,15 @@ class EventStep(QueueStep):
         return min(self.intake.count(queue), MAX_PREFETCH)
 
     def _adapt(self) -> None:
-        """Adapt the prefetch counts; neither a timer nor the loop can handle an error."""
-        if self.intake is None or self.channel is None or self._is_stopping:
+        if self.intake is not None:
+            self._change(self.intake.turn)
+
+    def _change(self, change: Callable[..., None], *args: Any) -> None:
+        """Change the consumers; neither a timer nor who calls can handle an error."""
+        if self.channel is None or self._is_stopping:
             return
         try:
-            self.intake.turn()
+            change(*args)
         except (*self.c.connection_errors, *self.c.channel_errors) as exc:
             self.c.call_soon(_raise, exc)
         except Exception:
@@ -354,8 +358,8 @@ class EventStep(QueueStep):
             noop,
             self.c.on_task_message,
         )
-        if self.intake is not None and self.channel is not None:
-            self.intake.handed_over(delivery, monotonic() - began)
+        if self.intake is not None:
+            self._change(self.intake.handed_over, delivery, monotonic() - began)
 
     def info(self, c: Any) -> dict[str, Any]:
         """Return the step's part of ``inspect stats``."""
@@ -367,6 +371,7 @@ class EventStep(QueueStep):
                 "windows": {
                     queue: [0 if queue in self.paused else window.count, window.why]
                     for queue, window in sorted(self.intake.windows.items())
+                    if queue in self.queues
                 }
                 if self.intake is not None
                 else None,

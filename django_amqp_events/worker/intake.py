@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from ..declare.registry import Registry
+from ..message.text import counted
 from .celery_internals import state
 from .dispatch import Delivery
 from .prefetch import WAITING, Load, Window, window
@@ -25,6 +26,9 @@ DEFAULT_MULTIPLIER: Final = 4
 WEIGHT: Final = 0.1
 #: Longest time in seconds between two turns, and its part of the time that an event may wait.
 TURN, TURN_PART = 1.0, 1 / 4
+#: How many times as long an event may wait that has waited for its rate limit, or with ordinary
+#: tasks in the same pool: a requeue would cost it its token or its turn.
+PATIENCE: Final = 3
 
 
 class Intake:
@@ -49,19 +53,15 @@ class Intake:
             queue: [handler.name for handler in handlers]
             for queue, handlers in registry.by_queue().items()
         }
-        self._queues = {handler.name: handler.queue for handler in registry.handlers.values()}
         self.wait = timeout * WAITING
         self.interval = min(TURN, self.wait * TURN_PART)
         # Average seconds of a run, by handler.
         self._seconds: dict[str, float] = {}
-        self._ended: set[str] = set()
         self._soon = False
         # No process has become free in time, so nothing is consumed until one is.
         self._stuck = False
         # Tasks and events that the pool had accepted then.
         self._accepted = 0
-        # A queue waits for a free process.
-        self._hungry = False
         #: Of the current consumers.
         self.windows: dict[str, Window] = {}
         self._received: Counter[str] = Counter()
@@ -70,8 +70,7 @@ class Intake:
 
     def begin(self) -> None:
         """Start on a new connection, whose deliveries are all new."""
-        self._stuck = self._hungry = self._soon = False
-        self._ended.clear()
+        self._stuck = self._soon = False
         self.windows.clear()
         self._received.clear()
 
@@ -98,7 +97,7 @@ class Intake:
         queue = delivery.received.queue
         if seconds > self.wait:
             self._stuck, self._accepted = True, 0
-            self._adapt(set(self._step.queues))
+            self._adapt()
         elif self._is_paced(queue) and not self._may_begin(queue) and self._step.consumes(queue):
             self._step.pause(queue)
 
@@ -110,62 +109,52 @@ class Intake:
         else:
             average = known + WEIGHT * (seconds - known)
         self._seconds[handler] = average
-        if (queue := self._queues.get(handler)) is not None:
-            self._ended.add(queue)
-        if (known is None or self._hungry) and not self._soon:
+        if (known is None or seconds > self.interval) and not self._soon:
             self._soon = True
             self._turn_soon()
 
     def turn(self) -> None:
         """Adapt the counts, and requeue events that have waited too long."""
         self._soon = False
-        was_stuck = self._stuck
-        requests = self._requests()
-        waiting = [request for request in requests if not request.delivery.begun]
-        if self._release(waiting):
+        if self._release():
             self._stuck, self._accepted = True, state.all_total_count[0]
-        elif self._has_free_process(len(requests)):
+        elif self._stuck and self._has_free_process():
             self._stuck = False
-        ended, self._ended = self._ended, set()
-        if self._stuck or was_stuck:
-            self._adapt(set(self._step.queues))
-            return
-        running = Counter(r.delivery.received.queue for r in requests if r.delivery.begun)
-        for request in waiting:
-            running.pop(request.delivery.received.queue, None)
-        slow = {queue for queue, found in self.windows.items() if found.why == "slow"}
-        self._adapt(ended | slow | self._step.paused | set(running), running)
+        self._adapt()
 
-    def _requests(self) -> list[EventRequest]:
-        """Return the events that are reserved for the pool, begun or not."""
-        while True:
-            try:
-                reserved = tuple(state.reserved_requests)
-            except RuntimeError:  # a thread of the pool has changed the set
-                continue
-            return [request for request in reserved if isinstance(request, EventRequest)]
-
-    def _has_free_process(self, events: int) -> bool:
+    def _has_free_process(self) -> bool:
         """Return True if a process has become free; ordinary tasks may occupy them too."""
-        processes = self._load().processes
-        return events < processes and (
+        processes = self._processes
+        return len(_reserved_events()) < processes and (
             len(state.active_requests) < processes or state.all_total_count[0] != self._accepted
         )
 
     # -- decisions ------------------------------------------------------------------------
 
-    def _load(self) -> Load:
+    @property
+    def _processes(self) -> int:
         worker = self._c.controller
-        processes = max(1, self._c.pool.num_processes, getattr(worker, "max_concurrency", 0) or 0)
-        multiplier = getattr(worker, "prefetch_multiplier", DEFAULT_MULTIPLIER)
+        most = getattr(worker, "max_concurrency", 0) or 0
+        return max(1, int(self._c.pool.num_processes), int(most))
+
+    def _load(self) -> Load:
+        processes = self._processes
+        multiplier = getattr(self._c.controller, "prefetch_multiplier", DEFAULT_MULTIPLIER)
         return Load(
             budget=int(self._c.initial_prefetch_count or DEFAULT_MULTIPLIER * processes),
             configured=multiplier not in (0, DEFAULT_MULTIPLIER),
             processes=processes,
-            free=processes - len(self._requests()),
+            free=processes - round(sum(map(self._part, _reserved_events()))),
             queues=len(self._step.queues),
             wait=self.wait,
         )
+
+    def _part(self, request: EventRequest) -> float:
+        """Return which part of a process an event occupies: a short run leaves it to the next."""
+        seconds = self._seconds.get(request.name, self.wait)
+        if request.began is not None:
+            seconds = max(seconds, monotonic() - request.began)
+        return min(1.0, 2 * seconds / self.wait)
 
     def _buckets(self, queue: str) -> list[Any]:
         """Return Celery's token buckets of the handlers with a rate limit."""
@@ -189,32 +178,26 @@ class Intake:
         seconds = [self._seconds[name] for name in names if name in self._seconds]
         rates = [bucket.fill_rate for bucket in self._buckets(queue)]
         found = window(load, seconds=max(seconds, default=None), rate=min(rates, default=None))
-        if found == Window(0, "rate") and self._may_begin(queue):
+        if found == Window(0, "rate") and load.free > 0 and self._may_begin(queue):
             return Window(1, "rate")
         return found
 
-    def _adapt(self, queues: set[str], running: Counter[str] | None = None) -> None:
-        """Consume some queues with their current counts."""
+    def _adapt(self) -> None:
+        """Consume the queues with their current counts, the longest not consumed first."""
         step, load = self._step, self._load()
         left = load.free
-        self._hungry = False
-        for queue in sorted(queues & set(step.queues), key=lambda q: self._since.get(q, 0.0)):
+        for queue in sorted(step.queues, key=lambda queue: self._since.get(queue, 0.0)):
             found = self._window(queue, load)
-            slow = found.why == "slow"
             if queue in step.paused:
-                if found.count and (left > 0 or not slow):
+                needed = found.count if found.why == "slow" else 1
+                if found.count and left >= needed:
                     step.resume(queue)
-                    left -= found.count
-                else:
-                    self._hungry |= slow
+                    left -= needed
             elif not step.consumes(queue):
                 continue  # it is missing
             elif not found.count:
-                self._hungry |= slow
                 step.pause(queue)
-            elif self._differs(queue, found) or (
-                running is not None and self._is_full(queue, found, running) and load.free > 0
-            ):
+            elif self._differs(queue, found) or (load.free > 0 and self._is_full(queue, found)):
                 step.renew(queue)
 
     def _differs(self, queue: str, found: Window) -> bool:
@@ -224,25 +207,45 @@ class Intake:
             return False  # it follows the free processes
         return found.count * 2 <= before.count or before.count * 2 <= found.count
 
-    def _is_full(self, queue: str, found: Window, running: Counter[str]) -> bool:
-        """Return True if long runs, of which none waits, use up a small count."""
+    def _is_full(self, queue: str, found: Window) -> bool:
+        """Return True if long runs, of which none waits, may use up a small count."""
         if found.why not in ("slow", "rate") or any(b.contents for b in self._buckets(queue)):
             return False
-        return min(self._received[queue], running[queue]) >= self.windows[queue].count
+        return self._received[queue] >= self.windows[queue].count
 
-    def _release(self, waiting: list[EventRequest]) -> bool:
-        """Requeue events that have waited too long or will; return True if there were any."""
-        now, expected, released = monotonic(), 0.0, 0
-        processes = self._load().processes
-        for request in sorted(waiting, key=lambda request: request.delivery.since):
-            expected += self._seconds.get(request.name, 0.0) / processes
-            if max(expected, now - request.delivery.since) > self.wait and request.release():
-                released += 1
+    def _release(self) -> int:
+        """Requeue the events that have waited too long, and return their number."""
+        reserved = _reserved()
+        mixed = not all(isinstance(request, EventRequest) for request in reserved)
+        held = [bucket for queue in self._step.queues for bucket in self._buckets(queue)]
+        limited = [request for bucket in held for request, _ in bucket.contents]
+        now, released = monotonic(), 0
+        for request in (*reserved, *limited):
+            if isinstance(request, EventRequest):
+                longer = mixed or self._c.task_buckets.get(request.name)
+                wait = self.wait * (PATIENCE if longer else 1)
+                released += now - request.delivery.since > wait and request.release()
+        for bucket in held:
+            if any(request.delivery.begun for request, _ in bucket.contents):
+                left = [item for item in bucket.contents if not item[0].delivery.begun]
+                bucket.contents = deque(left)
         if released:
             logger.warning(
-                "no process has become free within %g s, so the events that wait for one are "
-                "requeued (%d); the worker consumes again when one is free",
-                self.wait,
-                released,
+                "no process has become free in time, so %s that waited for one or for a rate "
+                "limit went back to RabbitMQ; the worker consumes again when a process is free",
+                counted(released, "event"),
             )
-        return bool(released)
+        return released
+
+
+def _reserved() -> tuple[Any, ...]:
+    """Return the tasks and events that the pool has, or that wait for it."""
+    while True:
+        try:
+            return tuple(state.reserved_requests)
+        except RuntimeError:  # a thread of the pool has changed the set
+            continue
+
+
+def _reserved_events() -> list[EventRequest]:
+    return [request for request in _reserved() if isinstance(request, EventRequest)]

@@ -66,10 +66,10 @@ class QueueStep(bootsteps.StartStopStep):
         self._numbers = count(1)
         #: Queues that are not consumed for now, by choice.
         self.paused: set[str] = set()
-        # The prefetch count of the channel, for new consumers, and the consumers that were
-        # replaced, whose last deliveries may be on their way.
+        # The prefetch count of the channel, for new consumers.
         self._qos = 0
-        self._replaced: dict[str, str] = {}
+        # The consumers that were cancelled last, from which RabbitMQ may have sent something.
+        self._cancelled_tags: dict[str, str] = {}
         self._pending: deque[str] = deque()
         # Missing queues, and how often each was checked.
         self._missing: dict[str, int] = {}
@@ -114,7 +114,7 @@ class QueueStep(bootsteps.StartStopStep):
         self.channel = self._probe = None
         self._tags.clear()
         self.paused.clear()
-        self._replaced.clear()
+        self._cancelled_tags.clear()
         self._missing.clear()
         self._pending.clear()
         self._stopping = False
@@ -171,7 +171,7 @@ class QueueStep(bootsteps.StartStopStep):
         if self._stale(connection) or self.channel is not None:
             return
         self.channel = connection.channel()
-        self._deliveries = DeliveryReader(self.channel)
+        self._deliveries = DeliveryReader(self.channel, self._requeue)
         self._opened()
         # Not global: RabbitMQ 4.3 refuses that.
         self._qos = self.prefetch_count
@@ -248,10 +248,8 @@ class QueueStep(bootsteps.StartStopStep):
 
     def pause(self, queue: str) -> None:
         """Cancel the consumer of a queue; what RabbitMQ has delivered meanwhile is requeued."""
-        tag = self._tags.pop(queue)
+        self.channel.callbacks.pop(self._cancel(queue), None)
         self.paused.add(queue)
-        self.channel.basic_cancel(tag, nowait=True)
-        self.channel.callbacks.pop(tag, None)
 
     def resume(self, queue: str) -> None:
         """Consume a queue again, if it still exists."""
@@ -261,11 +259,24 @@ class QueueStep(bootsteps.StartStopStep):
 
     def renew(self, queue: str) -> None:
         """Replace the consumer of a queue by one with its current prefetch count."""
+        self._cancel(queue)
+        self._start_consumer(self._connection, queue)
+
+    def _cancel(self, queue: str) -> str:
+        """Cancel the consumer of a queue, and return its tag; forget the one before it."""
         tag = self._tags.pop(queue)
         self.channel.basic_cancel(tag, nowait=True)
-        self.channel.callbacks.pop(self._replaced.get(queue, ""), None)
-        self._replaced[queue] = tag
-        self._start_consumer(self._connection, queue)
+        before = self._cancelled_tags.get(queue, "")
+        self.channel.callbacks.pop(before, None)
+        self.channel.cancel_callbacks.pop(before, None)
+        self._cancelled_tags[queue] = tag
+        return tag
+
+    def _requeue(self, number: int) -> None:
+        """Requeue a delivery of a cancelled consumer."""
+        message = KombuMessage(channel=self.channel, delivery_tag=number)
+        self.acks.received(message)
+        self.acks.reject(message)
 
     def _problem(self, connection: Any, queue: str) -> str:
         """Return why a queue cannot be consumed; checked on a channel that an error may close."""

@@ -78,6 +78,9 @@ class EventMessage(Message):
 class EventRequest(SettledRequest):
     """One run of a handler; its verdict settles the delivery."""
 
+    #: Monotonic time of the begin of its run.
+    began: float | None = None
+
     def __init__(self, message: EventMessage, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
         self.delivery = message.delivery
@@ -150,6 +153,10 @@ class EventRequest(SettledRequest):
             )
 
     # -- from the pool --------------------------------------------------------------------
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self.began = time_accepted
+        super().on_accepted(pid, time_accepted)
 
     def on_success(self, verdict: Verdict | ExceptionInfo, **kwargs: Any) -> None:
         """Settle the event by the verdict that the pool returned, or by our error."""
@@ -300,8 +307,8 @@ class EventRequest(SettledRequest):
         return True
 
     def _settle(self, verdict: Verdict) -> None:
-        if self.time_start and self.settler.on_ended is not None:
-            self.settler.on_ended(self.name, max(0.0, time.time() - self.time_start))
+        if self.began is not None and self.settler.on_ended is not None:
+            self.settler.on_ended(self.name, time.monotonic() - self.began)
         if verdict.kind == "requeue" and not self.acknowledged:
             self.send_event("task-rejected", requeue=True)
         self.acknowledged = True

@@ -238,6 +238,8 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
         {"CONFIRM_TIMEOUT": float("inf")},
         {"CONFIRM_TIMEOUT": 10**400},
         {"CONFIRM_TIMEOUT": timedelta(0)},
+        {"CONSUMER_TIMEOUT": 0},
+        {"CONSUMER_TIMEOUT": 300_000},
         {"MAX_BODY": 0},
         {"MAX_BODY": 1.5},
         {"MAX_BODY": 2**63},
