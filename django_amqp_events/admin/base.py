@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -15,7 +17,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db.models import BinaryField, Func, Model, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Substr
@@ -26,12 +28,12 @@ from django.http import (
     StreamingHttpResponse,
 )
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, URLResolver, path, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from ..archive.selection import parse_uuid, starts_with
-from ..models import Dashboard
+from ..models import LENGTH, Dashboard, clean
 from ..templatetags.amqp_events import line
 from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
@@ -143,6 +145,13 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         ids = [row.pk for row in rows if self.allows(request, row, *permissions)]
         return self.get_queryset(request).using(rows.db).filter(pk__in=ids)
 
+    # -- what a browser sends
+
+    @property
+    def urls(self) -> list[URLPattern]:
+        """Return the URLs of these pages; a view reads text that every database can compare."""
+        return [_with_clean_query(each) for each in self.get_urls()]
+
     # -- the list
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
@@ -161,11 +170,12 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def matches(self, term: str, alias: str) -> Q:
         """Match the id of a row, or a search field."""
-        found = Q()
-        for column in self.search_fields:
-            found |= self.column_matches(str(column), term, alias)
         pk = parse_uuid(term)
-        return found if pk is None else found | Q(pk=pk)
+        found = Q(pk__in=() if pk is None else (pk,))
+        # No field is longer, and SQLite refuses a LIKE of 50,000 bytes.
+        for column in self.search_fields if len(term) <= LENGTH else ():
+            found |= self.column_matches(str(column), term, alias)
+        return found
 
     def column_matches(self, column: str, term: str, alias: str) -> Q:
         """Match the start of a search field, by its index."""
@@ -321,6 +331,29 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                 **context,
             },
         )
+
+
+def _with_clean_query(pattern: Any) -> Any:
+    """Wrap the view of a pattern: it reads no NUL, which PostgreSQL refuses, and only UTF-8.
+
+    In other charsets there are lone surrogates. Django itself refuses them for forms only, whose
+    fields refuse NUL, too.
+    """
+    if isinstance(pattern, URLResolver):  # an include() of a subclass
+        return pattern
+    view = pattern.callback
+
+    @wraps(view)
+    def run(request: Any, *args: Any, **kwargs: Any) -> Any:
+        if codecs.lookup(request.encoding or "utf-8").name != "utf-8":
+            raise BadRequest("The charset of a request has to be UTF-8.")
+        found = request.GET.copy()
+        for name, values in request.GET.lists():
+            found.setlist(name, [*map(clean, values)])
+        request.GET = found
+        return view(request, *args, **kwargs)
+
+    return URLPattern(pattern.pattern, run, pattern.default_args, pattern.name)
 
 
 def fetched(request: HttpRequest) -> bool:

@@ -194,8 +194,6 @@ class ValueFilter(OptionalFilter):
         return [(value, shown(value, 80) or self.nothing) for value in found]
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        if "\0" in value:  # PostgreSQL refuses it
-            return rows.none()
         return rows.filter(**{self.column or str(self.parameter_name): value})
 
 
