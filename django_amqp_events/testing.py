@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 from django.conf import settings as django_settings
 from django.test.utils import TestContextDecorator, override_settings
 
+from .broker.connection import refuse_connections
 from .conf import SETTING, PublishMode, get_settings
 from .declare.declarations import (
     EventDeclaration,
@@ -178,11 +179,13 @@ def capture_events() -> Iterator[CapturedEvents]:
 
     Payloads are validated as usual. In ``outbox`` and ``on_commit`` mode an event counts as
     published when its transaction commits or, inside Django's ``TestCase``, unless a savepoint
-    around it is rolled back. Blocks can be nested: the inner one captures.
+    around it is rolled back. Blocks can be nested: the inner one captures. A replay is confirmed,
+    and not captured. What needs RabbitMQ itself, such as a relay, raises ConfigurationError.
     """
     captured = CapturedEvents()
+    watch = captured._pending.append  # noqa: SLF001 - of this module
     try:
-        with divert(captured, captured._pending.append):  # noqa: SLF001 - of this module
+        with refuse_connections("capture_events()"), divert(captured, watch):
             yield captured
     finally:
         captured._freeze()  # noqa: SLF001
@@ -197,13 +200,14 @@ def memory_events(start: datetime | None = None) -> Iterator[MemoryBackend]:
 
     :meth:`~MemoryBackend.run` and :meth:`~MemoryBackend.advance` run the handlers as a worker
     does, with retries and archive. They first publish the events that wait only for the commit of
-    Django's ``TestCase``, which never happens.
+    Django's ``TestCase``, which never happens. Replays are handled, too. What needs RabbitMQ
+    itself, such as a relay, raises ConfigurationError.
 
     Args:
         start: the clock's first time, aware; now by default.
     """
     backend = MemoryBackend(get_settings(), Clock(start))
-    with divert(backend, backend.watch):
+    with refuse_connections("memory_events()"), divert(backend, backend.watch):
         yield backend
 
 

@@ -184,8 +184,13 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
-        ConfigurationError: the broker URL is not RabbitMQ's, or py-amqp is not supported.
+        ConfigurationError: the broker URL is not RabbitMQ's, py-amqp is not supported, or a test
+            permits no connections.
     """
+    if _refused_by:
+        raise ConfigurationError(
+            f"{_refused_by[-1]} refuses connections to RabbitMQ; call this outside of its block"
+        )
     amqp_internals.check()
     options: dict[str, Any] = {
         # ConfirmChannel matches confirms by delivery tag.
@@ -222,6 +227,19 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             f"{login_refusal(exc) or 'check that the broker runs and that the broker URL is right'}"
         ) from exc
     return connection
+
+
+_refused_by: list[str] = []
+
+
+@contextmanager
+def refuse_connections(by: str) -> Iterator[None]:
+    """Raise ConfigurationError for each :func:`connect` within a block, in all threads."""
+    _refused_by.append(by)
+    try:
+        yield
+    finally:
+        _refused_by.remove(by)
 
 
 @contextmanager

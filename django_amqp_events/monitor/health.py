@@ -18,7 +18,7 @@ from ..broker.publisher_pool import publisher_pool
 from ..conf import Settings, get_settings
 from ..databases import is_locked, non_atomic
 from ..declare.registry import get_registry
-from ..exceptions import BrokerUnavailableError
+from ..exceptions import BrokerUnavailableError, ConfigurationError
 from ..publish import outbox, outbox_rows
 from . import snapshots
 from .alerts import above
@@ -177,7 +177,7 @@ def _add_outbox(document: dict[str, Any], settings: Settings, now: datetime) -> 
 def _add_broker(document: dict[str, Any], settings: Settings, _now: datetime) -> None:
     try:
         publisher_pool(settings).reach()
-    except BrokerUnavailableError as exc:
+    except (BrokerUnavailableError, ConfigurationError) as exc:
         logger.warning("%s", exc)
         document |= {"ok": False, "broker": False}
         document["problems"].append(

@@ -411,7 +411,9 @@ _diverted_backends: list[tuple[Backend, Watch]] = []
 
 
 def backend(settings: Settings) -> Backend:
-    """Return the backend of this process."""
+    """Return the backend of this process, or of a test's block: whatever publishes asks for it."""
+    if _diverted_backends:
+        return _diverted_backends[-1][0]
     found = _instances.get(settings.backend)
     if found is None or getattr(found, "settings", settings) is not settings:
         found = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(settings)
@@ -419,7 +421,7 @@ def backend(settings: Settings) -> Backend:
 
 
 def _target(settings: Settings) -> tuple[Backend, Watch]:
-    return _diverted_backends[-1] if _diverted_backends else (backend(settings), bool)
+    return backend(settings), _diverted_backends[-1][1] if _diverted_backends else bool
 
 
 @contextmanager

@@ -1,0 +1,184 @@
+"""In a block of capture_events() or memory_events(), no path reaches a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from django_amqp_events import ConfigurationError, publish_event
+from django_amqp_events.archive import replay
+from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.batches.runner import Runner
+from django_amqp_events.broker.publisher_pool import publisher_pool
+from django_amqp_events.conf import get_settings
+from django_amqp_events.message.types import Message
+from django_amqp_events.models import ArchivedEvent, OutboxEvent, State
+from django_amqp_events.monitor import health
+from django_amqp_events.publish import publisher
+from django_amqp_events.publish.publisher import Options
+from django_amqp_events.testing import capture_events, memory_events
+from tests import celery_app
+from tests.archive_rows import again, make, seen
+from tests.commands import run_command
+from tests.unit.admin.test_outbox import make as make_waiting
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MESSAGE = Message(
+    exchange="events", routing_key="shop.order.created", body=b"{}", headers={}, properties={}
+)
+BLOCKS: dict[str, Callable[[], Any]] = {
+    "capture_events()": capture_events,
+    "memory_events()": memory_events,
+}
+
+
+@pytest.fixture(autouse=True)
+def unreachable(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Make the broker's URL one that nobody listens at; yield the attempts to connect."""
+    settings.AMQP_EVENTS = {
+        "SERVICE": "billing",
+        "AUTODISCOVER": [],
+        "CELERY_APP": "tests.celery_app.app",
+        "EDITING": True,
+        "HANDLERS": {
+            "send_invoice": {
+                "EVENTS": ["shop.order.*"],
+                "HANDLER": "tests.integration.handlers.handle",
+            }
+        },
+    }
+    attempts: list[str] = []
+
+    def connect(connection: Connection, **_: Any) -> None:
+        attempts.append(connection.as_uri())
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(Connection, "ensure_connection", connect)
+    conf = celery_app.app.conf
+    before, conf.broker_url = conf.broker_url, "amqp://127.0.0.1:9"
+    yield attempts
+    conf.broker_url = before
+
+
+# -- what publishes does so to the block's backend -----------------------------------------------
+
+
+def publish(mode: Any) -> Callable[[ArchivedEvent], int]:
+    def run(_: ArchivedEvent) -> int:
+        publish_event("shop.order.created", {"order_id": 7}, options=Options(mode=mode))
+        return 1
+
+    return run
+
+
+def replay_one(row: ArchivedEvent) -> int:
+    return len(replay.replay(seen(row), by="ada").published)
+
+
+def edit(row: ArchivedEvent) -> int:
+    report = replay.edit(row.pk, row.version, {"order_id": 8}, by="ada", reason="so", base=0)
+    return len(report.published)
+
+
+def resume(row: ArchivedEvent) -> int:
+    """Publish what a process had claimed that died."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "_publish", lambda *_: None)
+        replay.replay(seen(row), by="ada")
+    return replay.resume(lease=0)
+
+
+def batch(_: ArchivedEvent) -> int:
+    made = batch_states.freeze(ArchivedEvent.objects.all(), by="ada")
+    batch_states.start(made.pk, by="ada", reason="fixed")
+    runner = Runner(app=celery_app.app, settings=get_settings(), stop=lambda: runner.published > 0)
+    return runner.run()
+
+
+def command(row: ArchivedEvent) -> int:
+    code, out, err = run_command("events_replay", row.event_id, "--comment", "fixed")
+    assert code == 0, out + err
+    return 1
+
+
+PUBLISHING: dict[str, Callable[[ArchivedEvent], int]] = {
+    "outbox": publish("outbox"),
+    "on_commit": publish("on_commit"),
+    "immediate": publish("immediate"),
+    "replay": replay_one,
+    "edit": edit,
+    "resume": resume,
+    "batch": batch,
+    "events_replay": command,
+}
+
+
+@pytest.mark.parametrize("path", PUBLISHING)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_what_publishes(unreachable: list[str], block: str, path: str) -> None:
+    row = make()
+    with BLOCKS[block]() as found:
+        assert PUBLISHING[path](row) == 1
+        if block == "memory_events()":
+            assert found.run() == 1
+            assert len(found.outcomes) == (path not in ("outbox", "on_commit", "immediate"))
+        elif path in ("outbox", "on_commit", "immediate"):
+            assert found.names == ["shop.order.created"]
+        else:
+            assert found.names == []
+    replayed = path not in ("outbox", "on_commit", "immediate")
+    assert again(row).state == (State.REPLAYING if replayed else State.ARCHIVED)
+    assert not OutboxEvent.objects.exists()
+    assert unreachable == []
+
+
+# -- what works on RabbitMQ itself is refused ----------------------------------------------------
+
+
+def run(*arguments: str) -> Callable[[], object]:
+    def call() -> None:
+        code, out, err = run_command(*arguments)
+        assert code, out
+        raise ConfigurationError(err + out)
+
+    return call
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "events_relay": run("events_relay", "--until-empty"),
+    "events_mirror": run("events_mirror", "--until-empty"),
+    "events_recover": run("events_recover"),
+    "events_declare": run("events_declare"),
+    "events_status": run("events_status"),
+    "pool": lambda: publisher_pool(get_settings()).reach(),
+    "backend": lambda: publisher.AmqpBackend(get_settings()).publish([MESSAGE], mandatory=True),
+}
+
+
+@pytest.mark.parametrize("path", REFUSED)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_what_is_refused(unreachable: list[str], block: str, path: str) -> None:
+    waiting = make_waiting(due=-1, attempts=1)
+    with BLOCKS[block](), pytest.raises(ConfigurationError, match=f"{block[:-2]}.. refuses"):
+        REFUSED[path]()
+    assert OutboxEvent.objects.filter(pk=waiting.pk).exists()
+    assert unreachable == []
+
+
+def test_afterwards_a_broker_is_reached_again(unreachable: list[str], settings: Any) -> None:
+    settings.AMQP_EVENTS = {**settings.AMQP_EVENTS, "PUBLISH": "immediate"}
+    with capture_events():
+        found = health.examine_publishing(get_settings(), datetime.now(UTC))
+        assert not found["broker"]
+    with memory_events():
+        pass
+    assert unreachable == []
+    row = make()
+    assert replay.replay(seen(row), by="ada").stopped is not None
+    assert again(row).state == State.ARCHIVED
+    assert len(unreachable) == 1
