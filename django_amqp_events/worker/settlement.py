@@ -27,7 +27,7 @@ from django.db import close_old_connections
 from ..backoff import Backoff
 from ..broker.confirms import WINDOW, ConfirmChannel
 from ..broker.isolation import isolate
-from ..exceptions import PublishError, PublishTimeoutError
+from ..exceptions import BrokerUnavailableError, PublishError, PublishTimeoutError
 from ..message.types import Message
 from .acks import Acks
 from .celery_internals import AckCallback, shutdown_requested
@@ -311,7 +311,7 @@ class Settler:
             else:
                 jobs[len(jobs)] = job
         messages = [job.message for job in jobs.values()]
-        failed = [index for index, job in jobs.items() if job.failures]
+        failed = {index: job for index, job in jobs.items() if job.failures}
         try:
             for answers in isolate(self._attempt, messages, alone=failed):
                 confirmed = [jobs.pop(at) for at, error in answers.items() if error is None]
@@ -339,6 +339,10 @@ class Settler:
             self._test_channel()
         errors = self._channel.publish(messages, mandatory=True)
         self._may_be_blocked = any(isinstance(error, PublishTimeoutError) for error in errors)
+        down = [error for error in errors if isinstance(error, BrokerUnavailableError)]
+        if len(down) == len(messages):
+            # The others would each wait for a connection as well.
+            raise down[0]
         return errors
 
     def _test_channel(self) -> None:

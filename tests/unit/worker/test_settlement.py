@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from django_amqp_events import signals
-from django_amqp_events.exceptions import PublishError
+from django_amqp_events.exceptions import BrokerUnavailableError, PublishError
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.worker import outgoing, settlement
 from django_amqp_events.worker.dispatch import Delivery
 from django_amqp_events.worker.settlement import Settler
 from django_amqp_events.worker.verdict import HANDLED, Verdict
 
+MESSAGE = Message(exchange="", routing_key="", body=b"", headers={}, properties={})
+
 
 class Channel:
-    """Confirms what it publishes."""
+    """Confirms what it publishes, or answers with an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: PublishError | None = None) -> None:
         self.published: list[Message] = []
+        self.error = error
 
     def publish(self, messages: Sequence[Message], **_: Any) -> list[PublishError | None]:
         self.published += messages
-        return [None] * len(messages)
+        return [self.error] * len(messages)
 
     def reopen(self) -> None: ...
 
@@ -57,11 +60,17 @@ def leave(**_: object) -> None:
     raise SystemExit(3)
 
 
-def make(acks: Acks, build: Any) -> tuple[Settler, Delivery]:
-    settings = SimpleNamespace(service="billing", confirm_timeout=1)
-    made: Any = SimpleNamespace(settings=settings, build=build)
-    settler = Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
-    return settler, delivery()
+@pytest.fixture
+def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
+    made = Channel()
+    monkeypatch.setattr(settlement, "ConfirmChannel", lambda *_, **__: made)
+    return made
+
+
+def settling(acks: Acks, build: Callable[..., Any] = lambda *_: MESSAGE) -> Settler:
+    known = {"service": "billing", "confirm_timeout": 1, "consumer_timeout": 1800}
+    made: Any = SimpleNamespace(settings=SimpleNamespace(**known), build=build)
+    return Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
 
 
 def delivery() -> Delivery:
@@ -72,9 +81,19 @@ def delivery() -> Delivery:
     return Delivery(received=received, message=message)
 
 
+def test_an_unreachable_broker_is_tried_once_for_all_that_is_held(channel: Channel) -> None:
+    channel.error = BrokerUnavailableError("down")
+    settler = settling(Acks())
+    jobs = [settlement.Job(delivery(), None, MESSAGE, failures=1) for _ in range(3)]
+    settler._publish(jobs)
+    assert len(channel.published) == 1
+    assert list(settler._jobs) == jobs
+    assert [job.failures for job in jobs] == [2] * 3
+
+
 @pytest.mark.parametrize("broken", ["logging", "all logging", "signal"])
 def test_an_error_after_the_confirm_settles_nothing_again(
-    monkeypatch: pytest.MonkeyPatch, broken: str
+    channel: Channel, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """A second ack would close the channel, and a second publish double the event."""
     if broken != "signal":
@@ -83,15 +102,11 @@ def test_an_error_after_the_confirm_settles_nothing_again(
         monkeypatch.setattr(settlement.logger, "filter", fail)
     if broken == "signal":
         signals.event_archived.connect(leave)
-    channel, acks = Channel(), Acks()
-    monkeypatch.setattr(settlement, "ConfirmChannel", lambda *_, **__: channel)
-    settler, first = make(
-        acks,
-        lambda *_: Message(exchange="", routing_key="", body=b"", headers={}, properties={}),
-    )
+    acks = Acks()
+    settler = settling(acks)
     try:
-        for each in (first, delivery()):
-            settler.settle(each, Verdict(kind="archive", reason="malformed"))
+        for _ in range(2):
+            settler.settle(delivery(), Verdict(kind="archive", reason="malformed"))
         assert settler.drain(5)
     finally:
         signals.event_archived.disconnect(leave)
@@ -101,8 +116,8 @@ def test_an_error_after_the_confirm_settles_nothing_again(
 
 def test_an_event_whose_message_cannot_be_built_is_requeued() -> None:
     """Unsettled, it would occupy the prefetch count until the worker ends."""
-    acks = Acks()
-    settler, bad = make(acks, fail)
+    acks, bad = Acks(), delivery()
+    settler = settling(acks, fail)
     settler.settle(bad, Verdict(kind="archive", reason="malformed"))
     settler.flush()
     assert (acks.acked, acks.requeued) == ([], [bad.message])
@@ -110,9 +125,9 @@ def test_an_event_whose_message_cannot_be_built_is_requeued() -> None:
 
 def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
     """Celery's timer thread may run a flush when the main thread is about to close the channel."""
-    acks = Acks()
+    acks, handled = Acks(), delivery()
     acks.may_write.clear()
-    settler, handled = make(acks, lambda *_: None)
+    settler = settling(acks, lambda *_: None)
     settler.settle(handled, HANDLED)
     timer = threading.Thread(target=settler.flush)
     timer.start()
