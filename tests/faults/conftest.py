@@ -14,6 +14,7 @@ import pytest
 from broker import Node
 from django_amqp_events.conf import FAST_PATHS
 from tests.acceptance.conftest import pytest_runtest_makereport  # noqa: F401 - shows the logs
+from tests.acceptance.harness import STARTED
 from tests.conftest import choice
 from tests.waiting import NotInTime
 
@@ -52,7 +53,7 @@ def grounds(request: pytest.FixtureRequest, _grounds: Callable[[str], Grounds]) 
 
 
 @pytest.fixture
-def hold(grounds: Grounds) -> Hold:
+def hold(grounds: Grounds) -> Iterator[Hold]:
     """Run a row; nothing may be lost, no effect doubled, and the fault must have hit."""
 
     def hold(name: str) -> None:
@@ -63,4 +64,7 @@ def hold(grounds: Grounds) -> Hold:
             raise NotInTime(told)
         assert result.held, told
 
-    return hold
+    before = len(STARTED)
+    yield hold
+    # A later failure shows the logs of its own processes.
+    del STARTED[before:]
