@@ -35,7 +35,7 @@ def has_event_loop() -> bool:
 def wait_for(awaitable: Awaitable[T]) -> T:
     """Return the result of *awaitable*, which runs in an event loop of its own.
 
-    Functions that it calls by ``sync_to_async``, as those of the ORM, run in the calling thread.
+    Functions that it calls through ``sync_to_async``, such as the ORM's, run in the calling thread.
 
     An exception that interrupts the calling thread cancels *awaitable*. It is raised when the event
     loop has ended with its tasks and threads, or before that if it ends the process. If
@@ -90,7 +90,7 @@ class _Run(Generic[T]):
             self.result.set_result(result)
 
     async def _await(self) -> T:
-        # asgiref's Local, which names the executor of sync_to_async, is of one thread otherwise.
+        # Otherwise asgiref's Local, which names the executor of sync_to_async, is empty here.
         _restore_context(self.context)
         self._loop = asyncio.get_running_loop()
         self._task: Any = asyncio.current_task()

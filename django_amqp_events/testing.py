@@ -175,12 +175,12 @@ def _captured(message: Message, mode: PublishMode) -> CapturedEvent:
 
 @contextmanager
 def capture_events() -> Iterator[CapturedEvents]:
-    """Capture the events published in the block instead of sending them to a broker.
+    """Capture the events published in the block; they reach no broker.
 
     Payloads are validated as usual. In ``outbox`` and ``on_commit`` mode an event counts as
     published when its transaction commits or, inside Django's ``TestCase``, unless a savepoint
-    around it is rolled back. Blocks can be nested: the inner one captures. A replay is confirmed,
-    and not captured. What needs RabbitMQ itself, such as a relay, raises ConfigurationError.
+    around it is rolled back. Blocks can be nested: the inner one captures. A replay is confirmed
+    but not captured. What needs RabbitMQ itself, such as a relay, raises ConfigurationError.
     """
     captured = CapturedEvents()
     watch = captured._pending.append  # noqa: SLF001 - of this module

@@ -24,7 +24,7 @@ from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Decision, Preview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventAction(Action):
-    """An action on archived events, with what it asks of them."""
+    """An action on archived events, with the rule that they must meet."""
 
     rule: Rule
 

@@ -149,7 +149,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @property
     def urls(self) -> list[URLPattern]:
-        """Return the URLs of these pages; a view reads text that every database can compare."""
+        """Return the URLs of these pages; their views get text that every database can compare."""
         return [_with_clean_query(each) for each in self.get_urls()]
 
     # -- the list
@@ -334,10 +334,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _with_clean_query(pattern: Any) -> Any:
-    """Wrap the view of a pattern: it reads no NUL, which PostgreSQL refuses, and only UTF-8.
+    """Wrap the view of a pattern: replace NUL in the query, and refuse other charsets than UTF-8.
 
-    In other charsets there are lone surrogates. Django itself refuses them for forms only, whose
-    fields refuse NUL, too.
+    PostgreSQL refuses NUL, and other charsets can yield lone surrogates. Django refuses both in
+    forms only.
     """
     if isinstance(pattern, URLResolver):  # an include() of a subclass
         return pattern
@@ -346,7 +346,7 @@ def _with_clean_query(pattern: Any) -> Any:
     @wraps(view)
     def run(request: Any, *args: Any, **kwargs: Any) -> Any:
         if codecs.lookup(request.encoding or "utf-8").name != "utf-8":
-            raise BadRequest("The charset of a request has to be UTF-8.")
+            raise BadRequest("The charset of a request must be UTF-8.")
         found = request.GET.copy()
         for name, values in request.GET.lists():
             found.setlist(name, [*map(clean, values)])

@@ -388,7 +388,7 @@ def background_selected(
 ) -> HttpResponse | None:
     """Freeze the selected events in a batch, and show what its replay would do.
 
-    All events of a list are those that it listed when it was made.
+    *Select all* means the events that the list had when it was made.
     """
     chosen = {
         name: value
@@ -399,7 +399,7 @@ def background_selected(
         return freeze(pages, request, queryset, title="", criteria=None)
     queryset = queryset.filter(state_since__lte=_listed_at(request))
     if count(queryset, CAP) > CAP:
-        # The list ends there. A filter finds others, too, which would not be new.
+        # The list ends there, so the batch is not all that the filter matches.
         return freeze(pages, request, queryset[:CAP], title="", criteria=None)
     words = ", ".join(_worded(name, value) for name, value in chosen.items() if value)
     title = f"{_ALL_WITH}{words}" if words else _ALL_OPEN
@@ -407,7 +407,7 @@ def background_selected(
 
 
 def _listed_at(request: HttpRequest) -> datetime:
-    """Return when the list was made that a user selected from, as far as its form says so."""
+    """Return when the list was made, as its form says; now, if it does not."""
     try:
         return datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
     except (ValueError, OverflowError):

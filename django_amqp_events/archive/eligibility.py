@@ -60,7 +60,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a decision asks of an event.
+    """What an event must be for a decision.
 
     Attributes:
         state: the state before it.
@@ -85,7 +85,7 @@ class Examined:
     """The events that a decision would change, and those that it would skip.
 
     Attributes:
-        events: without what is large.
+        events: without their large columns.
         handlers: of *events*, where the decision publishes.
     """
 
@@ -196,7 +196,7 @@ def overdue(now: datetime | None = None) -> Q:
 
 
 def examine(seen: Seen, rule: Rule, rows: Mapping[UUID, ArchivedEvent] | None = None) -> Examined:
-    """Tell which events a decision would change now; a body is read only where it decides.
+    """Return the events that a decision would change now; read only the bodies that decide.
 
     Args:
         rows: the events, if the caller has read them; those that are missing are deleted.

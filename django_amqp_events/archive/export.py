@@ -60,8 +60,8 @@ _TABLES: Final = [
 ]
 #: Columns that contain the payload.
 _SECRET: Final = frozenset({"body", "headers_raw"})
-#: Columns that are about other rows of the database, or derived from others. An action's group is
-#: that of its time.
+#: Columns that refer to other rows of the database, or are derived. An action's group is exported:
+#: it is the group at that time.
 _FOREIGN: Final = frozenset(
     {(ArchiveAction, "id"), (ArchivedEvent, "group"), (Replay, "batch"), (Replay, "position")}
 )

@@ -64,7 +64,7 @@ class Mirror:
     stop: Callable[[], bool] = bool
     total: Counts = field(default_factory=Counts)
     aside: int = 0
-    # Of the messages without an id that the connection has delivered.
+    # How many equal messages without an id the connection has delivered, by the first one's row.
     _alike: Counter[UUID] = field(default_factory=Counter)
     _swept: float = 0.0
     _folded: float = 0.0

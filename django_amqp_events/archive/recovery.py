@@ -7,7 +7,7 @@ run publishes the same archive message, which the mirror stores once.
 
 Two messages without an id may be equal, byte for byte. The flag ``redelivered`` tells which of them
 may have been copied before: only those that were delivered to an earlier run or another consumer.
-So RabbitMQ sends no message that the run does not copy.
+So a run lets RabbitMQ deliver only the messages that it copies.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _archive(
 class RecoveredCopies:
     """Builds the archive messages of the messages in a queue, in the order of their delivery.
 
-    The same message makes the same archive message in each run, whenever that is.
+    Every run builds the same archive message of a message.
     """
 
     settings: Settings

@@ -57,7 +57,7 @@ class BatchReader:
 
     Args:
         size: largest number of messages in a batch; the prefetch count is at most twice that.
-        most: messages that RabbitMQ sends at most; what it sends, it counts as delivered.
+        most: largest number of messages that RabbitMQ delivers, over all batches.
 
     Raises:
         BrokerUnavailableError: there is no connection.

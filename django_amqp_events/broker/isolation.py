@@ -1,7 +1,7 @@
-"""Publish several messages of which one may be bad.
+"""Publish several messages, one of which RabbitMQ may refuse.
 
-RabbitMQ closes the channel over a bad message, and the confirms of its neighbours are lost: those
-before it may be stored, those behind it were not read. It does not always name the message.
+RabbitMQ closes the channel over a refused message, and the confirms of its neighbours are lost:
+those before it may be stored, those behind it were not read. It does not always name the message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def isolate(
 ) -> Iterator[dict[int, PublishError | None]]:
     """Publish messages in windows; yield the answers of each window by the index of the message.
 
-    What RabbitMQ has not read because of a bad message is published in a window of its own. The
+    What RabbitMQ has not read because of a refused message is published in a window of its own. The
     caller may renew leases between windows, or end; messages without an answer are not confirmed.
 
     Args:

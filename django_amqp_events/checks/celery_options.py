@@ -102,9 +102,9 @@ def check_consumer_timeout(project: Project) -> Iterator[Problem]:
                 yield Problem(
                     "W026",
                     f"Handler {handler.name!r} has a time limit of {limit:g} s, but RabbitMQ "
-                    f"closes the channel {timeout:g} s after the delivery, of which the event may "
-                    f"wait {wait:g} s for its run.",
-                    f"Set at most {longest:g} s, {hint}",
+                    f"closes the channel {timeout:g} s after the delivery, and the event may wait "
+                    f"{wait:g} s of that for its run.",
+                    f"Set the limit to at most {longest:g} s, {hint}",
                 )
             pace = handler.rate_limit or general
             others = [other.name for other in handlers if other is not handler]
@@ -112,8 +112,8 @@ def check_consumer_timeout(project: Project) -> Iterator[Problem]:
                 yield Problem(
                     "W027",
                     f"Handler {handler.name!r} has the rate limit {pace}, so its events may wait "
-                    f"longer than {wait:g} s. They wait in the queue {queue!r}, and with them "
-                    f"those of {listed(others)}.",
+                    f"longer than {wait:g} s. They wait in the queue {queue!r}, and those of "
+                    f"{listed(others)} behind them.",
                     f"Give it a queue of its own, {hint}",
                 )
 

@@ -65,9 +65,9 @@ _COUNT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Which of several equal messages this is the archive message of.
+    """Which of several equal messages an archive message copies.
 
-    Only ``events_recover`` says so: its archive messages of equal messages are equal.
+    Only ``events_recover`` adds this, because its archive messages of equal messages are equal.
 
     Attributes:
         number: how many equal messages it had copied before, in this run.
@@ -156,7 +156,7 @@ class Archived:
         """Return an id of the event, handler and body that is the same at each read.
 
         Events with the same id are told apart by name and body. A message without an id of its own
-        is told by its whole content, and by its *number* among equal ones in one place: those that
+        is identified by its content, and by its *number* among equal ones in one place: those that
         one connection delivers, or that one run of ``events_recover`` copies. An archive message of
         a worker has a time in its content, so an equal one is the same, published twice.
         """
@@ -319,7 +319,7 @@ def build_outcome(
 
 
 def marked(message: Message, copy: Copy) -> Message:
-    """Return an archive message that says which of several equal messages it is of."""
+    """Return an archive message that says which of several equal messages it copies."""
     text = compact_json({"run": copy.run, "number": copy.number})
     return replace(message, headers={**message.headers, EVENT_COPY: text})
 

@@ -97,7 +97,7 @@ class ReplayBatch(models.Model):
 
     @property
     def through(self) -> int:
-        """Return the number of finished events; deleted ones are."""
+        """Return the number of finished events, including deleted ones."""
         return self.total - self.pending - self.queued - self.published
 
     @property
@@ -138,7 +138,7 @@ class Replay(models.Model):
     Only :mod:`django_amqp_events.archive.states` and the batches change rows.
 
     Attributes:
-        id: in the message.
+        id: also in the published message.
         event: deleting it deletes its replays; the batch counts these as deleted.
         batch: ``None`` for a replay of its own.
         position: in the batch.

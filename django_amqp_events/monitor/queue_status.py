@@ -120,7 +120,7 @@ def status(
 
 
 def _paced(settings: Settings) -> set[str]:
-    """Return the queues that a worker does not consume while a rate limit lets nothing begin."""
+    """Return the queues that no worker consumes while a rate limit lets no event begin."""
     return {
         queue
         for queue, handlers in get_registry().by_queue().items()
@@ -229,7 +229,7 @@ def _meaning(
         case "handler" if ready and not consumers and paced:
             return "warning", (
                 f"{_waiting(ready, 'event')} for {own}, no consumer now: start a worker, unless "
-                f"one waits for its rate limit"
+                f"a running worker waits for the rate limit"
             )
         case "handler" if ready and unacked and not consumers:
             # A worker that is down has none; one with long runs does not consume for now.

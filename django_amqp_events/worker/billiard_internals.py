@@ -84,7 +84,7 @@ def keep_result(result: Any) -> None:
     if (
         getattr(result, "_write_to", None) is not None
         and not result.accepted()
-        and not unavailable("billiard", "keeping the results of handed over events", KEEP_RESULTS)
+        and not unavailable("billiard", "keeping the results of submitted events", KEEP_RESULTS)
     ):
         result.discard = noop
 

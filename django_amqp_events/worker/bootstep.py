@@ -221,7 +221,7 @@ class EventStep(QueueStep):
                 self.inbound = FrameReader(self.channel, hub=self.c.hub, several=several)
             except OSError as exc:
                 self.why_unused["reads"] = f"no pipe can be opened: {exc}"
-                logger.warning("the fast path reads is not used: %s", self.why_unused["reads"])
+                logger.warning("the fast path 'reads' is not used: %s", self.why_unused["reads"])
 
     @property
     def title(self) -> str:
@@ -243,7 +243,7 @@ class EventStep(QueueStep):
             self._change(self.intake.turn)
 
     def _change(self, change: Callable[..., None], *args: Any) -> None:
-        """Change the consumers; neither a timer nor who calls can handle an error."""
+        """Change the consumers, and handle errors: a timer and other callers cannot."""
         if self.channel is None or self._is_stopping:
             return
         try:
@@ -251,7 +251,7 @@ class EventStep(QueueStep):
         except (*self.c.connection_errors, *self.c.channel_errors) as exc:
             self.c.call_soon(_raise, exc)
         except Exception:
-            logger.exception("the prefetch counts could not be adapted")
+            logger.exception("cannot adapt the prefetch counts; the worker keeps the present ones")
 
     # -- remote control -------------------------------------------------------------------
 

@@ -258,7 +258,7 @@ def event_loop_is_busy(frame: FrameType | None) -> bool:
     polls, and a flag that one callback of ours sets would not cover the others. Without the names
     a cold shutdown begins at once, as Celery's own does.
     """
-    if unavailable("kombu", "putting a cold shutdown off", COLD_SHUTDOWN):
+    if unavailable("kombu", "delaying a cold shutdown", COLD_SHUTDOWN):
         return False
     while frame is not None:
         if frame.f_globals.get("__name__") == eventio.__name__:

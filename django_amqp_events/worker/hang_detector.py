@@ -38,7 +38,7 @@ def add_options(app: Celery) -> None:
                 [OPTION],
                 type=float,
                 help="Report handlers that run for longer than this many seconds; 0 reports none. "
-                "Default: the handler's time limit, or 25 minutes, five sixths of CONSUMER_TIMEOUT",
+                "Default: the handler's time limit, or five sixths of CONSUMER_TIMEOUT (25 min)",
             )
         )
 

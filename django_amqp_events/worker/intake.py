@@ -1,4 +1,4 @@
-"""Take no more events from the queues than can begin in time."""
+"""Take only as many events from the queues as can begin in time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DEFAULT_MULTIPLIER: Final = 4
 WEIGHT: Final = 0.1
 #: Longest time in seconds between two turns, and its part of the time that an event may wait.
 TURN, TURN_PART = 1.0, 1 / 4
-#: How many times as long an event may wait that has waited for its rate limit, or with ordinary
-#: tasks in the same pool: a requeue would cost it its token or its turn.
+#: Factor of the wait for an event with a rate limit, or beside ordinary tasks in the same pool: a
+#: requeue would cost it its token or its turn.
 PATIENCE: Final = 3
 
 
 class Intake:
-    """The prefetch counts of a worker's queues, adapted to what its handlers take.
+    """The prefetch counts of a worker's queues, adapted to how long its handlers run.
 
     A count applies to new consumers. A queue with a count of 0 has no consumer, so its events wait
     on the broker, for other workers too.
@@ -40,7 +40,7 @@ class Intake:
     Args:
         step: consumes the queues.
         timeout: RabbitMQ's consumer timeout in seconds.
-        turn_soon: has :meth:`turn` called in the main thread, soon.
+        turn_soon: schedules a call of :meth:`turn` in the main thread.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Intake:
         )
 
     def _part(self, request: EventRequest) -> float:
-        """Return which part of a process an event occupies: a short run leaves it to the next."""
+        """Return the share of a process that an event occupies; a short run soon leaves it."""
         seconds = self._seconds.get(request.name, self.wait)
         if request.began is not None:
             seconds = max(seconds, monotonic() - request.began)
@@ -164,7 +164,7 @@ class Intake:
         return [bucket for bucket in buckets if bucket]
 
     def _is_paced(self, queue: str) -> bool:
-        """Return True if an event may have to wait longer for its rate limit than it may here."""
+        """Return True if a rate limit may delay an event for longer than it may wait here."""
         return any(bucket.fill_rate * self.wait < 1 for bucket in self._buckets(queue))
 
     def _may_begin(self, queue: str) -> bool:
@@ -208,7 +208,7 @@ class Intake:
         return found.count * 2 <= before.count or before.count * 2 <= found.count
 
     def _is_full(self, queue: str, found: Window) -> bool:
-        """Return True if long runs, of which none waits, may use up a small count."""
+        """Return True if running events may use up a small count, although none waits."""
         if found.why not in ("slow", "rate") or any(b.contents for b in self._buckets(queue)):
             return False
         return self._received[queue] >= self.windows[queue].count
@@ -231,8 +231,9 @@ class Intake:
                 bucket.contents = deque(left)
         if released:
             logger.warning(
-                "no process has become free in time, so %s that waited for one or for a rate "
-                "limit went back to RabbitMQ; the worker consumes again when a process is free",
+                "requeued %s that had waited too long for a free process or a rate limit; the "
+                "worker consumes again when a process is free. If this repeats, run long handlers "
+                "and tasks in a worker of their own",
                 counted(released, "event"),
             )
         return released

@@ -15,7 +15,7 @@ from celery.utils.time import rate as per_second
 WAITING: Final = 1 / 6
 #: Part of it after which a delivery whose message cannot be published is requeued.
 HOLDING: Final = 5 / 6
-#: Seconds of work in hand for which it pays to hold more than one event for each process.
+#: Seconds of work per process that it pays to hold in advance.
 WORK: Final = 0.25
 
 Why = Literal["default", "configured", "measured", "slow", "rate"]
@@ -27,7 +27,7 @@ class Load:
 
     Attributes:
         budget: events of all queues that it may hold, by its settings.
-        configured: whether they differ from Celery's default.
+        configured: whether its prefetch multiplier differs from Celery's default.
         processes: events that it can run at once.
         free: processes that run no event.
         queues: queues that it consumes.

@@ -37,7 +37,7 @@ class Command(EventsCommand):
             type=arguments.positive,
             metavar="SECONDS",
             help="Time limit of handlers that have none, below RabbitMQ's consumer timeout "
-            "(default: 25 minutes, five sixths of CONSUMER_TIMEOUT). An event that exceeds it is "
+            "(default: five sixths of CONSUMER_TIMEOUT, 25 minutes). An event that exceeds it is "
             "archived.",
         )
         parser.add_argument(

@@ -317,7 +317,7 @@ def test_of_several_failures_each_is_named(wire: Wire):
     assert "5 of 5" in caught.value.__notes__[0]
 
 
-# -- one bad message of several ---------------------------------------------------------------
+# -- one refused message of several -----------------------------------------------------------
 
 #: How a message differs from the others, its error, and its error without its headers.
 BAD: dict[str, tuple[dict[str, Any], type[PublishError], type[PublishError] | None]] = {

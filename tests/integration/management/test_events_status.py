@@ -183,5 +183,5 @@ def test_a_queue_that_a_worker_consumes_now_and_then(billing):
     billing.raw["HANDLERS"] = paced
     code, out, _ = billing.command("events_status")
     assert code == 0
-    now = "no consumer now: start a worker, unless one waits for its rate limit"
+    now = "no consumer now: start a worker, unless a running worker waits for the rate limit"
     assert f"1 event waits for billing.send_invoice, {now}" in out
