@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 OPTION: Final = "--events-hang-after"
 #: Longest time in seconds between two checks.
 CHECK_INTERVAL: Final = 5.0
+#: Seconds after a handler's time limit in which its pool may end the run.
+ENDING: Final = 5.0
 
 
 def add_options(app: Celery) -> None:
@@ -107,8 +109,11 @@ class Watch(bootsteps.StartStopStep):
 
     def limit(self, handler: Handler) -> float:
         """Return the seconds after which a run of *handler* counts as hanging."""
-        longest = HOLDING * get_settings().consumer_timeout
-        return self.hang_after or handler.time_limit or handler.soft_time_limit or longest
+        if self.hang_after:
+            return self.hang_after
+        if limit := handler.time_limit or handler.soft_time_limit:
+            return limit + ENDING
+        return HOLDING * get_settings().consumer_timeout
 
     def hanging(self) -> Iterator[tuple[EventRequest, float]]:
         """Return the runs that exceed their limit, each with its seconds."""
