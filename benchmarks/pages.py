@@ -320,7 +320,7 @@ def week() -> None:
             "INSERT INTO django_amqp_events_snapshot (at, service, seen, open, document) "
             "SELECT now() - n * %s * interval '1 second', 'billing', true, n, %s "
             "FROM generate_series(0, %s) n",
-            [snapshots.EVERY, document, int(7 * 86_400 / snapshots.EVERY)],
+            [snapshots.SNAPSHOT_SECONDS, document, int(7 * 86_400 / snapshots.SNAPSHOT_SECONDS)],
         )
 
 
@@ -356,7 +356,8 @@ def work() -> None:
     print(f"  counted in {1000 * (time.monotonic() - began):.0f} ms")
     began = time.monotonic()
     statistics.open_events(cap=statistics.CAP)
-    statistics.new_since(datetime.now(UTC) - statistics.HOUR, statistics.READ, statistics.LOOKED)
+    since = datetime.now(UTC) - statistics.HOUR
+    statistics.new_since(since, statistics.READ_ROWS, statistics.NEWEST_FAILURES)
     print(f"what a snapshot asks of the archive: {1000 * (time.monotonic() - began):.0f} ms\n")
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE django_amqp_events_replay")

@@ -36,7 +36,7 @@ from django.http import HttpResponse  # noqa: E402
 from django.test import RequestFactory, override_settings  # noqa: E402
 from django.urls import reverse  # noqa: E402
 
-from django_amqp_events.archive.selection import FEW, SearchTerm, Selection, matching  # noqa: E402
+from django_amqp_events.archive.selection import FEW_VALUES, SearchTerm, Selection, matching  # noqa: E402
 from django_amqp_events.models import ArchivedEvent, SearchValue  # noqa: E402
 
 from .pages import measured  # noqa: E402
@@ -116,7 +116,7 @@ def compare(rows: int, runs: int) -> bool:
             times.insert(0, best(partial(ids, wanted), runs))
         slow = slow or max(times) > LIMIT
         written = "".join(f"{each:>11.1f}" for each in times).rjust(23)
-        print(f"{name:<34}{count or f'>{FEW}' * bool(many):>9}{written}", flush=True)
+        print(f"{name:<34}{count or f'>{FEW_VALUES}' * bool(many):>9}{written}", flush=True)
     return slow
 
 

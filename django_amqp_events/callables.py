@@ -1,6 +1,6 @@
-"""Callables whose call runs nothing of their body: async ones and generators.
+"""Callables whose call runs nothing: of their body, as async ones and generators, or at all.
 
-Code that ignores what such a call returns would take it for a success.
+Code that ignores what an async one returns would take it for a success.
 """
 
 from __future__ import annotations
@@ -8,6 +8,11 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from typing import Any
+
+
+def nothing(*_: object) -> bool:
+    """Return False: the default of a callback."""
+    return False
 
 
 def deferred(target: Any) -> str:

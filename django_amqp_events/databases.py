@@ -60,7 +60,7 @@ _LOCKED_CODES: Final = frozenset({"55P03", 1205, 5, 6})
 
 #: Seconds for which it is remembered whether a database has a table, so that an unreachable
 #: database does not delay each page.
-REMEMBERED: Final = 60.0
+REMEMBERED_SECONDS: Final = 60.0
 _has_table: dict[tuple[str, str, type[Model]], tuple[float, bool]] = {}
 
 
@@ -116,7 +116,7 @@ def has_table(alias: str, model: type[Model]) -> bool:
 
 
 def may_have_table(alias: str, model: type[Model]) -> bool:
-    """Return True if a database answers and has the table; asked once in :data:`REMEMBERED` s."""
+    """Return True if a database answers and has the table; asked again after a while."""
     key = (alias, str(connections.settings[alias]["NAME"]), model)
     until, answer = _has_table.get(key, (0.0, False))
     if time.monotonic() >= until:
@@ -129,7 +129,7 @@ def may_have_table(alias: str, model: type[Model]) -> bool:
             level = logging.WARNING if answer or not until else logging.DEBUG
             logger.log(level, "database %r is left out for %s: %s", alias, name, error_line(exc))
             answer = False
-        _has_table[key] = (time.monotonic() + REMEMBERED, answer)
+        _has_table[key] = (time.monotonic() + REMEMBERED_SECONDS, answer)
     return answer
 
 

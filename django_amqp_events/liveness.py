@@ -27,8 +27,7 @@ from .conf import Settings
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait for the answer of a process.
-PATIENCE: Final = 5.0
+ANSWER_TIMEOUT: Final = 5.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -87,7 +86,7 @@ def _answer(sock: socket.socket) -> None:
             return  # closed
         with connection:
             try:
-                connection.settimeout(PATIENCE)
+                connection.settimeout(ANSWER_TIMEOUT)
                 connection.sendall(json.dumps(_state()).encode())
             except Exception as exc:  # noqa: BLE001 - the next one is answered all the same
                 logger.warning("could not answer events_health: %s", exc)
@@ -126,7 +125,7 @@ def ask(settings: Settings) -> list[dict[str, Any]] | None:
 def _ask(name: bytes, pid: int) -> dict[str, Any] | None:
     answer = b""
     with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(PATIENCE)
+        sock.settimeout(ANSWER_TIMEOUT)
         try:
             sock.connect(name)
         except ConnectionRefusedError:

@@ -24,7 +24,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
 from ..archive import eligibility, export, redaction, selection, states
-from ..archive.search_values import KEPT, declared_paths
+from ..archive.search_values import KEPT_CHARACTERS, declared_paths
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
 from ..databases import sliced
@@ -45,7 +45,7 @@ from ..templatetags.amqp_events import TEXT, ago, breakable, code, line, text
 from . import formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
-from .base import WAITING, alias_of, as_file, fetched, head_of, stream
+from .base import WAITING_SECONDS, alias_of, as_file, fetched, head_of, stream
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -209,7 +209,7 @@ class ArchivedEventAdmin(EditingPages):
             return found, duplicates
         # An action takes what the list shows; an export takes all.
         shown = request.path == self._url("changelist")
-        many = partial(self._warn, request, _TOO_MANY % {"most": number(selection.FEW)})
+        many = partial(self._warn, request, _TOO_MANY % {"most": number(selection.FEW_VALUES)})
         matching = selection.matching([term], queryset.db, too_many=many if shown else None)
         if not (term.path or term.start):
             ids = self.matches(search_term.strip(), queryset.db)
@@ -226,7 +226,7 @@ class ArchivedEventAdmin(EditingPages):
             # The settings are wrong, so no path is known.
             return None
         except ValueError:
-            self._warn(request, TOO_LONG % {"most": KEPT})
+            self._warn(request, TOO_LONG % {"most": KEPT_CHARACTERS})
             return None
 
     def _warn(self, request: HttpRequest, said: str) -> None:
@@ -436,7 +436,7 @@ class ArchivedEventAdmin(EditingPages):
             "note": self._note(event),
             "overdue": eligibility.is_overdue(event),
             "going": event.state in (State.QUEUED, State.REPLAYING),
-            "live": WAITING,
+            "live": WAITING_SECONDS,
             "now": datetime.now(UTC),
             "failed": by_id.get(last.replay_id) if last else None,
             **formatting.failure(event, document),

@@ -40,14 +40,14 @@ from .lists import CAP, CappedPaginator, IndexedList
 
 #: Seconds after which a page is fetched again: of one that shows what is going on, and of one on
 #: which a person waits for an outcome.
-WATCHED: Final = 10
-WAITING: Final = 5
+WATCHED_SECONDS: Final = 10
+WAITING_SECONDS: Final = 5
 #: The page of the dashboard that describes a thing of each kind.
 DESCRIBED: Final = {"event": "catalogue", "handler": "retries", "queue": "topology"}
 
 
 #: Characters of a streamed response that are made at a time, at least.
-PART: Final = 64 * 1024
+PART_CHARACTERS: Final = 64 * 1024
 #: Modules of classes that decide for all rows alike.
 _OURS: Final = f"{__package__}."
 
@@ -187,7 +187,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         context = {
             "title": capfirst(self.opts.verbose_name_plural),
             "cap": CAP,
-            "live": WATCHED,
+            "live": WATCHED_SECONDS,
             "now": datetime.now(UTC),
             **_without_messages(request),
         }
@@ -395,13 +395,13 @@ def stream(request: HttpRequest, lines: Iterable[str], **options: Any) -> Stream
 
 
 def _parts(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to parts of about :data:`PART` characters: each part is a change of threads."""
+    """Join lines to parts of about :data:`PART_CHARACTERS`: each is a change of threads."""
     part: list[str] = []
     length = 0
     for line_ in lines:
         part.append(line_)
         length += len(line_)
-        if length >= PART:
+        if length >= PART_CHARACTERS:
             yield "".join(part)
             part, length = [], 0
     yield "".join(part)

@@ -25,7 +25,7 @@ from django.utils.translation import ngettext, pgettext
 from ..archive import eligibility
 from ..archive import states as event_states
 from ..archive.batches import batch_states
-from ..archive.search_values import KEPT
+from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import parse_uuid
 from ..broker import topology
 from ..broker.topology import Queue, Topology
@@ -46,7 +46,7 @@ from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Kind, Record
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from . import charts
-from .base import WATCHED, Pages
+from .base import WATCHED_SECONDS, Pages
 from .charts import Node, Picture, Row
 from .filters import settings_and_registry
 from .formatting import number as formatted
@@ -54,21 +54,17 @@ from .lists import TOO_LONG, count
 from .replay_batches import bar, titled
 
 #: Seconds after which the newest snapshot is stale: two are missing.
-STALE: Final = 3 * snapshots.EVERY
+STALE_SECONDS: Final = 3 * snapshots.SNAPSHOT_SECONDS
 #: Decisions, alerts and queues that the page shows.
 AUDIT: Final = 20
 ALERTS: Final = 50
 QUEUES: Final = 200
 #: Events and patterns of the catalogue.
 ENTRIES: Final = 200
-#: Batches in progress that it shows.
-BATCHES: Final = 10
-#: Points of the backlog's curve.
-POINTS: Final = 96
-#: Events that are counted as overdue at most.
-OVERDUE: Final = 1_000
-#: Characters of a value that is searched at most.
-VALUE: Final = 1_000
+SHOWN_BATCHES: Final = 10
+CURVE_POINTS: Final = 96
+COUNTED_OVERDUE: Final = 1_000
+VALUE_CHARACTERS: Final = 1_000
 #: What is found, by the model whose pages show it.
 _KINDS: Final[Mapping[type[Model], tuple[Kind, ...]]] = {
     OutboxEvent: ("outbox",),
@@ -103,10 +99,10 @@ class DashboardAdmin(Pages):
         found = settings_and_registry()
         service = found[0].service if found else ""
         seen = _Seen(service, now)
-        opened = statistics.open_events(now, statistics.READ)
+        opened = statistics.open_events(now, statistics.READ_ROWS)
         declared = topology.build(*found) if found else None
         series = statistics.hourly_series(now)
-        late = count(event_states.rows().filter(eligibility.overdue(now)), OVERDUE)
+        late = count(event_states.rows().filter(eligibility.overdue(now)), COUNTED_OVERDUE)
         queues = _queues(seen, declared, found)
         opened_alerts = list(alerts.open_alerts(service)[:ALERTS])
         context = {
@@ -136,19 +132,19 @@ class DashboardAdmin(Pages):
     def find_view(self, request: HttpRequest) -> HttpResponse:
         """Show where the events are that a value finds."""
         self._check(request)
-        value = request.GET.get(SEARCH_VAR, "").strip()[:VALUE]
+        value = request.GET.get(SEARCH_VAR, "").strip()[:VALUE_CHARACTERS]
         configured = settings_and_registry()
         seen = _Seen(configured[0].service if configured else "", datetime.now(UTC))
         context: dict[str, Any] = {
             "value": value,
             "configured": configured is not None,
-            "live": WATCHED if value else 0,
+            "live": WATCHED_SECONDS if value else 0,
         }
         if value and configured is not None:
             try:
                 context |= self._locate(request, value, *configured, seen)
             except ValueError:
-                context["problem"] = TOO_LONG % {"most": KEPT}
+                context["problem"] = TOO_LONG % {"most": KEPT_CHARACTERS}
         return self._page(request, "find", seen, context)
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
@@ -211,7 +207,7 @@ class DashboardAdmin(Pages):
             "tabs": [(self._url(tab), title, tab == name) for tab, title in titles.items()],
             "seen": seen,
             "now": datetime.now(UTC),
-            "live": WATCHED if seen else 0,
+            "live": WATCHED_SECONDS if seen else 0,
             "archive_url": self.list_url(request, ArchivedEvent),
             "outbox_url": self.list_url(request, OutboxEvent),
             **{f"{tab}_url": self._url(tab) for tab in titles},
@@ -320,11 +316,11 @@ class DashboardAdmin(Pages):
         return {
             "opened": opened,
             "open": _capped(number, cap),
-            "new_hour": _capped(opened.new_hour, statistics.READ),
-            "new_day": _capped(opened.new_day, statistics.READ),
-            "unconfirmed": _capped(opened.unconfirmed, statistics.READ),
+            "new_hour": _capped(opened.new_hour, statistics.READ_ROWS),
+            "new_day": _capped(opened.new_day, statistics.READ_ROWS),
+            "unconfirmed": _capped(opened.unconfirmed, statistics.READ_ROWS),
             "late": late,
-            "overdue": _capped(late, OVERDUE),
+            "overdue": _capped(late, COUNTED_OVERDUE),
             "mirror_lag": duration(mirror["lag"]) if "lag" in mirror else "?",
             "mirror_waiting": formatted(waiting) if waiting else "",
             "outbox_lag": duration(max(lags)) if lags else "?",
@@ -344,7 +340,7 @@ class DashboardAdmin(Pages):
                 % {"title": titled(each) or _("replay batch"), "id": str(each.pk)[:8]},
                 bar(each),
             )
-            for each in found[:BATCHES]
+            for each in found[:SHOWN_BATCHES]
         ]
 
     def _audit(self, request: HttpRequest) -> list[tuple[Any, ...]] | None:
@@ -376,7 +372,7 @@ class _Seen:
         self.document: dict[str, Any] = seen.about if seen else {}
         self.taken = newest.at if newest else None
         self.at = seen.at if seen else None
-        self.stale = newest is not None and now - newest.at > timedelta(seconds=STALE)
+        self.stale = newest is not None and now - newest.at > timedelta(seconds=STALE_SECONDS)
         self.unanswered = newest is not None and not newest.seen
 
 
@@ -473,10 +469,10 @@ def _throughput(series: statistics.Series) -> Picture:
 def _backlog(service: str, now: datetime) -> Picture:
     """Draw the open events of the last day, one snapshot per quarter of an hour."""
     since = now - statistics.DAY
-    step = statistics.DAY / POINTS
+    step = statistics.DAY / CURVE_POINTS
     newest: dict[int, tuple[datetime, int]] = {}
     taken = snapshots.rows(service).filter(at__gte=since).order_by("at")
-    for at, number in taken.values_list("at", "open")[: statistics.READ]:
+    for at, number in taken.values_list("at", "open")[: statistics.READ_ROWS]:
         newest[int((at - since) / step)] = (at, number)
     return charts.area(
         _("Open events over 24 hours"),

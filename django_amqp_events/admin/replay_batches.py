@@ -35,7 +35,7 @@ from ..models import (
 from ..reasons import stored
 from ..templatetags.amqp_events import ago, code, line, text
 from .action_pages import across
-from .base import WAITING, Pages
+from .base import WAITING_SECONDS, Pages
 from .charts import progress
 from .filters import GroupFilter, TimeFilter
 from .formatting import counted, number
@@ -248,13 +248,13 @@ class ReplayBatchAdmin(Pages):
             "history": history.order_by("-at", "-pk")[:STEPS],
             "rate": "" if batch.rate is None else _rate(batch.rate),
             "follow": follow,
-            "seconds": WAITING,
-            "live": WAITING,
+            "seconds": WAITING_SECONDS,
+            "live": WAITING_SECONDS,
         }
         response = self._render(request, "detail", titled(batch) or _("Replay batch"), context)
         if follow:
             # Only on request: a page that reloads is hard for screen readers.
-            response["Refresh"] = str(WAITING)
+            response["Refresh"] = str(WAITING_SECONDS)
         return response
 
     def _group(self, request: HttpRequest, batch: ReplayBatch) -> FailureGroup | None:

@@ -26,9 +26,8 @@ from ..worker.binding import bind, upcast
 from ..worker.verdict import InvalidArguments
 
 #: Most lines of one side that are compared; longer texts are shown as changed.
-COMPARED: Final = 2_000
-#: Most lines of a diff.
-LINES: Final = 2_000
+COMPARED_LINES: Final = 2_000
+DIFF_LINES: Final = 2_000
 #: Reason codes for JSON values that are not objects.
 _NO_OBJECT: Final[Mapping[type, str]] = {list: "json-list", str: "json-text", bool: "json-bool"}
 
@@ -210,11 +209,11 @@ def diff(before: str, after: str) -> list[Line]:
     first, tail = max(0, start - 3), max(0, end - 3)
     old, new = old[first : len(old) - tail], new[first : len(new) - tail]
     lines = list(_left_out(first))
-    if max(len(old), len(new)) > COMPARED:
-        lines += [Line(kind="-", text=text) for text in old[:COMPARED]]
-        lines += _left_out(len(old) - COMPARED)
-        lines += [Line(kind="+", text=text) for text in new[:COMPARED]]
-        lines += _left_out(len(new) - COMPARED)
+    if max(len(old), len(new)) > COMPARED_LINES:
+        lines += [Line(kind="-", text=text) for text in old[:COMPARED_LINES]]
+        lines += _left_out(len(old) - COMPARED_LINES)
+        lines += [Line(kind="+", text=text) for text in new[:COMPARED_LINES]]
+        lines += _left_out(len(new) - COMPARED_LINES)
         return lines
     # Without the two file names; @@ separates the parts.
     for number, text in enumerate(list(difflib.unified_diff(old, new, lineterm=""))[2:]):
@@ -222,8 +221,8 @@ def diff(before: str, after: str) -> list[Line]:
             lines.append(Line(kind=text[0], text=text[1:]))
         elif number:
             lines.append(Line(kind="…", text=""))
-    if len(lines) > LINES:
-        lines = [*lines[:LINES], *_left_out(len(lines) - LINES)]
+    if len(lines) > DIFF_LINES:
+        lines = [*lines[:DIFF_LINES], *_left_out(len(lines) - DIFF_LINES)]
     return [*lines, *_left_out(tail)]
 
 

@@ -29,7 +29,7 @@ from .states import Seen
 CHUNK: Final = 200
 #: Seconds after the last retry of its handler is due from which a replay without an outcome is
 #: overdue.
-OVERDUE: Final = 15 * 60.0
+OVERDUE_SECONDS: Final = 15 * 60.0
 #: Archive reasons after which the body may be unreadable.
 UNREAD: Final = frozenset({"malformed", "unreadable"})
 NOT_OVERDUE: Final = Reason("not-overdue")
@@ -166,7 +166,7 @@ def destination(handler: Handler) -> dict[str, str]:
 def patience(*handlers: Handler) -> timedelta:
     """Return how long a replay to one of these handlers may have no outcome."""
     totals = (handler.policy.total() for handler in handlers)
-    return timedelta(seconds=OVERDUE + max(totals, default=0.0))
+    return timedelta(seconds=OVERDUE_SECONDS + max(totals, default=0.0))
 
 
 def is_overdue(event: ArchivedEvent, now: datetime | None = None) -> bool:

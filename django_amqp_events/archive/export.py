@@ -21,6 +21,7 @@ from django.core.exceptions import ValidationError
 from django.db import Error, connections, models, transaction
 from django.db.models import QuerySet
 
+from ..callables import nothing
 from ..databases import check_commits, error_line, is_refusal, pieces
 from ..message.text import has_surrogates, printable
 from ..models import (
@@ -209,8 +210,8 @@ def import_events(
     lines: Iterable[str],
     *,
     dry_run: bool = False,
-    progress: Callable[[Imported], object] = bool,
-    stop: Callable[[], bool] = bool,
+    progress: Callable[[Imported], object] = nothing,
+    stop: Callable[[], bool] = nothing,
 ) -> Imported:
     """Import exported events, each in a transaction with its rows.
 

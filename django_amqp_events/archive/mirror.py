@@ -21,6 +21,7 @@ from django.db import Error, connections, transaction
 
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
+from ..callables import nothing
 from ..conf import Settings
 from ..databases import error_line, exceeds_packet, table_missing
 from ..exceptions import AmqpEventsError
@@ -37,10 +38,9 @@ BATCH: Final = 500
 #: Seconds between searches for replays of dead processes: while the queue is empty, and while it
 #: is not, since it may contain their outcomes.
 SWEEP: Final = (5.0, 60.0)
-#: Seconds between folds of the group counts.
-FOLD: Final = 5.0
+FOLD_COUNTS_SECONDS: Final = 5.0
 #: Seconds until messages that could not be stored are read again.
-ASIDE: Final = 60.0
+REREAD_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class Mirror:
     settings: Settings
     size: int = BATCH
     tell: Callable[[str], object] = logger.info
-    mirrored: Callable[[Counts], object] = bool
-    stop: Callable[[], bool] = bool
+    mirrored: Callable[[Counts], object] = nothing
+    stop: Callable[[], bool] = nothing
     total: Counts = field(default_factory=Counts)
     aside: int = 0
     # How many equal messages without an id the connection has delivered, by the first one's row.
@@ -106,7 +106,7 @@ class Mirror:
                 self._sweep(idle=batch is None)
                 self._fold(idle=batch is None)
                 self._loop.recovered()
-                if self.aside and time.monotonic() > began + ASIDE:
+                if self.aside and time.monotonic() > began + REREAD_SECONDS:
                     # RabbitMQ delivers them again on a new connection.
                     return 0.0
             return None
@@ -138,7 +138,7 @@ class Mirror:
         remedy = "; raise the server's max_allowed_packet" if exceeds_packet(exc) else ""
         self.tell(
             f"a message cannot be stored and stays in the archive queue "
-            f"({error_line(exc)}{remedy}); the mirror tries again in {ASIDE:g} s"
+            f"({error_line(exc)}{remedy}); the mirror tries again in {REREAD_SECONDS:g} s"
         )
 
     def _sweep(self, *, idle: bool) -> None:
@@ -161,12 +161,12 @@ class Mirror:
 
     def _fold(self, *, idle: bool, now: bool = False) -> None:
         """Fold the group counts; an idle mirror also groups events without a group."""
-        if not now and time.monotonic() < self._folded + FOLD:
+        if not now and time.monotonic() < self._folded + FOLD_COUNTS_SECONDS:
             return
         self._folded = time.monotonic()
         failure_groups.fold_all_counts(self._loop.stop)
         while idle and not self._loop.stop() and failure_groups.group_ungrouped():
-            if time.monotonic() > self._folded + FOLD:
+            if time.monotonic() > self._folded + FOLD_COUNTS_SECONDS:
                 # There may be a million of them; new messages go first.
                 return
 

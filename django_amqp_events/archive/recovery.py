@@ -33,6 +33,7 @@ from ..broker.provisioning.amqp_api import Amqp
 from ..broker.publisher_pool import PublisherPool
 from ..broker.queue_depth import Depth
 from ..broker.topology import Names
+from ..callables import nothing
 from ..conf import Settings
 from ..context import ReceivedEvent
 from ..declare.registry import Registry
@@ -130,8 +131,8 @@ def recover(
     limit: int | None = None,
     force: bool = False,
     size: int = BATCH,
-    progress: Callable[[Recovered], object] = bool,
-    stop: Callable[[], bool] = bool,
+    progress: Callable[[Recovered], object] = nothing,
+    stop: Callable[[], bool] = nothing,
 ) -> Recovered:
     """Move the messages of a queue into the archive until it is empty.
 

@@ -22,6 +22,7 @@ from .. import signals
 from ..broker.isolation import isolate
 from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
+from ..callables import nothing
 from ..conf import get_settings
 from ..databases import error_line, is_locked, is_passing, parts, pieces, reconnect
 from ..declare.registry import Handler, get_registry
@@ -126,8 +127,8 @@ def replay(
     reason: str = "",
     force: bool = False,
     rate: float | None = None,
-    progress: Callable[[Report], object] = bool,
-    stop: Callable[[], bool] = bool,
+    progress: Callable[[Report], object] = nothing,
+    stop: Callable[[], bool] = nothing,
     batch: UUID | None = None,
     rows: Mapping[UUID, ArchivedEvent] | None = None,
 ) -> Report:

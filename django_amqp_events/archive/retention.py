@@ -16,6 +16,7 @@ from uuid import UUID
 from django.db import router, transaction
 from django.db.models import QuerySet
 
+from ..callables import nothing
 from ..conf import get_settings
 from ..databases import check_commits
 from ..models import (
@@ -36,8 +37,7 @@ from . import states
 from .batches import batch_states
 from .groups import failure_groups, group_counts
 
-#: Most rows in one transaction.
-BATCH: Final = 500
+ROWS_PER_TRANSACTION: Final = 500
 #: States in which an event may be deleted: no replay of it is in progress.
 STATES: Final = (State.SUCCEEDED, State.DISCARDED, State.ARCHIVED)
 #: Names of the rows that have an age: events by their state, discarded events of the outbox, rows
@@ -79,10 +79,10 @@ def prune(
     ages: Ages,
     *,
     service: str,
-    batch_size: int = BATCH,
+    batch_size: int = ROWS_PER_TRANSACTION,
     now: datetime | None = None,
-    progress: Callable[[Pruned], object] = bool,
-    stop: Callable[[], bool] = bool,
+    progress: Callable[[Pruned], object] = nothing,
+    stop: Callable[[], bool] = nothing,
 ) -> Pruned:
     """Delete rows that are older than they are kept; any number of processes may run at once.
 

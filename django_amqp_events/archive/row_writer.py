@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Model)
 
 #: Largest number of attempts that a column holds.
-MOST: Final = 2**31 - 1
+LARGEST_INTEGER: Final = 2**31 - 1
 #: Bytes in one statement, about: MariaDB takes 16 MiB with quotes.
-STATEMENT: Final = 4 * 1024 * 1024
+STATEMENT_BYTES: Final = 4 * 1024 * 1024
 #: Attempts at a batch that conflicts with another process's change of the same rows.
 TRIES: Final = 10
 #: Seconds between them.
@@ -408,7 +408,7 @@ def _store_events(
 def _parts(rows: Iterable[M], *columns: str) -> Iterator[list[M]]:
     """Cut rows into parts for one statement each, by the sizes of these columns."""
     sized = ((row, sum(len(getattr(row, name)) for name in columns)) for row in rows)
-    return pieces(sized, count=states.BATCH, size=STATEMENT)
+    return pieces(sized, count=states.BATCH, size=STATEMENT_BYTES)
 
 
 #: Columns that a further failure changes.
@@ -446,7 +446,7 @@ def _add_failure(row: ArchivedEvent, entry: _Entry) -> bool:
         attempts = max(row.attempts, archived.attempts)
     else:
         return False
-    row.attempts = min(attempts, MOST)
+    row.attempts = min(attempts, LARGEST_INTEGER)
     if row.state != State.ARCHIVED:
         row.state, row.state_since = State.ARCHIVED, entry.now
     if replay is not None:

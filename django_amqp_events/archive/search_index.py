@@ -10,6 +10,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import QuerySet
 
+from ..callables import nothing
 from ..databases import check_commits, pieces
 from ..models import ArchivedEvent, SearchValue
 from . import search_values, states
@@ -41,8 +42,8 @@ def rebuild(
     rows: QuerySet[ArchivedEvent],
     *,
     after: UUID | None = None,
-    progress: Callable[[Indexed], object] = bool,
-    stop: Callable[[], bool] = bool,
+    progress: Callable[[Indexed], object] = nothing,
+    stop: Callable[[], bool] = nothing,
 ) -> Indexed:
     """Correct the search values of events, in the order of their ids, in short transactions.
 

@@ -21,10 +21,9 @@ from ..models import LENGTH, ArchivedEvent, Revision, SearchValue, clean
 from ..reasons import Reason
 from . import redaction
 
-#: Values of one path that are stored.
-MOST: Final = 100
+VALUES_PER_PATH: Final = 100
 #: First characters that are kept of a value with more than ``LENGTH``.
-KEPT: Final = 200
+KEPT_CHARACTERS: Final = 200
 
 #: A path and a value; and those of an event, by its id.
 Pair = tuple[str, str]
@@ -67,7 +66,7 @@ def as_text(value: object) -> str:
     text = clean(text.strip())
     if len(text) <= LENGTH:
         return text
-    return f"{text[:KEPT]}…{blake2b(text.encode(), digest_size=16).hexdigest()}"
+    return f"{text[:KEPT_CHARACTERS]}…{blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 def in_payload(name: str, payload: Mapping[str, Any]) -> list[Pair]:
@@ -110,7 +109,7 @@ def pairs(wanted: Iterable[str], payload: Mapping[str, Any]) -> list[Pair]:
     return [
         (path, value)
         for path in wanted
-        for value in islice(dict.fromkeys(_values(payload, path.split("."))), MOST)
+        for value in islice(dict.fromkeys(_values(payload, path.split("."))), VALUES_PER_PATH)
     ]
 
 

@@ -16,12 +16,12 @@ from ..databases import parts
 from ..models import ArchivedEvent, SearchValue, State, clean
 from ..options import is_path
 from . import states
-from .search_values import KEPT, as_text, declared_paths
+from .search_values import KEPT_CHARACTERS, as_text, declared_paths
 
 #: Shortest beginning of a UUID that may stand for the whole.
-SHORT: Final = 8
+SHORTEST_UUID: Final = 8
 #: Most search values whose events are read first.
-FEW: Final = 2_000
+FEW_VALUES: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +157,8 @@ class SearchTerm:
         value = value.strip()
         if not value.endswith("*"):
             return cls(path=path, value=as_text(value))
-        if len(value := clean(value[:-1])) > KEPT:
-            raise ValueError(f"the text before * has more than {KEPT} characters")
+        if len(value := clean(value[:-1])) > KEPT_CHARACTERS:
+            raise ValueError(f"the text before * has more than {KEPT_CHARACTERS} characters")
         return cls(path=path, value=value, start=True)
 
     def lookup(self, using: str) -> Q:
@@ -175,21 +175,21 @@ def matching(
     The ids of a few events are read at once: with them, every database plans the query well.
 
     Args:
-        too_many: for a page, called if more than :data:`FEW` values match. The result is then the
+        too_many: for a page, called if more than :data:`FEW_VALUES` match. The result is then the
             events of the first of them, so that the time for any search is bounded.
     """
     found = Q(pk__in=())
     for term in terms:
         # Each by itself: of alternatives PostgreSQL collects all entries before it returns one.
         values = SearchValue.objects.using(using).filter(term.lookup(using)).order_by()
-        few = list(values.values_list("event_id", flat=True)[: FEW + 1])
-        if len(few) <= FEW:
+        few = list(values.values_list("event_id", flat=True)[: FEW_VALUES + 1])
+        if len(few) <= FEW_VALUES:
             found |= Q(pk__in=set(few))
         elif too_many is None:
             found |= Q(pk__in=values.values("event_id"))
         else:
             too_many()
-            found |= Q(pk__in=set(few[:FEW]))
+            found |= Q(pk__in=set(few[:FEW_VALUES]))
     return found
 
 
@@ -221,7 +221,7 @@ def expand_id(text: str, limit: int = 3) -> list[str]:
     """
     digits = text.replace("-", "").lower()
     bounds = uuid_range(digits)
-    if bounds is None or not SHORT <= len(digits) < 32:
+    if bounds is None or not SHORTEST_UUID <= len(digits) < 32:
         return []
     if states.rows().filter(event_id=text).exists():
         return [text]

@@ -57,7 +57,7 @@ BATCH: Final = 500
 #: Attempts at a transaction that conflicts with another one.
 TRIES: Final = 10
 #: Seconds after which a transaction that finds the database locked is not tried again.
-LOCKED: Final = 15.0
+LOCKED_SECONDS: Final = 15.0
 #: Delays between tries of a transaction that finds the database locked.
 LOCK_BACKOFF: Final = Backoff(0.02, 0.5)
 _RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before it was published")
@@ -127,13 +127,13 @@ def check_no_transaction() -> None:
 def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:
     """Repeat a function that is one transaction while the database ends it for another one.
 
-    While the database is locked, it is repeated for :data:`LOCKED` seconds.
+    While the database is locked, it is repeated for :data:`LOCKED_SECONDS` seconds.
     """
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         conflicts = waits = 0
-        end = time.monotonic() + LOCKED
+        end = time.monotonic() + LOCKED_SECONDS
         while True:
             try:
                 return function(*args, **kwargs)

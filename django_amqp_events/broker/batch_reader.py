@@ -17,6 +17,7 @@ from amqp import exceptions as amqp_errors
 from amqp import spec
 from celery import Celery
 
+from ..callables import nothing
 from ..conf import Settings
 from ..exceptions import BrokerUnavailableError, TopologyError
 from ..message.types import Received
@@ -111,7 +112,7 @@ class BatchReader:
                 f"log"
             ) from exc
 
-    def batch(self, *, wait: float, stop: Callable[[], bool] = bool) -> Batch | None:
+    def batch(self, *, wait: float, stop: Callable[[], bool] = nothing) -> Batch | None:
         """Return the next batch, or ``None`` if no message arrives within *wait* seconds.
 
         Raises:

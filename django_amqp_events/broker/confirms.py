@@ -16,6 +16,7 @@ from celery import Celery
 from kombu import Connection
 
 from .. import telemetry
+from ..callables import nothing
 from ..exceptions import (
     BrokerUnavailableError,
     PublishError,
@@ -88,7 +89,7 @@ class ConfirmChannel:
         self._amqp: Any = None
         self._transport: Any = None
         self._channel: Any = None
-        self._poll: Callable[[], object] = bool
+        self._poll: Callable[[], object] = nothing
 
     def connect(self) -> None:
         """Connect, unless the connection is open.

@@ -37,7 +37,7 @@ APP: Final = "django_amqp_events"
 #: Version of the document that ``--format json`` prints.
 FORMAT: Final = 1
 #: Seconds between lines of progress.
-PROGRESS: Final = 5.0
+PROGRESS_SECONDS: Final = 5.0
 #: Lines of one kind that are printed, unless --verbosity is 2.
 SHOWN: Final = 10
 
@@ -178,7 +178,7 @@ class ReportCommand(EventsCommand):
 
     def progress(self, text: str) -> None:
         """Print a line of progress every few seconds."""
-        if time.monotonic() >= self._printed + PROGRESS:
+        if time.monotonic() >= self._printed + PROGRESS_SECONDS:
             self._printed = time.monotonic()
             self.tell(text)
 

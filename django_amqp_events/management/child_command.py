@@ -23,8 +23,7 @@ from ..service_loop import POLL_INTERVAL
 BACKOFF: Final = Backoff(1.0, 60.0)
 #: Seconds after SIGTERM until a command is killed.
 GRACE: Final = 15.0
-#: Seconds between two checks whether the parent process lives.
-LOOK: Final = 0.5
+PARENT_CHECK_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,7 +137,7 @@ def follow(parent: int | None) -> None:
 
     def look() -> None:
         while os.getppid() == parent:
-            time.sleep(LOOK)
+            time.sleep(PARENT_CHECK_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, name="amqp-events-parent", daemon=True).start()

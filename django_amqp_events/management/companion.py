@@ -23,10 +23,9 @@ SERVICES: Final = ("mirror", "relay", "batches", "reaper")
 #: Seconds between checks of graveyard and ``dead``, up to half as many more or less: of several
 #: companions, one starts a reaper and the others see it.
 CHECK_INTERVAL: Final = 5.0
-#: Reapers that a companion runs, at most.
-REAPERS: Final = 4
+MAX_REAPERS: Final = 4
 #: Messages that wait for each running reaper, above which another one starts.
-WAITING: Final = 50
+BACKLOG: Final = 50
 #: Seconds after SIGTERM until the reaper is killed; less than the companion itself has.
 REAPER_GRACE: Final = 10.0
 
@@ -100,7 +99,7 @@ class Reapers:
                 stop=lambda: self._ending or stop(),
                 grace=REAPER_GRACE,
             )
-            for _ in range(REAPERS)
+            for _ in range(MAX_REAPERS)
         ]
         self._threads: dict[int, threading.Thread] = {}
 
@@ -126,16 +125,16 @@ class Reapers:
         A busy quorum queue may be reported as empty, but not at each check.
         """
         running = {number for number, thread in self._threads.items() if thread.is_alive()}
-        if len(running) == REAPERS:
+        if len(running) == MAX_REAPERS:
             return
         names = Names.of(self.settings)
         depths = [amqp.depth(name) for name in (names.graveyard, names.dead)]
         # A reaper consumes both queues. Those of other companions count too.
         if not any(
-            depth and depth.ready > WAITING * max(depth.consumers, len(running)) for depth in depths
+            depth and depth.ready > BACKLOG * max(depth.consumers, len(running)) for depth in depths
         ):
             return
-        number = min(set(range(REAPERS)) - running)
+        number = min(set(range(MAX_REAPERS)) - running)
         self.tell("isolated events wait; starting events_reaper")
         thread = self._threads[number] = threading.Thread(
             target=lambda: sleep(self._reapers[number].run(), self.stop), daemon=True

@@ -15,7 +15,7 @@ from django_amqp_events.management.base import EventsCommand, stop_signals
 from django_amqp_events.management.child_command import follow
 
 #: Seconds between lines of progress, at least.
-PROGRESS: Final = 10.0
+PROGRESS_SECONDS: Final = 10.0
 
 
 class ServiceCommand(EventsCommand):
@@ -87,7 +87,7 @@ class Progress:
     def report(self) -> None:
         """Report what was done since the last report, unless that is recent."""
         with self._lock:
-            if time.monotonic() < self._told + PROGRESS or self._since == self.counts():
+            if time.monotonic() < self._told + PROGRESS_SECONDS or self._since == self.counts():
                 return
             since, self._since, self._told = self._since, self.counts(), time.monotonic()
         self.tell(str(since))

@@ -27,7 +27,7 @@ from ..message.archive_message import Archived, Outcome
 from ..message.types import Message, Payload, Received
 from ..publish.publisher import PendingPublish
 from ..worker.dispatch import (
-    HOLDABLE,
+    HOLD_SECONDS,
     Dispatcher,
     Reading,
     celery_headers,
@@ -213,7 +213,7 @@ class MemoryBackend:
             self._settle(world, stored, reading, payload)
             return
         remaining = reading.remaining(self.now())
-        if remaining > HOLDABLE:
+        if remaining > HOLD_SECONDS:
             self._copy(world.outgoing.delayed(reading, reading.progress, self.now()))
         elif remaining > 0:
             with self._lock:

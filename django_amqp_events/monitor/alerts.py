@@ -49,7 +49,7 @@ KINDS: Final[Mapping[str, Any]] = {
 OF_GROUPS: Final = ("group_new", "group_back")
 #: Time during which a group is new, and new groups in one evaluation, at most: a faulty release may
 #: cause many.
-NEWS: Final = timedelta(hours=1)
+NEW_AGE: Final = timedelta(hours=1)
 GROUPS: Final = 10
 #: A problem: its kind and key.
 Which = tuple[str, str]
@@ -207,7 +207,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
             kind == "group_new"
             and back < GROUPS
             and group.reopened_at
-            and group.reopened_at > max(since, now - NEWS)
+            and group.reopened_at > max(since, now - NEW_AGE)
         ):
             found |= {(kind, key): None, ("group_back", key): _of_group(group)}
             back += 1
@@ -216,7 +216,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
     if not settings.alerts.groups:
         return found
     news = groups.filter(
-        Q(reopened_at__gt=now - NEWS) | Q(resolved_at=None, first_seen__gt=now - NEWS),
+        Q(reopened_at__gt=now - NEW_AGE) | Q(resolved_at=None, first_seen__gt=now - NEW_AGE),
         open__gt=0,
     ).exclude(pk__in=ids)
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:

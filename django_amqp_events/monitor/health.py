@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds without a turn after which a loop counts as hanging. Its steps take less, except those
 #: that wait for RabbitMQ, which turn it.
-HANGING: Final = 300.0
+HANGING_SECONDS: Final = 300.0
 #: The parts that ``--part companion`` stands for.
 COMPANION: Final = ("relay", "mirror", "batches")
 
@@ -83,12 +83,12 @@ def examine(
 def _examine(process: dict[str, Any], ready: bool) -> Iterator[Finding]:
     pid = process["process"]
     if process["parts"] is None:
-        problem = f"it does not answer within {liveness.PATIENCE:g} s: restart it"
+        problem = f"it does not answer within {liveness.ANSWER_TIMEOUT:g} s: restart it"
         yield Finding(part="", process=pid, problem=problem)
         return
     for part in process["parts"]:
         seconds, problem = part["seconds"], part["problem"] if ready else ""
-        if seconds is not None and seconds > HANGING:
+        if seconds is not None and seconds > HANGING_SECONDS:
             problem = f"its loop has not turned for {seconds:.0f} s: restart it"
         yield Finding(part=part["part"], process=pid, problem=problem)
 

@@ -34,14 +34,12 @@ logger = logging.getLogger(__name__)
 
 #: Version of the documents.
 FORMAT: Final = 1
-#: Seconds between snapshots.
-EVERY: Final = 30.0
+SNAPSHOT_SECONDS: Final = 30.0
 #: Seconds between comparisons of the topology with the broker's, which take longer.
-COMPARE: Final = 600.0
+COMPARE_SECONDS: Final = 600.0
 #: Seconds to wait for the thread to end; RabbitMQ may take longer to answer.
-PATIENCE: Final = 2.0
-#: Differences in a snapshot, at most.
-NAMED: Final = 50
+STOP_TIMEOUT: Final = 2.0
+DIFFERENCES: Final = 50
 
 
 def rows(service: str) -> QuerySet[Snapshot]:
@@ -136,7 +134,7 @@ class SnapshotTaker:
         return status, part
 
     def _drift(self, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
-        if before and now - _moment(before["at"]) < timedelta(seconds=COMPARE):
+        if before and now - _moment(before["at"]) < timedelta(seconds=COMPARE_SECONDS):
             return before
         try:
             api = inspection.management(self.app, self.settings)
@@ -150,13 +148,13 @@ class SnapshotTaker:
         return {
             "at": now,
             "result": result,
-            "items": [visible(each, 500) for each in (*report.problems, *different)][:NAMED],
+            "items": [visible(each, 500) for each in (*report.problems, *different)][:DIFFERENCES],
             "queues": {each.name: visible(each, 500) for each in different if each.kind == "queue"},
         }
 
     def _new_hour(self, now: datetime) -> int:
         # One more than the limit of the alert.
-        cap = max(statistics.READ, (self.settings.alerts.growth or 0) + 1)
+        cap = max(statistics.READ_ROWS, (self.settings.alerts.growth or 0) + 1)
         looked = max(statistics.CAP, cap)
         return statistics.new_since(
             now - statistics.HOUR, cap, looked, service=self.settings.service
@@ -206,7 +204,7 @@ class SnapshotLoop:
     """
 
     taker: SnapshotTaker
-    every: float = EVERY
+    every: float = SNAPSHOT_SECONDS
     tell: Callable[[str], object] = logger.info
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -229,7 +227,7 @@ class SnapshotLoop:
         """End the thread; if RabbitMQ does not answer in time, it ends with the process."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(PATIENCE)
+            self._thread.join(STOP_TIMEOUT)
 
     def look(self, now: datetime | None = None) -> Snapshot | None:
         """Store a snapshot and update the alerts.

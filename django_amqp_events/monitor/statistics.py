@@ -19,9 +19,9 @@ from ..models import ArchivedEvent, FailureGroup, State
 #: Rows that a snapshot counts, at most.
 CAP: Final = 100_000
 #: Rows that a page counts or reads, at most.
-READ: Final = 5_000
+READ_ROWS: Final = 5_000
 #: Newest failures among which a page counts new events, at most.
-LOOKED: Final = 2 * READ
+NEWEST_FAILURES: Final = 2 * READ_ROWS
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 #: Upper limits of the ages in a histogram.
@@ -37,8 +37,8 @@ class OpenEvents:
         ages: open events by :data:`AGES`, and older ones last; of the newest if capped.
         oldest: when the oldest open event failed.
         unconfirmed: events whose last replay RabbitMQ did not confirm.
-        new_hour, new_day: events first archived in the last hour and 24 hours, up to :data:`READ`,
-            among the last :data:`LOOKED` failures.
+        new_hour, new_day: events first archived in the last hour and 24 hours, up to
+            :data:`READ_ROWS`, among the last :data:`NEWEST_FAILURES` failures.
     """
 
     open: int = 0
@@ -50,7 +50,7 @@ class OpenEvents:
     new_day: int = 0
 
 
-def open_events(now: datetime | None = None, cap: int = READ) -> OpenEvents:
+def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents:
     """Count open events, up to *cap*, in five queries."""
     now = now or datetime.now(UTC)
     found = states.rows().filter(state=State.ARCHIVED)
@@ -69,8 +69,8 @@ def open_events(now: datetime | None = None, cap: int = READ) -> OpenEvents:
         ages=tuple(counted[f"age_{place}"] for place in range(len(bounds))),
         oldest=first,
         unconfirmed=capped(states.rows().filter(unconfirmed=True), cap),
-        new_hour=new_since(now - HOUR, READ, LOOKED),
-        new_day=new_since(now - DAY, READ, LOOKED),
+        new_hour=new_since(now - HOUR, READ_ROWS, NEWEST_FAILURES),
+        new_day=new_since(now - DAY, READ_ROWS, NEWEST_FAILURES),
     )
 
 

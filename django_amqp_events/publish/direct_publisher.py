@@ -1,9 +1,9 @@
 """The direct publisher: publishes a process's own events after their commit, in a thread.
 
-The committing thread waits at most :data:`PATIENCE` seconds for the confirm, and not at all while
-RabbitMQ is unreachable. A later confirm still reaches the direct publisher, which renews the leases
-until then. Relays publish the rows that it cannot publish before their leases expire, or before the
-process ends.
+The committing thread waits at most :data:`CONFIRM_WAIT_SECONDS` for the confirm, and not at all
+while RabbitMQ is unreachable. A later confirm still reaches the direct publisher, which renews the
+leases until then. Relays publish the rows that it cannot publish before their leases expire, or
+before the process ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .relay import LAST_CALL, OutboxChannel, report_answers
 logger = logging.getLogger(__name__)
 
 #: Seconds that the committing thread waits for the confirm, at most.
-PATIENCE: Final = 0.15
+CONFIRM_WAIT_SECONDS: Final = 0.15
 #: Rows in the backlog, and bytes of their bodies; a relay publishes what exceeds them.
 BACKLOG_ROWS: Final = 10_000
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
@@ -131,7 +131,7 @@ class DirectPublisher:
         try:
             if why := self._enqueue(commit):
                 self._postpone(commit, why)
-            elif commit.awaited and not commit.done.wait(PATIENCE):
+            elif commit.awaited and not commit.done.wait(CONFIRM_WAIT_SECONDS):
                 self.prompt = False
         finally:
             # Also when a signal ends it.

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ..models import OutboxEvent
 
 #: Seconds that a row may be due before a relay is considered missing.
-OVERDUE: Final = 60.0
-#: Seconds after its commit from which a leased row is reported.
-STUCK: Final = 600.0
+OVERDUE_SECONDS: Final = 60.0
+#: Time after its commit from which a leased row is reported.
+STUCK: Final = timedelta(minutes=10)
 #: Delay of ``due_at`` that makes a discarded row never due.
 _NEVER: Final = timedelta(days=365_000)
 #: Failed attempts after which a row's error is considered permanent.
@@ -40,9 +40,9 @@ class OutboxStatus:
 
     Attributes:
         held: leased by their publisher or a relay.
-        stuck: of these, committed more than :data:`STUCK` seconds ago.
+        stuck: of these, committed more than :data:`STUCK` ago.
         failing: the last publish failed; :attr:`attempts` and :attr:`error` are of the worst.
-        overdue: due for more than :data:`OVERDUE` seconds.
+        overdue: due for more than :data:`OVERDUE_SECONDS` seconds.
         oldest: when the oldest was published.
         others: number of rows by other services.
         stray: of these, overdue ones, as a renamed service leaves.
@@ -90,7 +90,7 @@ class OutboxStatus:
             )
         if self.stuck:
             said.append(
-                f"{self.stuck} of these for more than {STUCK / 60:g} minutes: check whether "
+                f"{self.stuck} of these for more than {STUCK.seconds // 60} minutes: check whether "
                 f"RabbitMQ blocks publishers (memory or disk alarm)"
             )
         if self.others:
@@ -145,7 +145,7 @@ def count_pending(alias: str, service: str) -> OutboxStatus:
     counts: dict[str, Any] = ours.aggregate(
         total=Count("pk"),
         held=Count("pk", filter=_leased()),
-        stuck=Count("pk", filter=_leased() & Q(created_at__lt=Now() - timedelta(seconds=STUCK))),
+        stuck=Count("pk", filter=_leased() & Q(created_at__lt=Now() - STUCK)),
         failing=Count("pk", filter=Q(attempts__gt=0)),
         overdue=Count("pk", filter=_overdue()),
         oldest=Min("created_at"),
@@ -157,7 +157,7 @@ def count_pending(alias: str, service: str) -> OutboxStatus:
 
 
 def _overdue() -> Q:
-    return Q(due_at__lt=Now() - timedelta(seconds=OVERDUE))
+    return Q(due_at__lt=Now() - timedelta(seconds=OVERDUE_SECONDS))
 
 
 def _leased() -> Q:
@@ -171,7 +171,7 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
     """Return the state of a row.
 
     ``held``: leased; ``failed``: delayed until its retry; ``due``, and ``overdue`` after
-    :data:`OVERDUE` seconds; ``discarded``.
+    :data:`OVERDUE_SECONDS` seconds; ``discarded``.
 
     Args:
         now: by the database's clock.
@@ -179,7 +179,7 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
     if row.discarded_at is not None:
         return "discarded"
     if row.due_at <= now:
-        return "overdue" if row.due_at < now - timedelta(seconds=OVERDUE) else "due"
+        return "overdue" if row.due_at < now - timedelta(seconds=OVERDUE_SECONDS) else "due"
     return "failed" if row.claim is None else "held"
 
 

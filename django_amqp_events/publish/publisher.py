@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from .. import telemetry
 from ..broker.connection import negotiated
 from ..broker.publisher_pool import publisher_pool
+from ..callables import nothing
 from ..conf import (
     PUBLISH_MODES,
     PublishMode,
@@ -293,7 +294,7 @@ def _pending_in_transaction(
 
 #: Events of one transaction, and bytes of their bodies, that are published from memory after its
 #: commit; a relay publishes the others.
-KEPT: Final = 5_000
+KEPT_EVENTS: Final = 5_000
 KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -309,7 +310,7 @@ def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options
     # With autocommit off, Django does not report commits.
     by_hand = not connection.in_atomic_block and not connection.get_autocommit()
     size = sum(len(message.body) for message in messages) + (before.size if before else 0)
-    held = not by_hand and kept + len(messages) <= KEPT and size <= KEPT_BYTES
+    held = not by_hand and kept + len(messages) <= KEPT_EVENTS and size <= KEPT_BYTES
     began = time.monotonic()
     rows = outbox_rows.insert(messages, alias=alias, service=settings.service, held=held)
     if not held:
@@ -425,7 +426,7 @@ def _target(settings: Settings) -> tuple[Backend, Watch]:
 
 
 @contextmanager
-def divert(to: Backend, watch: Watch = bool) -> Iterator[None]:
+def divert(to: Backend, watch: Watch = nothing) -> Iterator[None]:
     """Publish to another backend within a block, in all threads, for tests.
 
     Events published in the block go there even if their commit comes later.

@@ -19,6 +19,7 @@ from django.db import DatabaseError, Error, InterfaceError, connections
 
 from ..broker.confirms import ConfirmChannel
 from ..broker.isolation import isolate
+from ..callables import nothing
 from ..conf import Settings
 from ..databases import check_commits, error_line
 from ..exceptions import (
@@ -43,9 +44,9 @@ BATCH: Final = outbox_rows.CLAIM_ROWS
 #: Seconds between polls of an outbox in which nothing is due.
 INTERVAL: Final = 1.0
 #: Seconds between searches for leases of dead processes.
-SEARCH: Final = 5.0
+DEAD_LEASES_SECONDS: Final = 5.0
 #: Seconds between polls of a database that has no outbox and does not need one.
-ELSEWHERE: Final = 60.0
+NO_OUTBOX_SECONDS: Final = 60.0
 #: Failed rows that are retried, each alone, between two batches of others.
 ALONE: Final = 100
 #: Seconds to wait for pending confirms when a relay is stopped, or a process ends.
@@ -74,9 +75,9 @@ class OutboxChannel(ConfirmChannel):
         app: Celery,
         *,
         timeout: float,
-        begin: Callable[[], object] = bool,
-        tick: Callable[[], object] = bool,
-        stop: Callable[[], bool] = bool,
+        begin: Callable[[], object] = nothing,
+        tick: Callable[[], object] = nothing,
+        stop: Callable[[], bool] = nothing,
     ) -> None:
         super().__init__(app, timeout=timeout)
         self._begin = begin
@@ -218,8 +219,8 @@ class Relay:
     needed: bool = True
     alone: bool = True
     tell: Callable[[str], object] = logger.info
-    relayed: Callable[[RelayCounts], object] = bool
-    stop: Callable[[], bool] = bool
+    relayed: Callable[[RelayCounts], object] = nothing
+    stop: Callable[[], bool] = nothing
     total: RelayCounts = field(default_factory=RelayCounts)
     _channel: OutboxChannel = field(init=False)
     _searched: float = 0.0
@@ -268,14 +269,14 @@ class Relay:
                 raise
             logger.info("no outbox is relayed in database %r: %s", self.alias, error_line(exc))
             connections.close_all()
-            wait = ELSEWHERE
+            wait = NO_OUTBOX_SECONDS
         return None if wait and until_empty else wait
 
     def _publish_due(self) -> bool:
         """Publish a batch of due rows; return True if there were any."""
         connections[self.alias].close_if_unusable_or_obsolete()
         self._record()
-        if time.monotonic() >= self._searched + SEARCH:
+        if time.monotonic() >= self._searched + DEAD_LEASES_SECONDS:
             self._searched = time.monotonic()
             outbox_rows.end_leases_of_dead(self.alias, self.settings.service)
         if not outbox_rows.due(self.alias, self.settings.service):

@@ -28,7 +28,7 @@ from ..message.types import Payload, Received
 from . import fast_paths
 from .celery_internals import state
 from .cold_shutdown import ColdShutdown
-from .dispatch import HOLDABLE, Delivery, Dispatcher
+from .dispatch import HOLD_SECONDS, Delivery, Dispatcher
 from .intake import Intake
 from .outgoing import OutgoingMessages
 from .queue_step import MAX_PREFETCH, QueueStep, _raise
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that a warm shutdown waits for messages that are not confirmed yet.
 DRAIN_TIMEOUT: Final = 20.0
 #: Seconds between turns of the event loop that ``events_health`` can see.
-TURN: Final = 5.0
+TURN_SECONDS: Final = 5.0
 
 
 class EventStep(QueueStep):
@@ -87,7 +87,7 @@ class EventStep(QueueStep):
             self.chunks.begin()
         super().start(c)
         self.part.turn()
-        self._timers = (c.timer.call_repeatedly(TURN, self.part.turn),)
+        self._timers = (c.timer.call_repeatedly(TURN_SECONDS, self.part.turn),)
         if self.intake is not None:
             self.intake.begin()
             self._timers += (c.timer.call_repeatedly(self.intake.interval, self._adapt),)
@@ -334,7 +334,7 @@ class EventStep(QueueStep):
             self.settler.settle(delivery, payload)
             return
         remaining = delivery.remaining(datetime.now(UTC))
-        if remaining > HOLDABLE:
+        if remaining > HOLD_SECONDS:
             self.settler.postpone(delivery)
         elif remaining > 0:
             held = (self._handle, delivery, payload)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 #: Delays before the next try. They restart when twice the longest has passed without a refusal.
 BACKOFF: Final = Backoff(1.0, 30.0)
 #: Seconds after which a connection is lost if RabbitMQ does not answer.
-SILENCE: Final = 60
+SILENCE_SECONDS: Final = 60
 #: Seconds between two checks whether the worker is asked to stop.
 STOP_CHECK: Final = 0.2
 #: Seconds between checks whether the name is free, and for which a worker that starts waits: the
@@ -42,7 +42,7 @@ STOP_CHECK: Final = 0.2
 NAME_CHECK: Final = 1.0
 NAME_PATIENCE: Final = 3.0
 #: Heartbeats after which RabbitMQ has certainly closed a dead connection.
-DEAD: Final = 3
+DEAD_HEARTBEATS: Final = 3
 
 
 class Login(bootsteps.StartStopStep):
@@ -93,7 +93,7 @@ class Login(bootsteps.StartStopStep):
     def _ensure_connected(self, conn: Any) -> Any:
         connection = self._ensure_before(conn)
         if _is_rabbitmq(connection):
-            limit_waits(connection, SILENCE)
+            limit_waits(connection, SILENCE_SECONDS)
         return connection
 
     def _wait_for_name(self, connection: Any) -> None:
@@ -105,7 +105,7 @@ class Login(bootsteps.StartStopStep):
         heartbeat = connection.get_heartbeat_interval()
         patience = NAME_PATIENCE
         if self._had_name:
-            patience = DEAD * heartbeat or SILENCE
+            patience = DEAD_HEARTBEATS * heartbeat or SILENCE_SECONDS
         queue = self.app.control.mailbox.get_queue(self.mailbox_name).name
         began = monotonic()
         reported = False

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: A retry that is due within this many seconds is held in the worker instead of being published
 #: to a delay queue again, whose shortest delay is a second.
-HOLDABLE: Final = 0.1
+HOLD_SECONDS: Final = 0.1
 #: Headers with a trace's context (W3C, Zipkin's B3) whose names have no hyphen.
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate", "baggage", "b3"})
 #: Longest representation of arguments in characters, for Celery's logs and task events.

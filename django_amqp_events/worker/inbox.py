@@ -26,6 +26,7 @@ from django.db import (
 from django.db.models import Q, QuerySet
 
 from .. import signals
+from ..callables import nothing
 from ..conf import INBOX_MIN, Settings, get_settings
 from ..context import ReceivedEvent
 from ..databases import check_commits, delete_by_id, is_conflict, is_locked, with_table
@@ -49,10 +50,8 @@ KEEP: Final = timedelta(seconds=INBOX_MIN)
 #: database's own timeout is, and at most a third of RabbitMQ's consumer timeout: the event may have
 #: waited in the worker before, and runs afterwards.
 LOCK_WAIT: Final = 600.0
-#: Pause in seconds after a timeout of the database.
-LOCK_PAUSE: Final = 0.05
-#: Number of rows that one statement deletes.
-CHUNK: Final = 500
+LOCK_PAUSE_SECONDS: Final = 0.05
+ROWS_PER_DELETE: Final = 500
 
 
 def inbox_key(service: str, handler: str, event: ReceivedEvent) -> UUID:
@@ -116,7 +115,7 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
             waits = is_conflict(exc) or (is_locked(exc) and time.monotonic() < deadline)
             if inserted or nested or not waits:
                 raise
-            time.sleep(LOCK_PAUSE)
+            time.sleep(LOCK_PAUSE_SECONDS)
     logger.info(
         "event %r (%s) is skipped, since %s has handled it already",
         event.name,
@@ -213,7 +212,7 @@ def databases() -> list[str]:
 
 def due(*, before: datetime, service: str | None = None) -> int:
     """Return the number of rows that :func:`prune` would delete."""
-    found = (_pages(_rows(alias, service), before, CHUNK) for alias in databases())
+    found = (_pages(_rows(alias, service), before, ROWS_PER_DELETE) for alias in databases())
     return sum(len(gone) for pages in found for gone in pages)
 
 
@@ -221,9 +220,9 @@ def prune(
     *,
     before: datetime,
     service: str | None = None,
-    batch_size: int = CHUNK,
-    progress: Callable[[int], object] = bool,
-    stop: Callable[[], bool] = bool,
+    batch_size: int = ROWS_PER_DELETE,
+    progress: Callable[[int], object] = nothing,
+    stop: Callable[[], bool] = nothing,
 ) -> int:
     """Delete old rows and return their number.
 

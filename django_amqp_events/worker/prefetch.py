@@ -16,7 +16,7 @@ WAITING: Final = 1 / 6
 #: Part of it after which a delivery whose message cannot be published is requeued.
 HOLDING: Final = 5 / 6
 #: Seconds of work per process that it pays to hold in advance.
-WORK: Final = 0.25
+WORK_SECONDS: Final = 0.25
 
 Why = Literal["default", "configured", "measured", "slow", "rate"]
 
@@ -81,7 +81,7 @@ def window(load: Load, *, seconds: float | None, rate: float | None) -> Window:
             found = Window(max(0, min(share, load.free)), "slow")
         else:
             if not load.configured:
-                fits = min(fits, processes + int(WORK * processes / seconds))
+                fits = min(fits, processes + int(WORK_SECONDS * processes / seconds))
             if fits < share:
                 found = Window(fits, "measured")
     if rate is not None and rate * load.wait < found.count:

@@ -37,10 +37,10 @@ from .verdict import REQUEUE, Verdict
 logger = logging.getLogger(__name__)
 
 #: Number of processes that an event may kill when run alone.
-DEATHS: Final = 2
+MAX_DEATHS: Final = 2
 #: Seconds from its delivery in which an event that killed its process is run again at once. With
 #: its time limit, that is less than RabbitMQ's consumer timeout.
-AGAIN_WITHIN: Final = 60.0
+AGAIN_SECONDS: Final = 60.0
 #: Seconds between two checks whether ``dead`` is empty.
 CHECK_INTERVAL: Final = 0.2
 #: Seconds to wait for its first message, since RabbitMQ reports a busy quorum queue as empty.
@@ -48,9 +48,9 @@ FIRST_TIMEOUT: Final = 1.0
 #: Seconds to wait for each further message.
 NEXT_TIMEOUT: Final = 10.0
 #: Seconds without a message after which a reaper with ``--until-empty`` ends.
-IDLE: Final = 30.0
+IDLE_SECONDS: Final = 30.0
 #: Seconds between reports of the number of isolated events.
-REPORT: Final = 10.0
+REPORT_SECONDS: Final = 10.0
 
 #: The event is run again, and stays unacknowledged.
 AGAIN: Final = Verdict(kind="requeue", detail="it runs alone once more")
@@ -85,14 +85,14 @@ class Isolation(Settler):
     def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
         key = self._key(delivery)
         self._deaths[key] += 1
-        if self._deaths[key] < DEATHS:
+        if self._deaths[key] < MAX_DEATHS:
             logger.warning(
                 "%s killed its process; it runs alone once more",
                 delivery.title,
                 extra=delivery.log_fields,
             )
             # Another reaper does not know of this death.
-            return AGAIN if monotonic() < delivery.since + AGAIN_WITHIN else REQUEUE
+            return AGAIN if monotonic() < delivery.since + AGAIN_SECONDS else REQUEUE
         return _poison(f"run alone, it ended its process {self._deaths.pop(key)} times", exc)
 
     def _key(self, delivery: Delivery) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class ReaperStep(EventStep):
     #: Time limit in seconds of a handler without one, below RabbitMQ's consumer timeout;
     #: ``None`` for five sixths of it.
     time_limit: float | None = None
-    #: Whether the worker ends when no message has arrived for :data:`IDLE` seconds.
+    #: Whether the worker ends when no message has arrived for :data:`IDLE_SECONDS` seconds.
     until_empty = False
     #: When the last message arrived, and what was reported last (both monotonic).
     _arrived = 0.0
@@ -174,7 +174,7 @@ class ReaperStep(EventStep):
             return
         now = monotonic()
         since, isolated, poison = self._reported
-        if now >= since + REPORT:
+        if now >= since + REPORT_SECONDS:
             self._reported = (now, self.settler.isolated, self.settler.poison)
             if done := self.settler.isolated - isolated:
                 logger.info(
@@ -185,8 +185,8 @@ class ReaperStep(EventStep):
                     self.settler.poison - poison,
                 )
         working = state.reserved_requests or self.settler.working
-        if self.until_empty and not working and now > self._arrived + IDLE:
-            logger.info("no isolated event has arrived for %g s; this reaper ends", IDLE)
+        if self.until_empty and not working and now > self._arrived + IDLE_SECONDS:
+            logger.info("no isolated event has arrived for %g s; this reaper ends", IDLE_SECONDS)
             state.should_stop = 0
             return
         self.c.timer.call_after(1.0, self._watch, (connection,))

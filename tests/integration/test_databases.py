@@ -170,7 +170,7 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
     with connection.cursor() as cursor:
         cursor.execute(_SHORT[connection.vendor])
     if tries is None:
-        monkeypatch.setattr(states, "LOCKED", 0.0)
+        monkeypatch.setattr(states, "LOCKED_SECONDS", 0.0)
     with closing(connections.create_connection(archive_database.alias)) as other:
         other.set_autocommit(False)
         other.cursor().execute("UPDATE django_amqp_events_archivedevent SET version = version")

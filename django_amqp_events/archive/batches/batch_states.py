@@ -56,11 +56,9 @@ COUNTED: Final = 1_000
 #: Most reasons in a report.
 REASONS: Final = 50
 #: Batches without a runner that are counted at a time.
-AWAITING: Final = 100
-#: Most rows that one transaction deletes.
-DELETED: Final = 5_000
-#: Seconds that a draft is kept.
-DRAFT: Final = 86_400.0
+BATCHES_PER_COUNT: Final = 100
+ROWS_PER_DELETE: Final = 5_000
+DRAFT_SECONDS: Final = 86_400.0
 
 _Batch = ReplayBatch.State
 _Replay = Replay.State
@@ -401,7 +399,7 @@ def awaiting_outcomes(service: str) -> list[UUID]:
         state__in=(_Batch.PAUSED, *_ENDS),
     )
     oldest = F("counted_at").asc(nulls_first=True)
-    return list(found.order_by(oldest, "pk").values_list("pk", flat=True)[:AWAITING])
+    return list(found.order_by(oldest, "pk").values_list("pk", flat=True)[:BATCHES_PER_COUNT])
 
 
 # -- reporting ----------------------------------------------------------------------------
@@ -451,7 +449,7 @@ def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayB
     """Return batches that ended before a time, and drafts that were never started."""
     return rows().filter(
         Q(state__in=_ENDS, finished_at__lt=now - timedelta(seconds=age))
-        | Q(state=_Batch.DRAFT, created_at__lt=now - timedelta(seconds=DRAFT)),
+        | Q(state=_Batch.DRAFT, created_at__lt=now - timedelta(seconds=DRAFT_SECONDS)),
         service=service,
     )
 
@@ -467,7 +465,7 @@ def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
     pk = found.order_by("created_at").values_list("pk", flat=True).first()
     if pk is None:
         return False
-    ids = list(events(pk).order_by().values_list("pk", flat=True)[:DELETED])
+    ids = list(events(pk).order_by().values_list("pk", flat=True)[:ROWS_PER_DELETE])
     with transaction.atomic(using=using):
         # The UPDATE locks the row: a draft that was started meanwhile does not match.
         if not found.filter(pk=pk).update(total=F("total")):

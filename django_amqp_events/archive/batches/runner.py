@@ -23,6 +23,7 @@ from django.utils.translation import gettext_noop as _
 
 from ...backoff import Backoff
 from ...broker.provisioning.amqp_api import session
+from ...callables import nothing
 from ...conf import Settings
 from ...declare.registry import get_registry
 from ...exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
@@ -39,19 +40,19 @@ CHUNK: Final = eligibility.CHUNK
 #: Seconds between searches for batches, and least seconds between counts and judgements.
 INTERVAL: Final = 1.0
 #: A count is repeated after this many times its duration, since a large batch counts slowly.
-SELDOM: Final = 20
+COUNT_PAUSE_FACTOR: Final = 20
 #: Seconds between counts of batches that only receive outcomes.
-AFTER: Final = 5.0
+OUTCOMES_SECONDS: Final = 5.0
 #: Seconds of a lease, plus three confirm timeouts.
 LEASE: Final = 60.0
 #: Seconds before the next attempt after one that published nothing.
 BACKOFF: Final = Backoff(1.0, 60.0)
 #: Attempts refused by a reachable broker after which a batch pauses.
-TRIES: Final = 5
+REFUSED_ATTEMPTS: Final = 5
 #: Events in a row that could not be published, each with its own error, after which it pauses.
-FRUITLESS: Final = 10
+UNPUBLISHED_IN_A_ROW: Final = 10
 #: Most seconds that a batch waits for outcomes, whatever the retries of its handlers.
-PATIENCE: Final = 86_400.0
+OUTCOMES_TIMEOUT: Final = 86_400.0
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Runner:
     app: Celery
     settings: Settings
     tell: Callable[[str], object] = logger.info
-    stop: Callable[[], bool] = bool
+    stop: Callable[[], bool] = nothing
     id: UUID = field(default_factory=uuid4)
     published: int = 0
     _held: dict[UUID, _Work] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class Runner:
             if now >= self._after:
                 for pk in batch_states.awaiting_outcomes(self.settings.service):
                     batch_states.count(pk)
-                self._after = now + AFTER
+                self._after = now + OUTCOMES_SECONDS
             # Last: after an error the next step asks the database again, and so has not resumed.
             self._looked = now
         for work in list(self._held.values()):
@@ -204,7 +205,7 @@ class Runner:
             return
         elif report.returned:
             work.fruitless += len(report.returned)
-            if work.fruitless >= FRUITLESS:
+            if work.fruitless >= UNPUBLISHED_IN_A_ROW:
                 self._pause(work, f"nothing could be published: {report.returned[-1].why}")
                 return
         # Counted from each chunk, so that no burst makes up for a delay.
@@ -286,7 +287,7 @@ class Runner:
         began = time.monotonic()
         work.counts = batch_states.count(work.pk)
         now = time.monotonic()
-        work.counted = now + max(INTERVAL, SELDOM * (now - began))
+        work.counted = now + max(INTERVAL, COUNT_PAUSE_FACTOR * (now - began))
 
     def _reachable(self, batch: ReplayBatch, work: _Work) -> bool:
         """Return True if RabbitMQ answers; asked after a failure, before events are claimed."""
@@ -304,7 +305,7 @@ class Runner:
         # The first refusal may be a broker that is shutting down.
         work.refused += refused and bool(work.tries)
         work.tries += 1
-        if work.refused >= TRIES:
+        if work.refused >= REFUSED_ATTEMPTS:
             self._pause(work, f"nothing could be published: {why}")
             return
         if work.tries == 1:
@@ -320,7 +321,7 @@ class Runner:
     def _patience(self) -> float:
         """Seconds to wait for outcomes."""
         handlers = get_registry().handlers.values()
-        return min(PATIENCE, eligibility.patience(*handlers).total_seconds())
+        return min(OUTCOMES_TIMEOUT, eligibility.patience(*handlers).total_seconds())
 
     def _release(self) -> None:
         try:

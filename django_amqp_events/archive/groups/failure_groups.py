@@ -17,14 +17,14 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
+from ...callables import nothing
 from ...databases import check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import states
 from . import group_counts
 from .fingerprint import VERSION, Fingerprint, fingerprint
 
-#: Most events that one transaction assigns.
-BATCH: Final = 500
+EVENTS_PER_TRANSACTION: Final = 500
 #: Most events whose newest decisions a group's history reads.
 DECISIONS: Final = 2_000
 #: The texts that people write about a group, each with its action.
@@ -75,7 +75,7 @@ def assign_groups(
     groups().bulk_create([wanted[pk] for pk in sorted(wanted)], ignore_conflicts=True)
 
 
-def fold_all_counts(stop: Callable[[], bool] = bool) -> int:
+def fold_all_counts(stop: Callable[[], bool] = nothing) -> int:
     """Fold all group count changes into their groups; return how many were folded."""
     fold = states.retry_on_conflict(group_counts.fold_changes)
     total = 0
@@ -84,7 +84,7 @@ def fold_all_counts(stop: Callable[[], bool] = bool) -> int:
     return total
 
 
-def group_ungrouped(limit: int = BATCH) -> int:
+def group_ungrouped(limit: int = EVENTS_PER_TRANSACTION) -> int:
     """Assign events without a group, the last failures first; return how many.
 
     They count in the hour of their last failure.
@@ -116,9 +116,9 @@ class Rebuilt:
 
 def rebuild(
     *,
-    batch_size: int = BATCH,
-    progress: Callable[[Rebuilt], object] = bool,
-    stop: Callable[[], bool] = bool,
+    batch_size: int = EVENTS_PER_TRANSACTION,
+    progress: Callable[[Rebuilt], object] = nothing,
+    stop: Callable[[], bool] = nothing,
 ) -> Rebuilt:
     """Move every event to its group, and correct the numbers of all groups.
 
@@ -155,8 +155,7 @@ def rebuild(
 def prune(*, before: datetime | None, service: str) -> int:
     """Delete groups without events and notes; return how many.
 
-    Counts of hours older than :data:`~django_amqp_events.archive.groups.group_counts.HOURS` are
-    deleted too.
+    Counts of hours older than :data:`.group_counts.KEPT_HOURS` are deleted too.
 
     Args:
         before: groups whose last failure was earlier; ``None`` keeps all.
@@ -165,7 +164,7 @@ def prune(*, before: datetime | None, service: str) -> int:
     check_commits(using)
     fold_all_counts()
     group_counts.delete_old_hours(
-        using=using, before=datetime.now(UTC) - timedelta(hours=group_counts.HOURS)
+        using=using, before=datetime.now(UTC) - timedelta(hours=group_counts.KEPT_HOURS)
     )
     if before is None:
         return 0

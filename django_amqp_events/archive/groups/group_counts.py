@@ -23,12 +23,9 @@ from ...models import ArchivedEvent, FailureGroup, GroupCountChange, GroupHour, 
 
 M = TypeVar("M", bound=Model)
 
-#: Hours for which counts per hour are kept.
-HOURS: Final = 30 * 24
-#: Most changes that one transaction folds.
-FOLD: Final = 2_000
-#: Most rows that one statement writes.
-ROWS: Final = 500
+KEPT_HOURS: Final = 30 * 24
+CHANGES_PER_FOLD: Final = 2_000
+ROWS_PER_STATEMENT: Final = 500
 #: States of events that are on their way to a handler.
 IN_PROGRESS: Final = (State.QUEUED, State.REPLAYING)
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
@@ -134,7 +131,7 @@ def _count(change: GroupCountChange, event: CountedEvent, sign: int) -> None:
         change.going += sign
 
 
-def fold_changes(*, using: str, now: datetime, limit: int = FOLD) -> int:
+def fold_changes(*, using: str, now: datetime, limit: int = CHANGES_PER_FOLD) -> int:
     """Fold count changes into groups and hours; return how many, 0 if none are left.
 
     Any number of processes may call it at once. It sets when a group was resolved and reopened.
@@ -279,7 +276,7 @@ def _add(group: FailureGroup, change: GroupCountChange) -> None:
 
 
 def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -> None:
-    oldest = hour_of(now) - timedelta(hours=HOURS)
+    oldest = hour_of(now) - timedelta(hours=KEPT_HOURS)
     sums: defaultdict[tuple[UUID, datetime], dict[str, int]] = defaultdict(
         lambda: dict.fromkeys(_OF_HOUR, 0)
     )
@@ -315,5 +312,5 @@ def _upsert(
         update_conflicts=True,
         unique_fields=key if named else None,
         update_fields=changed,
-        batch_size=ROWS,
+        batch_size=ROWS_PER_STATEMENT,
     )

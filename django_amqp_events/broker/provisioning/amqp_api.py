@@ -46,7 +46,7 @@ FLAGS_REQUIRED_VERSION: Final = (3, 12)
 #: Seconds to wait for the answer to one request; a cluster may elect a leader in between.
 ANSWER_TIMEOUT: Final = 60.0
 #: Number of requests that are sent ahead; they must fit in the buffers of both ends.
-AHEAD: Final = 64
+REQUESTS_AHEAD: Final = 64
 
 # An argument of streams, which RabbitMQ validates for other queues only when it creates one.
 _GUARD: Final = {"x-max-age": "never-created"}
@@ -127,7 +127,7 @@ class Amqp:
         self.vhost: str = conn.virtual_host or "/"
         self._amqp: amqp.Connection = conn.connection
         self._channel: amqp.Channel | None = None
-        self._ahead = AHEAD
+        self._ahead = REQUESTS_AHEAD
         self._amqp.transport.sock.settimeout(ANSWER_TIMEOUT)
 
     @property
@@ -181,7 +181,7 @@ class Amqp:
                         sent += 1
                     channel.wait(request.answer)
                     answered += 1
-                    self._ahead = min(2 * self._ahead, AHEAD)
+                    self._ahead = min(2 * self._ahead, REQUESTS_AHEAD)
                     yield
             finally:
                 if sent > answered:

@@ -10,6 +10,7 @@ from typing import Final
 from amqp import exceptions as amqp_errors
 from celery import Celery
 
+from ...callables import nothing
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
 from ..connection import limit_reached
@@ -54,7 +55,7 @@ def apply(
     *,
     api: ManagementApi | None = None,
     progress: Callable[[Step, int, int], object] | None = None,
-    notice: Callable[[str], object] = bool,
+    notice: Callable[[str], object] = nothing,
     wait: float = 0.0,
 ) -> Applied:
     """Carry out a plan.

@@ -49,10 +49,8 @@ from .drift import shadow
 from .inspection import some
 from .management_api import FoundBinding, ManagementApi
 
-#: Seconds between two checks of a watched queue.
-POLL: Final = 0.5
-#: Seconds to wait for fresh statistics.
-PATIENCE: Final = 60.0
+QUEUE_CHECK_SECONDS: Final = 0.5
+STATISTICS_TIMEOUT: Final = 60.0
 #: Messages of a shadow that are moved at a time.
 BATCH: Final = 100
 #: Properties of a moved message. RabbitMQ would refuse a ``user_id`` of another user, and an
@@ -185,7 +183,7 @@ class Replacement:
                     waiting.remove(queue)
                     done.append((queue, reason))
             if waiting:
-                time.sleep(POLL)
+                time.sleep(QUEUE_CHECK_SECONDS)
         return done
 
     def _verdict(self, queue: _Watched, elapsed: float) -> str | None:
@@ -199,7 +197,7 @@ class Replacement:
             return ""
         if occupied and elapsed >= self.wait and (fresh or self._occupied(queue.name, {})):
             return occupied
-        if elapsed > self.wait + PATIENCE:
+        if elapsed > self.wait + STATISTICS_TIMEOUT:
             return occupied or "the management API shows no fresh statistics of it"
         return None
 

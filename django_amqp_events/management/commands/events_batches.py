@@ -37,8 +37,7 @@ from django_amqp_events.management.service_command import ServiceCommand
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import Replay, ReplayBatch
 
-#: Batches that are listed at most.
-LISTED: Final = 50
+LISTED_BATCHES: Final = 50
 _CHANGES: Final = {
     "pause": batch_states.pause,
     "resume": batch_states.resume,
@@ -93,7 +92,7 @@ class Command(ServiceCommand):
         return self.finish(0, {"batches": batches}, lambda: self.stdout.write("\n".join(lines)))
 
     def _list(self, service: str) -> int:
-        found = list(batch_states.rows().filter(service=service)[:LISTED])
+        found = list(batch_states.rows().filter(service=service)[:LISTED_BATCHES])
         lines = [describe(batch) for batch in found] or ["no batches"]
         return self._finish([document(batch) for batch in found], lines)
 

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 #: Seconds after SIGTERM until threads that have not ended end with the process.
 GRACE: Final = REAPER_GRACE + 2
 #: Seconds that a service has to work before its last error is no longer reported to probes.
-SETTLED: Final = 10.0
+SETTLED_SECONDS: Final = 10.0
 
 
 class Command(ServiceCommand):
@@ -123,10 +123,10 @@ class Command(ServiceCommand):
             if self.stopped():
                 return
             ended = time.monotonic()
-            failures = 0 if ended > began + SETTLED else failures
+            failures = 0 if ended > began + SETTLED_SECONDS else failures
             wait = service_loop.BACKOFF.delay(failures)
             failures += 1
-            until = ended + wait + SETTLED
+            until = ended + wait + SETTLED_SECONDS
             told = f"{name} has ended: {error}"
             if told != problem or failures == 1:
                 self.tell(

@@ -43,7 +43,7 @@ class Command(ReportCommand):
             "--rebuild", action="store_true", help="Regroup all events and recount them."
         )
         arguments.add_batch_size(
-            parser, failure_groups.BATCH, "events per transaction of --rebuild"
+            parser, failure_groups.EVENTS_PER_TRANSACTION, "events per transaction of --rebuild"
         )
         super().add_arguments(parser)
 

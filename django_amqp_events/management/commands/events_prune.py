@@ -58,7 +58,7 @@ class Command(ReportCommand):
                 help=f"Delete {rows} longer ago (default: {default}).",
             )
         arguments.add_service(parser, "Delete the rows of")
-        arguments.add_batch_size(parser, retention.BATCH, "rows per transaction")
+        arguments.add_batch_size(parser, retention.ROWS_PER_TRANSACTION, "rows per transaction")
         parser.add_argument(
             "--dry-run", action="store_true", help="Count the rows, change nothing."
         )

@@ -20,7 +20,7 @@ from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.child_command import follow
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
 from django_amqp_events.worker import bootstrap
-from django_amqp_events.worker.reaper import IDLE, ReaperStep
+from django_amqp_events.worker.reaper import IDLE_SECONDS, ReaperStep
 
 
 class Command(EventsCommand):
@@ -43,7 +43,7 @@ class Command(EventsCommand):
         parser.add_argument(
             "--until-empty",
             action="store_true",
-            help=f"End when no event has arrived for {IDLE:g} s.",
+            help=f"End when no event has arrived for {IDLE_SECONDS:g} s.",
         )
         parser.add_argument("--parent", type=int, metavar="PID", help="End when this process ends.")
 

@@ -461,8 +461,8 @@ class Command(ReportCommand):
             self._show_reasons("returned to the archive", report.returned)
         self._show_reasons("would be skipped" if dry_run else "skipped", report.skipped)
         for each in result.missing:
-            short = len(each) < selection.SHORT
-            hint = f"; give the full id, or at least its first {selection.SHORT} characters"
+            short = len(each) < selection.SHORTEST_UUID
+            hint = f"; give the full id, or at least its first {selection.SHORTEST_UUID} characters"
             self.stderr.write(f"no archived event has the id {each!r}{hint if short else ''}")
         if report.stopped and dry_run:
             self.stderr.write(f"stopped: {report.stopped}; the list is incomplete")

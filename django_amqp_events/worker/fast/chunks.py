@@ -34,7 +34,6 @@ from ..verdict import HANDLED, REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: Largest number of events in a chunk.
 MAX_EVENTS: Final = 16
 #: Longest time in seconds that the events of a chunk may take together, by their averages.
 MAX_SECONDS: Final = 0.05

@@ -58,7 +58,7 @@ from django_amqp_events.publish import direct_publisher, outbox_rows
 from django_amqp_events.publish.relay import Relay
 
 # A machine that is busy confirms late. Where that is not the point, it is waited for.
-direct_publisher.PATIENCE = 30
+direct_publisher.CONFIRM_WAIT_SECONDS = 30
 
 def lease(seconds):
     outbox_rows.LEASE = seconds
@@ -331,7 +331,7 @@ def test_short_program_waits_for_confirms(wire: Wire, start: Start):
 import atexit
 atexit.unregister(direct_publisher.close_direct_publishers)
 atexit.register(direct_publisher.close_direct_publishers, 30)  # a busy machine confirms late
-direct_publisher.PATIENCE = 0
+direct_publisher.CONFIRM_WAIT_SECONDS = 0
 for n in range(20):
     publish(f"event-{n}")
 """
@@ -343,7 +343,7 @@ for n in range(20):
 def test_a_program_that_ends_while_the_broker_is_silent(wire: Wire, start: Start):
     proxy: Proxy = wire.proxy()
     code = """
-direct_publisher.PATIENCE = 0.15
+direct_publisher.CONFIRM_WAIT_SECONDS = 0.15
 publish("first")
 print("go", flush=True)
 sys.stdin.readline()
@@ -386,7 +386,7 @@ def test_a_program_that_ends_without_a_broker_leaves_its_events_to_relays(
         else:
             port = silent.getsockname()[1]
         code = """
-direct_publisher.PATIENCE = 0.15
+direct_publisher.CONFIRM_WAIT_SECONDS = 0.15
 for n in range(3):
     publish(f"event-{n}")
 """

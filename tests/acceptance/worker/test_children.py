@@ -156,7 +156,7 @@ def isolate(eyes: Eyes, *plans: list[str]) -> list[str]:
 
 
 def test_the_reaper_runs_while_there_is_something_to_isolate(core, fresh_eyes):
-    core.constants = {"management.companion.CHECK_INTERVAL": 2, "worker.reaper.IDLE": 2}
+    core.constants = {"management.companion.CHECK_INTERVAL": 2, "worker.reaper.IDLE_SECONDS": 2}
     worker = events_worker(core).wait_ready()
     [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
     until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")

@@ -197,7 +197,7 @@ def test_the_broker_falls_silent_during_the_start(
             fresh_eyes,
             celery={"broker_heartbeat": 2, "broker_channel_error_retry": True},
             events={"TOPOLOGY": "external"},
-            constants={"worker.connection_errors.SILENCE": 1},
+            constants={"worker.connection_errors.SILENCE_SECONDS": 1},
         )
         core.declare()
         core.url = proxy.url
@@ -221,7 +221,7 @@ def test_the_name_of_a_dead_connection_is_waited_for(
         core = service(
             eyes,
             celery={"broker_heartbeat": heartbeat, "broker_channel_error_retry": True},
-            constants={"worker.connection_errors.SILENCE": 3},
+            constants={"worker.connection_errors.SILENCE_SECONDS": 3},
         )
         core.declare()
         core.url = proxy.url

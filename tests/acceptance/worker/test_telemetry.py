@@ -29,7 +29,7 @@ from django.conf import settings
 from django.test import Client
 from django_amqp_events.publish import publisher
 settings.ROOT_URLCONF, settings.ALLOWED_HOSTS = "testproject.traced", ["testserver"]
-publisher.KEPT = {kept}
+publisher.KEPT_EVENTS = {kept}
 assert Client().post("/orders/", {{"plan": {plan}}}).status_code == 200
 """
 _OPERATOR = """

@@ -63,7 +63,7 @@ def test_server_is_killed(billing, private_server, tmp_path, transactional_db, d
 def test_a_message_is_larger_than_a_packet(
     billing, private_server, monkeypatch, transactional_db, django_db_blocker
 ):
-    monkeypatch.setattr(mirror, "ASIDE", 0.5)
+    monkeypatch.setattr(mirror, "REREAD_SECONDS", 0.5)
     said: list[str] = []
 
     def allow(size: int) -> None:

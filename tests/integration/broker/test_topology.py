@@ -319,7 +319,7 @@ class TestAskingAhead:
 
     @pytest.fixture(params=[1, 2, 64], ids="ahead{}".format)
     def look(self, request, service, fresh_vhost, monkeypatch):
-        monkeypatch.setattr(amqp_api, "AHEAD", request.param)
+        monkeypatch.setattr(amqp_api, "REQUESTS_AHEAD", request.param)
         made = service(fresh_vhost)
         with made.active(), session(made.app, made.settings) as amqp_session:
             yield amqp_session

@@ -112,6 +112,8 @@ def test_snapshot_contains_queues_and_open_events(billing, exact, monkeypatch):
     channel.close()
     later = now + timedelta(minutes=1)
     wait_until(lambda: billing.ready(QUEUE) == 2, "both are back")
+    if exact:
+        wait_until(lambda: unacked(billing, QUEUE) == 0, "the API knows it")
     watcher(billing).look(later)
     about = Snapshot.objects.latest("at").about
     assert about["queues"][QUEUE]["severity"] == "error"

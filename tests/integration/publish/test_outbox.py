@@ -65,7 +65,7 @@ NAME = "shop.order.created"
 ALIAS = "archive"
 #: Seconds in which a call returns that is not held: less than a CONFIRM_TIMEOUT.
 SOON = 10.0
-PATIENCE = direct_publisher.PATIENCE
+PATIENCE = direct_publisher.CONFIRM_WAIT_SECONDS
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -73,12 +73,12 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait longer for confirms, since a busy machine confirms late."""
-    monkeypatch.setattr(direct_publisher, "PATIENCE", 30.0)
+    monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", 30.0)
 
 
 @pytest.fixture
 def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_publisher, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", PATIENCE)
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_a_receiver_of_the_commit_that_raises(wire: Wire):
 
 
 def test_more_than_is_kept_in_memory(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("django_amqp_events.publish.publisher.KEPT", 2)
+    monkeypatch.setattr("django_amqp_events.publish.publisher.KEPT_EVENTS", 2)
     with transaction.atomic(using=ALIAS):
         ids = [publish_event(NAME, {"n": n}) for n in range(4)]
     assert wire.ids() == ids[:2]
@@ -408,7 +408,7 @@ def test_publishing_does_not_block(
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     # Longer than a transaction takes on a busy machine.
-    monkeypatch.setattr(direct_publisher, "PATIENCE", 1.0)
+    monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", 1.0)
     away = Away(wire)
     wire.configure(url=away.proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=3)
     caplog.set_level(logging.INFO, "django_amqp_events")
@@ -419,7 +419,7 @@ def test_publishing_does_not_block(
     found = [timed({"n": n}) for n in range(1, 41)]
     published += [event_id for event_id, _ in found]
     # The first waits for the confirm for at most PATIENCE; the others do not wait.
-    slow = [seconds for _, seconds in found if seconds > direct_publisher.PATIENCE]
+    slow = [seconds for _, seconds in found if seconds > direct_publisher.CONFIRM_WAIT_SECONDS]
     assert len(slow) < 20, slow
     assert table().count() == 40
     until(lambda: "events wait in the outbox" in caplog.text, "it is said")
@@ -793,7 +793,7 @@ def test_rows_of_other_services_are_left_alone(wire: Wire):
 def test_untouched_row_becomes_overdue(wire: Wire):
     leave(2)
     assert outbox.count_pending(ALIAS, "shop").overdue == 0
-    table().update(due_at=Now() - timedelta(seconds=outbox.OVERDUE + 5))
+    table().update(due_at=Now() - timedelta(seconds=outbox.OVERDUE_SECONDS + 5))
     state = outbox.count_pending(ALIAS, "shop")
     assert (state.total, state.overdue, state.held) == (2, 2, 0)
     assert state.oldest is not None
@@ -804,7 +804,7 @@ def test_endless_lease_is_reported(wire: Wire):
     assert len(outbox_rows.claim(ALIAS, "shop", limit=2, failed=False)) == 2
     state = outbox.count_pending(ALIAS, "shop")
     assert (state.held, state.stuck, state.severity) == (2, 0, "ok")
-    table().update(created_at=Now() - timedelta(seconds=outbox.STUCK + 1))
+    table().update(created_at=Now() - outbox.STUCK - timedelta(seconds=1))
     state = outbox.count_pending(ALIAS, "shop")
     assert (state.held, state.stuck, state.severity) == (2, 2, "warning")
     assert "more than 10 minutes" in state.meaning
@@ -963,7 +963,7 @@ def test_broker_restart_publishes_every_row(
     private_node: Node, node_wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     published = [publish_event(NAME, {"n": 0})]
-    monkeypatch.setattr(direct_publisher, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", PATIENCE)
     private_node.kill()
     found = [timed({"n": n}) for n in range(1, 21)]
     published += [event_id for event_id, _ in found]
@@ -971,7 +971,7 @@ def test_broker_restart_publishes_every_row(
     assert table().count() == 20
     private_node.start_again()
     # This process continues without a restart.
-    monkeypatch.setattr(direct_publisher, "PATIENCE", 30.0)
+    monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", 30.0)
     published += [publish_event(NAME, {"n": n}) for n in range(21, 31)]
     until(
         lambda: not direct_publisher.get_direct_publisher(get_settings())._backlog,

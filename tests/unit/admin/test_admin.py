@@ -856,7 +856,7 @@ def test_rows_that_a_project_hides_cannot_be_decided_about(ada, wire, monkeypatc
 
 def test_the_overdue_filter_and_the_replay_agree():
     handler = get_registry().handlers["send_invoice"]
-    patience = eligibility.OVERDUE + sum(handler.policy.schedule())
+    patience = eligibility.OVERDUE_SECONDS + sum(handler.policy.schedule())
     now = datetime.now(UTC)
     for seconds in (0, patience - 5, patience + 5, patience * 2):
         row = make(State.REPLAYING, state_since=now - timedelta(seconds=seconds))

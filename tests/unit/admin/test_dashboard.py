@@ -477,7 +477,7 @@ def test_batches_under_way_are_shown():
 
 
 def test_figures_end_at_a_cap(monkeypatch, ada):
-    monkeypatch.setattr(statistics, "READ", 2)
+    monkeypatch.setattr(statistics, "READ_ROWS", 2)
     now = datetime.now(UTC)
     for minutes in range(5):
         make(first_failed_at=now, last_failed_at=now - timedelta(minutes=minutes))

@@ -134,7 +134,7 @@ def test_the_start_of_a_value_that_is_too_long_is_a_message() -> None:
 def test_the_list_is_bounded_and_an_action_on_all_rows_takes_what_it_shows(
     monkeypatch: Any,
 ) -> None:
-    monkeypatch.setattr(selection, "FEW", 2)
+    monkeypatch.setattr(selection, "FEW_VALUES", 2)
     rows = [stored() for _ in range(4)]
     client = staff(*EVERYTHING, "discard_archivedevent")
     response = client.get(reverse(world.LIST), {"q": "order_id=7"})

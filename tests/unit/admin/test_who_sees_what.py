@@ -289,7 +289,7 @@ def test_an_export_is_made_while_it_is_sent(server: str, monkeypatch: pytest.Mon
         nonlocal made
         while made < 100:
             made += 1
-            yield "x" * base.PART
+            yield "x" * base.PART_CHARACTERS
 
     monkeypatch.setattr("django_amqp_events.archive.export.export", lines)
     user = person("root")
@@ -315,7 +315,7 @@ def test_an_export_is_made_while_it_is_sent(server: str, monkeypatch: pytest.Mon
         return size
 
     size = async_to_sync(read_async)() if server == "ASGI" else read_sync()
-    assert size == 100 * base.PART
+    assert size == 100 * base.PART_CHARACTERS
     assert made_at == list(range(1, 101))
 
 

@@ -385,7 +385,7 @@ def test_a_batch_without_outcomes_ends_when_they_are_overdue(broker: Broker, clo
     batch = started(2)
     began, clock.step = clock.at, 100
     run(limit=10_000)
-    assert clock.at - began > eligibility.OVERDUE
+    assert clock.at - began > eligibility.OVERDUE_SECONDS
     assert (again(batch).state, again(batch).published) == ("done", 2)
     assert again(batch).note == "2 events did not report back"
     # One comes after all.
@@ -613,7 +613,7 @@ def test_a_topology_that_is_missing_pauses_it_in_the_end(broker: Broker, clock: 
     assert found.state == "paused"
     assert "there is no exchange" in found.note
     assert states(batch) == {"pending": 4}
-    assert len(broker.windows) == runner.TRIES + 1
+    assert len(broker.windows) == runner.REFUSED_ATTEMPTS + 1
     broker.answer, broker.report = lambda message: None, lambda message: SUCCEED
     batch_states.resume(batch.pk, by="ada")
     run()
@@ -674,7 +674,7 @@ def test_a_later_batch_publishes_an_unconfirmed_event_under_the_same_id(broker: 
 
 @ONE
 def test_all_batches_that_await_outcomes_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_states, "AWAITING", 2)
+    monkeypatch.setattr(batch_states, "BATCHES_PER_COUNT", 2)
     for number in range(5):
         batch = freeze(event_states.rows().filter(pk=make(number).pk))
         batch_states.events(batch.pk).update(state=Replay.State.PUBLISHED)
@@ -786,7 +786,7 @@ def test_a_runner_that_was_taken_for_dead_doubles_nothing(broker: Broker) -> Non
 def test_old_batches_are_pruned_and_the_audit_stays(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_states, "DELETED", 2)
+    monkeypatch.setattr(batch_states, "ROWS_PER_DELETE", 2)
     broker.report = lambda message: SUCCEED
     old, fresh, draft = started(5), freeze(event_states.rows()), freeze(event_states.rows())
     run()

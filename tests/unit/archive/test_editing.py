@@ -446,7 +446,7 @@ def test_possibly_published_event_is_not_claimed() -> None:
 def test_forced_replay_keeps_the_edited_payload(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eligibility, "OVERDUE", -10_000_000)
+    monkeypatch.setattr(eligibility, "OVERDUE_SECONDS", -10_000_000)
     edited, plain = make(), make(event_id="order-2")
     edit(edited)
     replay.replay(seen(plain), by="bob")
@@ -623,5 +623,5 @@ def test_a_diff_of_long_texts_ends() -> None:
     before = "\n".join(f"{n % 7}" for n in range(100_000))
     after = "\n".join(f"{n % 11}" for n in range(100_000))
     lines = editing.diff(before, after)
-    assert len(lines) == 2 * editing.COMPARED + 3
+    assert len(lines) == 2 * editing.COMPARED_LINES + 3
     assert lines[-1].text.endswith("more lines")

@@ -520,7 +520,7 @@ def test_old_hours_are_forgotten() -> None:
     keep(archived(received("1"), failure=failure(), at=datetime.now(UTC)))
     failure_groups.fold_all_counts()
     group = FailureGroup.objects.get()
-    long_ago = datetime.now(UTC) - timedelta(hours=group_counts.HOURS + 2)
+    long_ago = datetime.now(UTC) - timedelta(hours=group_counts.KEPT_HOURS + 2)
     GroupHour.objects.create(group=group, hour=long_ago, archived=1)
     GroupCountChange.objects.create(group=group, at=long_ago, hour=long_ago, archived=1)
     failure_groups.prune(before=NOW, service="billing")

@@ -164,7 +164,7 @@ def test_payloads_of_other_formats_have_values() -> None:
 @ONE
 def test_a_list_has_a_bounded_number_of_values() -> None:
     row = make(payload={"tags": [f"tag-{n}" for n in range(1_000)]})
-    assert len(values(row)) == search_values.MOST
+    assert len(values(row)) == search_values.VALUES_PER_PATH
 
 
 def test_text_that_a_database_refuses_is_found_all_the_same() -> None:
@@ -250,7 +250,7 @@ def test_terms_of_one_path_are_alternatives_and_paths_must_all_match() -> None:
 
 
 def test_a_search_that_finds_many_finds_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "FEW", 3)
+    monkeypatch.setattr(selection, "FEW_VALUES", 3)
     rows = {make(number).pk for number in (17, 171, 172, 173, 174)}
     make(18)
     assert found("order_id=17*") == rows

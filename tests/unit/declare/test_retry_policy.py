@@ -16,7 +16,7 @@ from django_amqp_events.declare.retry_policy import (
 )
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.options import MAX
-from django_amqp_events.worker.dispatch import HOLDABLE
+from django_amqp_events.worker.dispatch import HOLD_SECONDS
 
 policies = st.builds(
     RetryPolicy,
@@ -186,7 +186,7 @@ def test_clocks_that_differ(delay: float, clocks: list[float]) -> None:
     """
     due_at, now = clocks[0] + delay, 0.0
     remaining, met = delay, clocks[:1]
-    while remaining > HOLDABLE:
+    while remaining > HOLD_SECONDS:
         now += hop(remaining, POWER_DELAYS)
         met.append(clocks[len(met) % len(clocks)])
         remaining = due_at - (now + met[-1])

@@ -337,7 +337,7 @@ def test_many_regressions_are_sent_in_portions(heard: Any) -> None:
     later = NOW + timedelta(hours=2)
     changed = {"resolved_at": later, "reopened_at": later}
     FailureGroup.objects.filter(pk__in=[group.pk for group in groups]).update(**changed)
-    assert look(later + alerts.NEWS + timedelta(minutes=1)) == []
+    assert look(later + alerts.NEW_AGE + timedelta(minutes=1)) == []
     assert look(later) == sorted(["group_back", "group_new"] * alerts.GROUPS)
     assert look(later) == sorted(["group_back", "group_new"] * 2)
 
@@ -385,7 +385,7 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
 @pytest.mark.django_db
 def test_growth_above_the_page_cap_is_noticed(monkeypatch: Any) -> None:
     monkeypatch.setattr(statistics, "CAP", 3)
-    monkeypatch.setattr(statistics, "READ", 2)
+    monkeypatch.setattr(statistics, "READ_ROWS", 2)
     for _ in range(8):
         make(first_failed_at=NOW, last_failed_at=NOW)
     settings = read(GROWTH=6)

@@ -54,7 +54,7 @@ def test_a_part_that_is_not_ready_is_alive(parts: list[liveness.Part]) -> None:
 
 
 def test_a_loop_that_hangs(parts: list[liveness.Part]) -> None:
-    parts.append(part("mirror", seconds=health.HANGING + 10))
+    parts.append(part("mirror", seconds=health.HANGING_SECONDS + 10))
     code, found = probe("--live")
     assert (code, list(found)) == (1, ["mirror"])
     assert found["mirror"].startswith("its loop has not turned for 31")

@@ -35,7 +35,7 @@ from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.publish.outbox import OutboxStatus, UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
-from django_amqp_events.publish.relay import ELSEWHERE, Relay
+from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay
 from django_amqp_events.testing import capture_events, memory_events, override_events
 from tests.celery_app import app
 
@@ -278,4 +278,4 @@ def test_only_a_database_that_needs_no_outbox_is_left_for_a_while(
         with pytest.raises(type(error)):
             relay._step(until_empty=False)
     else:
-        assert relay._step(until_empty=False) == ELSEWHERE
+        assert relay._step(until_empty=False) == NO_OUTBOX_SECONDS

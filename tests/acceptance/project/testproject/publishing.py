@@ -33,7 +33,7 @@ def main(
     from .faulty import EVENT
 
     # A busy machine confirms late, and what is late is a relay's: most rows are not about that.
-    direct_publisher.PATIENCE = 10.0  # type: ignore[misc]
+    direct_publisher.CONFIRM_WAIT_SECONDS = 10.0  # type: ignore[misc]
     chance = random.Random(seed)
     events: list[tuple[str, dict[str, Any]]] = []
     for number in range(count):
