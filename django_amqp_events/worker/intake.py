@@ -230,11 +230,12 @@ class Intake:
                 left = [item for item in bucket.contents if not item[0].delivery.begun]
                 bucket.contents = deque(left)
         if released:
+            several = counted(released, "event")
             logger.warning(
                 "requeued %s that had waited too long for a free process or a rate limit; the "
                 "worker consumes again when a process is free. If this repeats, run long handlers "
                 "and tasks in a worker of their own",
-                counted(released, "event"),
+                several,
             )
         return released
 
