@@ -34,12 +34,12 @@ def interrupted() -> Iterator[Callable[[BaseException], None]]:
     """Let a signal raise an exception in this thread, as billiard does for a soft time limit."""
     before = signal.getsignal(signal.SIGALRM)
 
-    def arm(exc: BaseException) -> None:
+    def arm(exc: BaseException, seconds: float = LIMIT) -> None:
         def strike(*_: Any) -> None:
             raise exc
 
         signal.signal(signal.SIGALRM, strike)
-        signal.setitimer(signal.ITIMER_REAL, LIMIT)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
     yield arm
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -215,7 +215,7 @@ def test_async_receivers_of_a_signal_have_ended_too(
 
     signals.event_skipped.connect(receiver)
     signals.event_skipped.connect(ordinary)
-    interrupted(SoftTimeLimitExceeded())
+    interrupted(SoftTimeLimitExceeded(), 10 * LIMIT)
     try:
         with pytest.raises(SoftTimeLimitExceeded):
             signals.event_skipped.send_robust("shop")
