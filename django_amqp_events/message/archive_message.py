@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID
 
+from ..conf import MAX_NAME
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
 from . import decoding
@@ -380,6 +381,9 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any], most: int) -> dict[str, 
         if room() >= 0:
             break
         archive["detail"] = cut_middle(archive["detail"], limit)
+        for name in ("queue", "exchange", "routing_key"):
+            # Longer than AMQP allows only if a publisher has forged a dead letter.
+            archive[name] = archive[name][:MAX_NAME]
         if exception := archive["exception"]:
             exception["message"] = cut_middle(exception["message"], limit)
             exception["type"] = exception["type"][:limit]

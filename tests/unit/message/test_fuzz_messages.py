@@ -495,6 +495,14 @@ def test_whatever_is_in_the_archive_queue_is_read(delivery: Received, unreadable
 
 @fuzz
 @given(received, st.booleans(), failures)
+@example(
+    Received(
+        queue="", exchange="𐀀" * 3_000, routing_key="0\x1f𐀀𐀀𐀀𐀀" * 30, body=b"", headers={},
+        properties={"content_type": "application/json"},
+    ),
+    False,
+    None,
+)  # fmt: skip
 def test_archive_message_round_trips(
     delivery: Received, trusted: bool, failure: Failure | None
 ) -> None:
