@@ -30,7 +30,7 @@ def _no_effects() -> None:
 
 
 @pytest.fixture
-def interrupted() -> Iterator[Callable[[BaseException], None]]:
+def interrupted() -> Iterator[Callable[..., None]]:
     """Let a signal raise an exception in this thread, as billiard does for a soft time limit."""
     before = signal.getsignal(signal.SIGALRM)
 
@@ -204,9 +204,7 @@ def test_an_interruption_at_either_end(moment: str, monkeypatch: pytest.MonkeyPa
     assert effects == []
 
 
-def test_async_receivers_of_a_signal_have_ended_too(
-    interrupted: Callable[[BaseException], None],
-) -> None:
+def test_async_receivers_of_a_signal_have_ended_too(interrupted: Callable[..., None]) -> None:
     async def receiver(**_: Any) -> None:
         await cleans_up()
 
