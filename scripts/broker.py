@@ -146,7 +146,8 @@ class Broker:
 
     def memory_alarm(self) -> bool:
         """Return True while RabbitMQ accepts no messages because of its memory."""
-        return any(each["mem_alarm"] for each in self.http("GET", "/api/nodes"))
+        # A node that has just started reports no figures yet.
+        return any(node.get("mem_alarm") for node in self.http("GET", "/api/nodes"))
 
     def add_vhost(self, name: str) -> None:
         """Create a vhost and give our user all permissions on it."""

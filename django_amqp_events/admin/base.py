@@ -347,10 +347,10 @@ def _with_clean_query(pattern: Any) -> Any:
     def run(request: Any, *args: Any, **kwargs: Any) -> Any:
         if codecs.lookup(request.encoding or "utf-8").name != "utf-8":
             raise BadRequest("The charset of a request must be UTF-8.")
-        found = request.GET.copy()
+        query = request.GET.copy()
         for name, values in request.GET.lists():
-            found.setlist(name, [*map(clean, values)])
-        request.GET = found
+            query.setlist(name, [*map(clean, values)])
+        request.GET = query
         return view(request, *args, **kwargs)
 
     return URLPattern(pattern.pattern, run, pattern.default_args, pattern.name)

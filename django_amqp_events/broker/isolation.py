@@ -53,7 +53,7 @@ def isolate(
             continue
         errors = dict(zip(window, publish([messages[at] for at in window]), strict=True))
         culprits = (*OF_ONE_MESSAGE, ExchangeMissingError)
-        found = any(isinstance(error, culprits) for error in errors.values())
+        refused = any(isinstance(error, culprits) for error in errors.values())
         behind: list[int] = []
         for index in window:
             error = errors[index]
@@ -61,7 +61,7 @@ def isolate(
                 stripped.add(index)
                 messages[index] = without_publisher_headers(messages[index])
                 windows.append([index])
-            elif found and isinstance(error, BrokerUnavailableError):
+            elif refused and isinstance(error, BrokerUnavailableError):
                 behind.append(index)
             elif repeat and error is not None and len(window) > 1:
                 windows.append([index])

@@ -31,7 +31,7 @@ from .cold_shutdown import ColdShutdown
 from .dispatch import HOLD_SECONDS, Delivery, Dispatcher
 from .intake import Intake
 from .outgoing import OutgoingMessages
-from .queue_step import MAX_PREFETCH, QueueStep, _raise
+from .queue_step import MAX_PREFETCH, QueueStep, reraise
 from .request import Chunking, EventMessage
 from .settlement import Settler
 from .verdict import REQUEUE, Verdict
@@ -249,7 +249,7 @@ class EventStep(QueueStep):
         try:
             change(*args)
         except (*self.c.connection_errors, *self.c.channel_errors) as exc:
-            self.c.call_soon(_raise, exc)
+            self.c.call_soon(reraise, exc)
         except Exception:
             logger.exception("cannot adapt the prefetch counts; the worker keeps the present ones")
 
@@ -368,7 +368,7 @@ class EventStep(QueueStep):
                 "queues": sorted({*self._tags, *self.paused}),
                 "missing": sorted(self._missing),
                 "prefetch_count": self.prefetch_count if self._prepared else None,
-                "windows": {
+                "prefetch_counts": {
                     queue: [0 if queue in self.paused else window.count, window.why]
                     for queue, window in sorted(self.intake.windows.items())
                     if queue in self.queues

@@ -40,7 +40,7 @@ def add_options(app: Celery) -> None:
                 [OPTION],
                 type=float,
                 help="Report handlers that run for longer than this many seconds; 0 reports none. "
-                "Default: the handler's time limit, or five sixths of CONSUMER_TIMEOUT (25 min)",
+                "Default: 5 above the handler's time limit, or five sixths of CONSUMER_TIMEOUT",
             )
         )
 

@@ -210,7 +210,7 @@ class QueueStep(bootsteps.StartStopStep):
         try:
             self._next(connection)
         except self.c.channel_errors as exc:
-            self.c.call_soon(_raise, exc)
+            self.c.call_soon(reraise, exc)
 
     def _consume(self, connection: Any, queue: str) -> None:
         if queue in self._known_to_exist:
@@ -349,5 +349,5 @@ class QueueStep(bootsteps.StartStopStep):
         self.on_delivery(received, message)
 
 
-def _raise(exc: BaseException) -> None:
+def reraise(exc: BaseException) -> None:
     raise exc

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from contextlib import closing
 from datetime import UTC, datetime
-from importlib import import_module
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -230,9 +229,3 @@ def test_a_deletion_does_not_wait_for_rows_that_others_insert(archive_database: 
         )
         assert delete_by_id(InboxEntry, archive_database.alias, ids) == 4
         other.rollback()
-
-
-def test_a_table_is_made_with_its_constraints():
-    """On MariaDB a migration is no transaction, so a mirror may write between its statements."""
-    migration = import_module("django_amqp_events.migrations.0001_initial").Migration
-    assert {type(each).__name__ for each in migration.operations} == {"CreateModel"}

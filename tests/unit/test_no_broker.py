@@ -39,7 +39,7 @@ BLOCKS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(autouse=True)
 def unreachable(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Make the broker's URL one that nobody listens at; yield the attempts to connect."""
+    """Set a broker URL on which nothing listens; yield the attempts to connect."""
     settings.AMQP_EVENTS = {
         "SERVICE": "billing",
         "AUTODISCOVER": [],

@@ -58,8 +58,8 @@ class Command(EventsCommand):
             "--hang-after",
             type=float,
             metavar="SECONDS",
-            help="Report handlers that run longer; 0: never (default: their time limit, or 25 "
-            "minutes).",
+            help="Report handlers that run longer; 0: never (default: 5 above their time "
+            "limit, or five sixths of CONSUMER_TIMEOUT).",
         )
         companion.add_options(parser)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
@@ -118,6 +119,12 @@ def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
         archive_database.migrate()
         stored(5)
         assert running.stop() == 0
+
+
+def test_a_table_is_made_with_its_constraints():
+    """On MariaDB a migration is no transaction, so a mirror may write between its statements."""
+    migration = import_module("django_amqp_events.migrations.0001_initial").Migration
+    assert {type(each).__name__ for each in migration.operations} == {"CreateModel"}
 
 
 @EACH

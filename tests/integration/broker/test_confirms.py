@@ -378,7 +378,7 @@ def test_one_bad_message(wire: Wire, kind: str, place: int):
 
 @pytest.mark.parametrize("how", ["lost", "late"])
 def test_a_window_without_confirms(wire: Wire, how: str):
-    """Whoever may not publish twice does not; others get a confirm for each message."""
+    """With repeat, each message is confirmed; without, none is published twice."""
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
     for repeat in (False, True):
