@@ -31,6 +31,13 @@ _LATER: Final = {
     r"acceptance/test_(migrating|two_brokers)\.py": "guides that install other programs",
     r"unit/admin/test_who_sees_what\.py.*nowhere\[(reader|stranger)": "root and viewer cover it",
     r"integration/broker/test_provisioning\.py.*without_the_flag": "a broker of its own",
+    r"integration/broker/test_confirms\.py.*(killed_in_the_middle|failover|stale_connection)": (
+        "the fault row of a killed broker covers it"
+    ),
+    r"integration/monitor/test_snapshots\.py.*broker_restart": "a broker of its own",
+    r"acceptance/monitor/test_health\.py.*a_broker_that_stops": "a broker of its own",
+    r"acceptance/worker/test_consumer_step\.py.*killed_broker": "test_reconnect covers it",
+    r"acceptance/worker/test_broker_limits\.py.*small_frames": "unit tests cover the sizes",
     r"test_(broker_node|pgbouncer)\.py": "tests of scripts/, not of the package",
     r".*\[(.*-)?pgbouncer\b": "PostgreSQL covers it",
     r"acceptance/(?!worker/test_core).*\[(.*-)?(threads|solo)\b": "prefork covers it",
