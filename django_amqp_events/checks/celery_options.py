@@ -11,7 +11,7 @@ from ..broker import topology
 from ..broker.connection import celery_app, current_celery_app, is_default_app
 from ..options import Problem
 from ..worker.pools import pool_problem
-from ..worker.prefetch import HOLDING, WAITING, is_paced
+from ..worker.prefetch import RUNNING, WAITING, is_paced, run_limit
 from .handlers import listed
 from .project import Project
 
@@ -90,15 +90,15 @@ def check_worker(project: Project) -> Iterator[Problem]:
 def check_consumer_timeout(project: Project) -> Iterator[Problem]:
     """Limits of handlers that do not fit into RabbitMQ's consumer timeout (W026, W027)."""
     timeout = project.settings.consumer_timeout
-    longest, wait = HOLDING * timeout, WAITING * timeout
+    longest, wait = RUNNING * timeout, WAITING * timeout
     hint = "or set AMQP_EVENTS['CONSUMER_TIMEOUT'] to RabbitMQ's, if it is longer."
     hard, soft, general = map(
         project.celery.get, ("task_time_limit", "task_soft_time_limit", "task_default_rate_limit")
     )
     for queue, handlers in project.registry.by_queue().items():
         for handler in handlers:
-            limit = handler.time_limit or hard or handler.soft_time_limit or soft
-            if isinstance(limit, (int, float)) and limit > longest:
+            limit = run_limit(handler, hard, soft)
+            if limit is not None and limit > longest:
                 yield Problem(
                     "W026",
                     f"Handler {handler.name!r} has a time limit of {limit:g} s, but RabbitMQ "

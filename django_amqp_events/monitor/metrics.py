@@ -160,6 +160,7 @@ class SnapshotCollector(Collector):
         for name, text, key in (
             ("queue_messages", "Messages that are ready.", "ready"),
             ("queue_consumers", "Consumers of a queue.", "consumers"),
+            ("queue_paused", "1 if its workers consume it later.", "paused"),
         ):
             gauge = GaugeMetricFamily(f"amqp_events_{name}", text, labels=["queue", "role"])
             for queue, each in found["queues"].items():

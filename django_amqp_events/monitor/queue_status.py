@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from functools import cache, partial
+from typing import Any, Final, Literal
 
 from amqp import exceptions as amqp_errors
 from celery import Celery
@@ -22,11 +22,12 @@ from ..broker.topology import (
     Topology,
 )
 from ..conf import Settings
-from ..declare.registry import get_registry
 from ..message.text import counted
-from ..worker.prefetch import is_paced
 
 Severity = Literal["ok", "warning", "error", "unknown"]
+
+#: Seconds to wait for the answers of workers.
+ANSWERS_TIMEOUT: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class QueueStatus:
         unacked, total: from the management API, some seconds old; ``None`` without it. The total
             includes dead letters in transfer.
         published, delivered: messages per second, if the management API has statistics.
+        paused: no worker consumes it now, but one will by itself.
         meaning: one sentence.
     """
 
@@ -52,6 +54,7 @@ class QueueStatus:
     consumers: int | None = None
     published: float | None = None
     delivered: float | None = None
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,9 @@ def status(
 ) -> Status:
     """Return the depth, consumers and status of every queue.
 
+    Asks the workers if events wait in a queue without consumers. A solo worker does not answer
+    while it handles an event, and none without remote control.
+
     Raises:
         BrokerUnavailableError: no connection, or it broke.
         ManagementApiError: the management API is unreadable or belongs to another broker.
@@ -99,7 +105,7 @@ def status(
                 if name not in declared
                 and drift.left_over_queue(names, name, found.get("arguments") or {})
             ]
-        paced = _paced(settings)
+        paused = cache(partial(_paused, amqp, app))
         found_queues = tuple(
             _status_of(
                 amqp,
@@ -107,7 +113,7 @@ def status(
                 queue,
                 stats.get(queue.name, {}),
                 stale=stale,
-                paced=queue.name in paced,
+                paused=paused,
             )
             for queue, stale in queues
         )
@@ -119,13 +125,14 @@ def status(
         )
 
 
-def _paced(settings: Settings) -> set[str]:
-    """Return the queues that no worker consumes while a rate limit lets no event begin."""
-    return {
-        queue
-        for queue, handlers in get_registry().by_queue().items()
-        if any(is_paced(handler.rate_limit, settings.consumer_timeout) for handler in handlers)
-    }
+def _paused(amqp: Amqp, app: Celery) -> Collection[str]:
+    """Return the queues that workers do not consume now, but will by themselves."""
+    try:
+        answers = amqp.ask_workers(app, "stats", ANSWERS_TIMEOUT)
+    except amqp_errors.ChannelError:
+        return ()  # this user may not use remote control
+    parts = [answer.get("amqp_events") or {} for answer in answers]
+    return {queue for part in parts for queue in part.get("paused", ())}
 
 
 def _status_of(
@@ -135,7 +142,7 @@ def _status_of(
     stats: Mapping[str, Any],
     *,
     stale: bool,
-    paced: bool,
+    paused: Callable[[], Collection[str]],
 ) -> QueueStatus:
     build = partial(QueueStatus, name=queue.name, role=queue.role)
     try:
@@ -151,13 +158,16 @@ def _status_of(
         ready_then = stats.get("messages_ready") or 0
         stuck = max(0, stats["messages"] - ready_then - (unacked or 0))
     total = depth.ready + (unacked or 0) + stuck if stats.get("messages") is not None else None
+    idle = not stale and queue.role == "handler" and depth.ready and not depth.consumers
+    # A worker that is down has no unacked events; one with long runs does not consume for now.
+    is_paused = bool(idle and (unacked or queue.name in paused()))
     if stale:
         severity, meaning = _stale_meaning(names, queue, total or depth.ready, depth.consumers)
     elif stuck and queue.role not in ("dead", "abyss"):
         severity, meaning = _stuck_meaning(amqp, queue, stuck)
     else:
         severity, meaning = _meaning(
-            names, queue, depth, unacked=unacked or 0, stuck=stuck, paced=paced
+            names, queue, depth, unacked=unacked or 0, stuck=stuck, paused=is_paused
         )
     return build(
         state="stale" if stale else "ok",
@@ -169,6 +179,7 @@ def _status_of(
         consumers=depth.consumers,
         published=_rate(stats, "publish_details"),
         delivered=_rate(stats, "deliver_get_details"),
+        paused=is_paused,
     )
 
 
@@ -209,7 +220,7 @@ def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, str]
 
 
 def _meaning(
-    names: Names, queue: Queue, depth: Depth, *, unacked: int, stuck: int, paced: bool
+    names: Names, queue: Queue, depth: Depth, *, unacked: int, stuck: int, paused: bool
 ) -> tuple[Severity, str]:
     own = queue.name.removeprefix(names.prefix)
     ready, consumers = depth.ready, depth.consumers
@@ -226,15 +237,10 @@ def _meaning(
         return "ok", "empty" if consumers else f"empty, {no_consumer}"
 
     match queue.role:
-        case "handler" if ready and not consumers and paced:
-            return "warning", (
-                f"{_waiting(ready, 'event')} for {own}, no consumer now: start a worker, unless "
-                f"a running worker waits for the rate limit"
-            )
-        case "handler" if ready and unacked and not consumers:
-            # A worker that is down has none; one with long runs does not consume for now.
+        case "handler" if paused:
             return "ok", (
-                f"{_waiting(ready, 'event')} for {own}, {counted(unacked, 'event')} being handled"
+                f"{_waiting(ready, 'event')} for {own} until a worker has a free process, or its "
+                f"rate limit allows"
             )
         case "handler":
             return emptied(

@@ -65,7 +65,7 @@ class SnapshotTaker:
             ``version``, ``vhost``, ``exact`` and ``alarms`` if known; ``api_error``.
         ``queues``
             by name: role, severity, meaning, state, ready, unacked, total, consumers, published,
-            delivered, without unknown values. Empty while RabbitMQ is unreachable.
+            delivered, paused, without unknown values. Empty while RabbitMQ is unreachable.
         ``consumed``
             when each queue last had a consumer, by name.
         ``drift``

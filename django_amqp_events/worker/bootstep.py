@@ -367,6 +367,7 @@ class EventStep(QueueStep):
             "amqp_events": {
                 "queues": sorted({*self._tags, *self.paused}),
                 "missing": sorted(self._missing),
+                "paused": sorted(self.paused),
                 "prefetch_count": self.prefetch_count if self._prepared else None,
                 "prefetch_counts": {
                     queue: [0 if queue in self.paused else window.count, window.why]

@@ -12,7 +12,7 @@ from ..declare.registry import Registry
 from ..message.text import counted
 from .celery_internals import state
 from .dispatch import Delivery
-from .prefetch import WAITING, Load, Window, window
+from .prefetch import WAITING, Load, Window, longest_wait, run_limit, window
 from .request import EventRequest
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ DEFAULT_MULTIPLIER: Final = 4
 WEIGHT: Final = 0.1
 #: Longest time in seconds between two turns, and its part of the time that an event may wait.
 TURN, TURN_PART = 1.0, 1 / 4
-#: Factor of the wait for an event with a rate limit, or beside ordinary tasks in the same pool: a
-#: requeue would cost it its token or its turn.
-PATIENCE: Final = 3
 
 
 class Intake:
@@ -53,6 +50,7 @@ class Intake:
             queue: [handler.name for handler in handlers]
             for queue, handlers in registry.by_queue().items()
         }
+        self._timeout = timeout
         self.wait = timeout * WAITING
         self.interval = min(TURN, self.wait * TURN_PART)
         # Average seconds of a run, by handler.
@@ -219,11 +217,12 @@ class Intake:
         mixed = not all(isinstance(request, EventRequest) for request in reserved)
         held = [bucket for queue in self._step.queues for bucket in self._buckets(queue)]
         limited = [request for bucket in held for request, _ in bucket.contents]
-        now, released = monotonic(), 0
+        now, released, worker = monotonic(), 0, self._c.controller
         for request in (*reserved, *limited):
             if isinstance(request, EventRequest):
-                longer = mixed or self._c.task_buckets.get(request.name)
-                wait = self.wait * (PATIENCE if longer else 1)
+                patient = mixed or bool(self._c.task_buckets.get(request.name))
+                limit = run_limit(request.task, worker.time_limit, worker.soft_time_limit)
+                wait = longest_wait(self._timeout, limit, patient=patient)
                 released += now - request.delivery.since > wait and request.release()
         for bucket in held:
             if any(request.delivery.begun for request, _ in bucket.contents):

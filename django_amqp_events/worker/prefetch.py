@@ -13,7 +13,13 @@ from celery.utils.time import rate as per_second
 
 #: Part of the consumer timeout that an event may wait for its run after its delivery.
 WAITING: Final = 1 / 6
-#: Part of it after which a delivery whose message cannot be published is requeued.
+#: Factor of it for an event with a rate limit, or beside ordinary tasks in the same pool: a requeue
+#: would cost it its token or its turn.
+PATIENCE: Final = 3
+#: Part of the consumer timeout that a run may take after it.
+RUNNING: Final = 2 / 3
+#: Part of it in which a run should have ended; after it, a delivery whose message cannot be
+#: published is requeued.
 HOLDING: Final = 5 / 6
 #: Seconds of work per process that it pays to hold in advance.
 WORK_SECONDS: Final = 0.25
@@ -48,6 +54,34 @@ class Window:
 
     count: int
     why: Why
+
+
+def run_limit(handler: Any, hard: Any, soft: Any) -> float | None:
+    """Return the seconds after which a run is ended, ``None`` for no limit.
+
+    Args:
+        handler: has ``time_limit`` and ``soft_time_limit``, as a handler or its task.
+        hard, soft: the worker's limits.
+    """
+    limit = handler.time_limit or hard or handler.soft_time_limit or soft
+    return limit if isinstance(limit, (int, float)) else None
+
+
+def longest_wait(timeout: float, limit: float | None, *, patient: bool) -> float:
+    """Return the seconds that an event may wait for its run before it is requeued.
+
+    A run that is ended within :data:`RUNNING` of the timeout has then ended within
+    :data:`HOLDING` of it.
+
+    Args:
+        timeout: RabbitMQ's consumer timeout in seconds.
+        limit: seconds after which the run is ended.
+        patient: it has a rate limit, or ordinary tasks wait too.
+    """
+    wait = timeout * WAITING
+    if not patient:
+        return wait
+    return max(wait, min(PATIENCE * wait, timeout * HOLDING - (limit or 0)))
 
 
 def is_paced(limit: Any, timeout: float) -> bool:

@@ -26,6 +26,7 @@ from amqp import exceptions as amqp_errors
 from amqp import spec
 from celery import Celery
 from kombu import Connection
+from kombu.pidbox import Mailbox
 
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError
@@ -125,6 +126,7 @@ class Amqp:
 
     def __init__(self, conn: Connection) -> None:
         self.vhost: str = conn.virtual_host or "/"
+        self._connection = conn
         self._amqp: amqp.Connection = conn.connection
         self._channel: amqp.Channel | None = None
         self._ahead = REQUESTS_AHEAD
@@ -164,6 +166,30 @@ class Amqp:
                 f"{type(exc).__name__}: {exc}; "
                 f"{connection.login_refusal(exc) or 'check the broker, then try again'}"
             ) from exc
+
+    def ask_workers(self, app: Celery, command: str, timeout: float) -> list[dict[str, Any]]:
+        """Return the answers of all workers on the vhost to a command of remote control.
+
+        Args:
+            timeout: seconds to wait for the next answer.
+
+        Raises:
+            amqp.exceptions.ChannelError: the broker refused the request.
+        """
+        conf = app.conf
+        # Celery's own publishes on a connection of its pool, which would stay open.
+        mailbox = Mailbox(
+            conf.control_exchange,
+            type="fanout",
+            connection=self._connection,
+            accept=conf.accept_content,
+            serializer=conf.task_serializer,
+            queue_exclusive=conf.control_queue_exclusive,
+            queue_durable=conf.control_queue_durable,
+        )
+        with self._opened() as channel:
+            answers = mailbox.multi_call(command, timeout=timeout, channel=channel)
+        return [found for answer in answers or () for found in answer.values()]
 
     def ask(self, requests: Sequence[Request]) -> Iterator[None]:
         """Carry out requests in order, sent ahead of their answers; yield at each answer.

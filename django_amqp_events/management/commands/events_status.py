@@ -5,7 +5,7 @@ database and the number of open archived events follow.
 
 exit codes:
   0  nothing waits without a process to handle it
-  1  messages wait in a queue without consumers; dead or abyss holds a message;
+  1  messages wait in a queue that no worker consumes; dead or abyss holds a message;
      a queue is missing; events in the outbox are overdue or fail repeatedly;
      with --workers, a handler hangs
   2  unknown: RabbitMQ, the management API or the database of an outbox is
@@ -29,7 +29,7 @@ from django_amqp_events.publish import outbox
 from django_amqp_events.worker import hang_detector
 
 _COLUMNS: Final = ("ready", "unacked", "total", "consumers")
-_QUEUE: Final = ("name", "role", "state", "severity", *_COLUMNS, "meaning")
+_QUEUE: Final = ("name", "role", "state", "severity", *_COLUMNS, "paused", "meaning")
 #: Attributes of an outbox; an unreachable one has not all of them.
 _OUTBOX: Final = ("severity", "total", "held", "failing", "overdue", "oldest", "meaning")
 _CODES: Final = {"ok": 0, "error": 1, "unknown": 2}

@@ -142,7 +142,8 @@ def test_json_is_one_document(billing):
         "exit_code", "queues", "outbox", "archive",
     }  # fmt: skip
     assert set(answer["queues"][0]) == {
-        "name", "role", "state", "severity", "ready", "unacked", "total", "consumers", "meaning",
+        "name", "role", "state", "severity", "ready", "unacked", "total", "consumers", "paused",
+        "meaning",
     }  # fmt: skip
     assert len(answer["queues"]) == 13 + 2 + 4
 
@@ -172,16 +173,3 @@ def test_unreachable_broker_exits_with_2(service, fresh_vhost):
     code, out, err = made.command("events_status")
     assert (code, out) == (2, "")
     assert "no connection" in err
-
-
-def test_a_queue_that_a_worker_consumes_now_and_then(billing):
-    """When its rate limit lets an event begin: no error in between."""
-    billing.publish("events", "shop.order.created")
-    assert billing.command("events_status")[0] == 1
-    handler = {"HANDLER": "tests.integration.handlers.handle", "RATE_LIMIT": "1/h"}
-    paced = {name: {**handler, "EVENTS": events} for name, events in HANDLERS.items()}
-    billing.raw["HANDLERS"] = paced
-    code, out, _ = billing.command("events_status")
-    assert code == 0
-    now = "no consumer now: start a worker, unless a running worker waits for the rate limit"
-    assert f"1 event waits for billing.send_invoice, {now}" in out

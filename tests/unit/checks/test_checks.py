@@ -733,12 +733,12 @@ def test_time_limits_that_a_pool_has_not(run: Check, option: str) -> None:
 
 @pytest.mark.parametrize("option", ["time_limit", "soft_time_limit"])
 def test_time_limits_that_do_not_fit_into_the_consumer_timeout(run: Check, option: str) -> None:
-    for limit, timeout, expected in ((1500, 1800, []), (1501, 1800, ["W026"]), (1501, 3600, [])):
+    for limit, timeout, expected in ((1200, 1800, []), (1201, 1800, ["W026"]), (1201, 3600, [])):
         limited = handling("fits", **{option.upper(): limit})
         assert run(HANDLERS=limited, CONSUMER_TIMEOUT=timeout) == expected
         assert run(celery={f"task_{option}": limit}, CONSUMER_TIMEOUT=timeout) == expected
     # A hard limit ends what a soft one may not.
-    assert run(HANDLERS=handling("fits", SOFT_TIME_LIMIT=1400, TIME_LIMIT=1501)) == ["W026"]
+    assert run(HANDLERS=handling("fits", SOFT_TIME_LIMIT=1100, TIME_LIMIT=1201)) == ["W026"]
 
 
 def test_rate_limits_that_keep_a_shared_queue_waiting(run: Check) -> None:

@@ -35,6 +35,8 @@ class Event:
 
 
 class Request(EventRequest):
+    task: Any = SimpleNamespace(time_limit=None, soft_time_limit=None)
+
     def __init__(self, model: Model, event: Event, tag: str) -> None:
         self.model, self.event, self.tag, self.name = model, event, tag, event.queue
         message: Any = SimpleNamespace(channel=SimpleNamespace(connection=1))
@@ -69,7 +71,12 @@ class Model:
         self.queues, self.paused = set(runs), set[str]()
         self.buckets: dict[str, Any] = {}
         self.c = SimpleNamespace(
-            controller=SimpleNamespace(max_concurrency=processes, prefetch_multiplier=4),
+            controller=SimpleNamespace(
+                max_concurrency=processes,
+                prefetch_multiplier=4,
+                time_limit=None,
+                soft_time_limit=None,
+            ),
             pool=SimpleNamespace(num_processes=processes),
             initial_prefetch_count=processes * 4,
             disable_rate_limits=False,

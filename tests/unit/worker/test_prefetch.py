@@ -7,7 +7,15 @@ from amqp.serialization import dumps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events.worker.prefetch import Load, Window, window
+from django_amqp_events.worker.prefetch import (
+    HOLDING,
+    RUNNING,
+    WAITING,
+    Load,
+    Window,
+    longest_wait,
+    window,
+)
 
 #: Of a consumer timeout of 30 minutes.
 WAIT = 300.0
@@ -81,3 +89,18 @@ def test_what_is_taken_begins_in_time(
         assert behind * seconds / processes <= WAIT / 2 * 1.001
         if rate is None:
             assert found.count >= min(share, processes), "one queue can fill the pool"
+
+
+@given(
+    timeout=st.floats(1, 86_400),
+    part=st.none() | st.floats(0.001, 1.5),
+    patient=st.booleans(),
+)
+def test_a_run_within_its_limit_ends_in_time(
+    timeout: float, part: float | None, patient: bool
+) -> None:
+    limit = part and part * timeout
+    wait = longest_wait(timeout, limit, patient=patient)
+    assert WAITING * timeout <= wait <= timeout / 2
+    if part is not None and part <= RUNNING:
+        assert wait + (limit or 0) <= HOLDING * timeout * 1.000001
