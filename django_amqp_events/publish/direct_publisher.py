@@ -235,6 +235,8 @@ class DirectPublisher:
         self._channel.hold(held, min(commit.began for commit in self._leased))
         rows = [row for commit in self._leased for row in commit.rows]
         messages = [row.message for row in rows]
+        # Without isolate(): after a refused message, what RabbitMQ has not read is untried and goes
+        # back to the backlog, and a relay publishes the other neighbours.
         errors = self._channel.publish(messages, mandatory=self.settings.unrouted != "ignore")
         published = list(map(Answer, rows, errors))
         answers = iter(published)

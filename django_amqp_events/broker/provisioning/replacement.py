@@ -256,9 +256,7 @@ class Replacement:
             publisher = confirms.ConfirmChannel(self.app, timeout=self.settings.confirm_timeout)
             try:
                 while batch := _take(channel, name):
-                    self._pass_on(publisher, name, batch)
-                    for message in batch:
-                        channel.basic_ack(message.delivery_tag)
+                    self._pass_on(publisher, name, batch, channel)
             except (OSError, amqp_errors.ConnectionError) as exc:
                 raise BrokerUnavailableError(
                     f"the connection broke while {name} was emptied: {type(exc).__name__}: {exc}; "
@@ -278,11 +276,20 @@ class Replacement:
                     channel.close()
 
     def _pass_on(
-        self, publisher: confirms.ConfirmChannel, name: str, batch: Sequence[amqp.Message]
+        self,
+        publisher: confirms.ConfirmChannel,
+        name: str,
+        batch: Sequence[amqp.Message],
+        channel: amqp.Channel,
     ) -> None:
+        # Without isolate(): this broker has accepted these messages before, and a refusal ends the
+        # command.
         results = publisher.publish(
             [self._copy(message, name) for message in batch], mandatory=True
         )
+        for message, result in zip(batch, results, strict=True):
+            if result is None:
+                channel.basic_ack(message.delivery_tag)
         failed = next((result for result in results if result is not None), None)
         if failed is not None:
             raise TopologyError(

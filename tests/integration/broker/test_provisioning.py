@@ -626,6 +626,29 @@ class TestRecreating:
             properties = ("message_id", "priority", "type", "expiration")
             assert [message.properties.get(name) for name in properties] == ["id", 3, "kept", None]
 
+    def test_a_message_that_cannot_be_moved_back_doubles_no_other(self, billing, monkeypatch):
+        spoil(billing)
+        bodies = [b"1", b"bad", b"2"]
+        original = replacement.Replacement._copy
+
+        def publish(text: str) -> None:
+            if text.startswith("waiting"):
+                for body in bodies:
+                    billing.publish("events", "shop.order.created", body)
+
+        def copy(self, message, fanout):
+            copied = original(self, message, fanout)
+            return replace(copied, routing_key="x" * 300) if copied.body == b"bad" else copied
+
+        with billing.active(), monkeypatch.context() as patch:
+            patch.setattr(replacement.Replacement, "_copy", copy)
+            plan = drift.plan(billing.inspect(), recreate_empty=True)
+            with pytest.raises(TopologyError, match="could not be moved back"):
+                changes.apply(billing.app, billing.settings, plan, api=billing.api, notice=publish)
+        apply(billing)
+        moved = [message.body for message in billing.take_all("billing.send_invoice")]
+        assert sorted(moved) == sorted(bodies)
+
     @pytest.mark.parametrize("crash", ["_unbind", "_drop", "drain", "_move"])
     def test_crash_is_repaired_by_the_next_run(self, billing, crash, monkeypatch):
         spoil(billing)
