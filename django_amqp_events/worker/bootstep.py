@@ -26,7 +26,7 @@ from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..message.types import Payload, Received
 from . import fast_paths
-from .celery_internals import state
+from .celery_internals import ProcessSemaphore, state
 from .cold_shutdown import ColdShutdown
 from .dispatch import HOLD_SECONDS, Delivery, Dispatcher
 from .intake import Intake
@@ -148,6 +148,7 @@ class EventStep(QueueStep):
         self.acks = self.settler.acks
         if c.hub is not None:
             self.settler.runs_in(c.pool)
+        ProcessSemaphore.replace(c.controller)
         self.chunks = fast_paths.event_chunks(self.why_unused, c)
         if not self.alone:
             self.intake = Intake(

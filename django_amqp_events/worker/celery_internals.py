@@ -20,6 +20,7 @@ from celery.worker.consumer.control import Control
 from celery.worker.request import Request
 from kombu import Queue
 from kombu.asynchronous.hub import Hub
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.message import Message
 from kombu.utils import eventio
 
@@ -227,6 +228,25 @@ def rename_mailbox(consumer: Any, name: str) -> None:
     """Let a worker answer remote control by another name, from its next connection on."""
     if (node := _mailbox(consumer)) is not None:
         node.hostname = name
+
+
+class ProcessSemaphore(LaxBoundedSemaphore):
+    """Celery's semaphore of free pool processes, which admits one request for each new process.
+
+    When a pool grows while a request waits, kombu's admits another one too. That waits in the pool,
+    where it cannot be requeued before the consumer timeout.
+    """
+
+    def grow(self, n: int = 1) -> None:
+        self.initial_value += n
+        for _ in range(n):
+            self.release()
+
+    @classmethod
+    def replace(cls, worker: Any) -> None:
+        """Give the semaphore of a worker this behaviour."""
+        if type(semaphore := getattr(worker, "semaphore", None)) is LaxBoundedSemaphore:
+            semaphore.__class__ = cls
 
 
 def waiting_for_a_process(worker: Any) -> int:

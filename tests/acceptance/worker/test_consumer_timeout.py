@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -148,3 +151,108 @@ def test_what_waits_behind_an_unusually_long_run_goes_back(
     assert worker.log.count("that had waited too long") == 1
     again = [line["redelivered"] for line in core.ledger(what="start") if line["event"] in long]
     assert again == [False, True, True, True]
+
+
+def _lose_connection(core: Service, worker: Worker, eyes: Eyes, queue: str) -> None:
+    def consuming() -> str:
+        for consumer in eyes.http("GET", "/api/consumers/{vhost}"):
+            if consumer["channel_details"]:
+                return str(consumer["channel_details"]["connection_name"])
+        return ""
+
+    eyes.cut({"name": until(consuming, 30, "the management API lists the connection")})
+    until(lambda: "Connection to broker lost" in worker.log, 30, "it has noticed")
+
+
+def _delete_for_a_while(core: Service, worker: Worker, eyes: Eyes, queue: str) -> None:
+    eyes.http("DELETE", f"/api/queues/{{vhost}}/{queue}")
+    (core.where / "go").touch()
+    until(lambda: f"queue '{queue}' is missing" in worker.log, 60, "it has noticed")
+    core.declare()
+
+
+def _by_remote_control(*commands: str) -> Callable[[Service, Worker, Eyes, str], None]:
+    def change(core: Service, worker: Worker, eyes: Eyes, queue: str) -> None:
+        for command in commands:
+            name = f"{worker.name}@localhost"
+            answers = eyes.app.control.broadcast(
+                command, {"queue": queue}, destination=[name], reply=True, timeout=10, limit=1
+            )
+            assert answers, command
+
+    return change
+
+
+def _restart(core: Service, worker: Worker, eyes: Eyes, queue: str) -> None:
+    worker.signal(signal.SIGTERM)
+    until(lambda: "Warm shutdown" in worker.log or not worker.alive, 30)
+    (core.where / "go").touch()
+    assert worker.stop(60) == 0
+
+
+#: What may happen while a worker has paused a queue.
+CHANGES: dict[str, Callable[[Service, Worker, Eyes, str], object]] = {
+    "nothing": lambda *_: None,
+    "connection": _lose_connection,
+    "deleted": _delete_for_a_while,
+    "added": _by_remote_control("add_consumer"),
+    "cancelled": _by_remote_control("cancel_consumer", "add_consumer"),
+    "restart": _restart,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("pool", "held"),
+    [
+        ("prefork", "rate"),
+        ("threads", "rate"),
+        ("solo", "rate"),
+        ("autoscale", "rate"),
+        ("prefork", "busy"),
+        ("threads", "busy"),
+        ("autoscale", "busy"),
+    ],
+)
+def test_what_happens_while_a_queue_is_paused(
+    pool: str, held: str, change: str, fresh_eyes: Eyes, service: Make
+) -> None:
+    """No event is lost and none runs twice; the queue is consumed again."""
+    eyes, core = fresh_eyes, timeouts(service, fresh_eyes)
+    arguments = ["--autoscale", "2,1"] if pool == "autoscale" else []
+    start = partial(core.worker, "prefork" if arguments else pool, 1, *arguments)
+    worker = start()
+    running: list[str] = []
+    if held == "rate":
+        queue = f"{core.name}.testproject.paced"
+        ids = publish(eyes, 1, "paced", *SHORT)
+        until(lambda: core.runs(ids[0], "end"), 60)
+    else:
+        queue = f"{core.name}.testproject.other"
+        running = publish(eyes, 1, "slow", "file:go")
+        if arguments:
+            running += publish(eyes, 1, "third", "file:go")
+        until(lambda: all(map(core.runs, running)), 60)
+        ids = [*running, *publish(eyes, 3, "slow", *SHORT), *publish(eyes, 3, "other", *SHORT)]
+    until(lambda: not eyes.consumers(queue), 60, "it is paused")
+    if change != "deleted":
+        ids += publish(eyes, 2, queue.rpartition(".")[2], *SHORT)
+    elif held == "busy":
+        until(lambda: eyes.ready(queue) >= 3, 30)
+        ids = ids[:-3]
+    if change == "nothing":
+        _, out = core.command("events_status", "--format", "json")
+        found = next(each for each in json.loads(out)["queues"] if each["name"] == queue)
+        assert (found["severity"], found["consumers"], found["paused"]) == ("ok", 0, True)
+    CHANGES[change](core, worker, eyes, queue)
+    if change == "deleted":
+        ids += publish(eyes, 2, queue.rpartition(".")[2], *SHORT)
+    (core.where / "go").touch()
+    if change == "restart":
+        worker = start()
+    until(lambda: {line["event"] for line in core.ledger(what="end")} >= set(ids), 90)
+    until(lambda: not any(eyes.totals(core.name).values()), 30, "nothing is left")
+    counts = Counter(line["event"] for line in core.ledger(what="start"))
+    again = running if change == "connection" else []
+    others = set(ids) - set(again)
+    assert {event_id: counts[event_id] for event_id in others} == dict.fromkeys(others, 1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from amqp.serialization import dumps
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
+from django_amqp_events.worker.celery_internals import ProcessSemaphore
 from django_amqp_events.worker.prefetch import (
     HOLDING,
     RUNNING,
@@ -104,3 +108,21 @@ def test_a_run_within_its_limit_ends_in_time(
     assert WAITING * timeout <= wait <= timeout / 2
     if part is not None and part <= RUNNING:
         assert wait + (limit or 0) <= HOLDING * timeout * 1.000001
+
+
+@given(st.lists(st.sampled_from(["acquire", "release", "grow"]), max_size=30))
+def test_a_growing_pool_has_no_more_runs_than_processes(steps: list[str]) -> None:
+    worker = SimpleNamespace(semaphore=LaxBoundedSemaphore(1))
+    ProcessSemaphore.replace(worker)
+    running: list[int] = []
+    processes = 1
+    for step in steps:
+        if step == "acquire":
+            worker.semaphore.acquire(running.append, 1)
+        elif step == "grow":
+            processes += 1
+            worker.semaphore.grow()
+        elif running:
+            running.pop()
+            worker.semaphore.release()
+        assert len(running) <= processes
