@@ -381,9 +381,17 @@ def get_settings() -> Settings:
 
 def raise_errors(problems: Iterable[Problem]) -> None:
     """Raise ConfigurationError with a line for each error among *problems*, if there are any."""
-    errors = [f"{problem.message} {problem.hint}" for problem in problems if problem.is_error]
+    errors = [problem for problem in problems if problem.is_error]
     if errors:
-        raise ConfigurationError("\n".join(errors))
+        raise configuration_error(*errors)
+
+
+def configuration_error(*problems: Problem) -> ConfigurationError:
+    """Return an error with a line for each problem."""
+    lines = (f"{problem.message} {problem.hint}" for problem in problems)
+    error = ConfigurationError("\n".join(lines))
+    error.problems = problems
+    return error
 
 
 def _reload(*, setting: str, **_: Any) -> None:

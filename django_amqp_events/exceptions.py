@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .options import Problem
 from .reasons import Reason
 
 
@@ -39,7 +40,13 @@ class AmqpEventsError(Exception):
 
 
 class ConfigurationError(AmqpEventsError, ImproperlyConfigured):
-    """``AMQP_EVENTS`` or a declaration is invalid; ``manage.py check`` lists all errors."""
+    """``AMQP_EVENTS`` or a declaration is invalid; ``manage.py check`` lists all errors.
+
+    Attributes:
+        problems: the :class:`~.options.Problem` of each line, where these are known.
+    """
+
+    problems: tuple[Problem, ...] = ()
 
 
 class OutboxError(ConfigurationError):

@@ -28,13 +28,19 @@ class Problem:
     Attributes:
         code: ``E…`` if events cannot work, ``W…`` if they are at risk; the id of the system check
             without its prefix.
-        message: what is wrong, and where.
+        what: what is wrong; after *place*, if that is given.
         hint: what to write or do instead.
+        place: of which setting or declaration the options are.
     """
 
     code: str
-    message: str
+    what: str
     hint: str
+    place: str = ""
+
+    @property
+    def message(self) -> str:
+        return f"{self.place}{self.what}"
 
     @property
     def is_error(self) -> bool:
@@ -283,10 +289,9 @@ def read_options(
         try:
             values[key.lower()] = read(given[key])
         except Invalid as exc:
-            place = f"{where}[{key!r}]" if key.isupper() else f"{where}: {key}"
-            problems.append(
-                Problem(code, f"{place} is {given[key]!r:.120}, which is not valid.", f"Use {exc}.")
-            )
+            name = f"[{key!r}]" if key.isupper() else f": {key}"
+            what = f"{name} is {given[key]!r:.120}, which is not valid."
+            problems.append(Problem(code, what, f"Use {exc}.", where))
             if exc.instead is not _DEFAULT:
                 values[key.lower()] = exc.instead
     return values
@@ -299,6 +304,7 @@ def unknown_option(where: str, key: object, known: Iterable[str]) -> Problem:
     hint = f"Did you mean {by_upper[near[0]]!r}?" if near else ""
     return Problem(
         "E002",
-        f"{where} has the unknown key {key!r}.",
+        f" has the unknown key {key!r}.",
         hint or f"Known keys are {', '.join(sorted(by_upper.values()))}.",
+        where,
     )

@@ -90,16 +90,15 @@ def check_validation(project: Project) -> Iterator[Problem]:
         for handler in project.registry.handlers.values()
         if handler.validate
     ]
-    problems = {}
+    problems: list[Problem] = []
     for signature, target in hinted:
         try:
             if signature is not None:
                 Validator(signature, target)
         except ConfigurationError as exc:
-            what, _, hint = str(exc).rpartition(". ")
-            problems[f"{what[:1].upper()}{what[1:]}."] = f"{hint}."
+            problems += exc.problems
     # One, if pydantic is missing.
-    return (Problem("E080", message, hint) for message, hint in problems.items())
+    return iter(dict.fromkeys(problems))
 
 
 def _where(handler: Handler) -> str:

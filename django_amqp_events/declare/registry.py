@@ -161,8 +161,8 @@ class _Builder:
         self.settings = settings
         self.problems: list[Problem] = []
 
-    def report(self, code: str, message: str, hint: str) -> None:
-        self.problems.append(Problem(code, message, hint))
+    def report(self, code: str, what: str, hint: str, place: str = "") -> None:
+        self.problems.append(Problem(code, what, hint, place))
 
     # -- events --
 
@@ -348,7 +348,7 @@ class _Builder:
                 for item in as_tuple(given[key]):
                     if not isinstance(item, str):
                         classes.append(item)
-                    elif loaded := self.load(item, f"{where}: {key}"):
+                    elif loaded := self.load(item, where, f": {key}"):
                         classes.append(loaded)
                 given[key] = tuple(classes)
         values = read_options(HANDLER_OPTIONS, given, where, self.problems, "E009")
@@ -356,8 +356,9 @@ class _Builder:
         if hard and soft and soft >= hard:
             self.report(
                 "E009",
-                f"{where}: soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
+                f": soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
                 "Lower soft_time_limit, so that the handler can stop before it is killed.",
+                where,
             )
         for unused in ("enabled", "handler"):
             values.pop(unused, None)
@@ -366,10 +367,10 @@ class _Builder:
             values["policy"] = RetryPolicy(**policy)
         except ConfigurationError as exc:
             hint = "Raise retry_backoff_max, or lower retry_backoff."
-            self.report("E009", f"{where}: {exc}.", hint)
+            self.report("E009", f": {exc}.", hint, where)
         return values
 
-    def load(self, path: Any, where: str) -> Any:
+    def load(self, path: Any, where: str, option: str = "") -> Any:
         """Return the callable of a dotted path, without our decorators; None if there is none.
 
         A user's decorators, such as transaction.atomic, are part of it.
@@ -382,8 +383,9 @@ class _Builder:
             except Exception as exc:  # noqa: BLE001 - importing runs the user's module
                 self.report(
                     "E007",
-                    f"{where}: {path!r} cannot be imported: {type(exc).__name__}: {exc}.",
+                    f"{option}: {path!r} cannot be imported: {type(exc).__name__}: {exc}.",
                     "Correct the dotted path, or fix the module.",
+                    where,
                 )
                 return None
         if isinstance(target, Declared):
@@ -391,8 +393,9 @@ class _Builder:
         if not callable(target):
             self.report(
                 "E007",
-                f"{where}: {path!r:.80} is not callable.",
+                f"{option}: {path!r:.80} is not callable.",
                 "Use the dotted path of a function or a class.",
+                where,
             )
             return None
         return target
@@ -419,14 +422,15 @@ class _Builder:
 
     def check_defaults(self) -> None:
         """Warn of invalid ``DEFAULTS`` that every handler overrides."""
-        where = "AMQP_EVENTS['DEFAULTS']"
         defaults = _Builder(self.settings)
-        defaults.read(self.settings.defaults, where)
-        for problem in defaults.problems:
-            what = problem.message.removeprefix(where)
-            # A handler that takes the default has an error of its own.
-            if not any(other.message.endswith(what) for other in self.problems):
-                self.report("W018", problem.message, problem.hint)
+        defaults.read(self.settings.defaults, "AMQP_EVENTS['DEFAULTS']")
+        # A handler that takes the default has an error of its own.
+        known = {replace(problem, place="") for problem in self.problems}
+        self.problems += [
+            replace(problem, code="W018")
+            for problem in defaults.problems
+            if replace(problem, place="") not in known
+        ]
 
 
 def _class_options(target: Any) -> dict[str, Any]:

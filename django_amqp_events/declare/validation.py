@@ -25,7 +25,9 @@ from typing import (
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ..exceptions import ConfigurationError, ControlFlow
+from ..conf import configuration_error
+from ..exceptions import ControlFlow
+from ..options import Problem
 from .declarations import dotted
 
 #: Maximum number of errors that are named for one payload.
@@ -53,10 +55,9 @@ class Validator:
             import pydantic
             import typing_extensions
         except ImportError as exc:
-            raise ConfigurationError(
-                f"VALIDATE needs pydantic, which cannot be imported ({exc}). Run {REMEDY}, or "
-                f"remove VALIDATE"
-            ) from exc
+            what = f"VALIDATE needs pydantic, which cannot be imported ({exc})."
+            hint = f"Run {REMEDY}, or remove VALIDATE."
+            raise configuration_error(Problem("E080", what, hint)) from exc
         self._errors = pydantic.ValidationError
         self._keywords = ""
         try:
@@ -70,10 +71,12 @@ class Validator:
             self._adapter.rebuild(raise_errors=True)
         except Exception as exc:
             reason = f"{type(exc).__name__}: {exc}".partition("\n")[0].rstrip(".")
-            raise ConfigurationError(
-                f"the type hints of {dotted(target)} cannot be enforced: {reason}. Correct them, "
-                f"import their names at run time, or remove VALIDATE for this function"
-            ) from exc
+            what = f"The type hints of {dotted(target)} cannot be enforced: {reason}."
+            hint = (
+                "Correct them, import their names at run time, or remove VALIDATE for this "
+                "function."
+            )
+            raise configuration_error(Problem("E080", what, hint)) from exc
         self._names = frozenset(hints)
 
     def _hints(self, signature: inspect.Signature, target: Any) -> dict[str, Any]:

@@ -517,7 +517,7 @@ def test_a_worker_does_not_start_with_such_hints(settings: DjangoSettings) -> No
     options = {"EVENTS": ["a.b"], "HANDLER": f"{__name__}.no_schema", "VALIDATE": True}
     settings.AMQP_EVENTS = {"SERVICE": "shop", "HANDLERS": {"shop.h": options}}
     app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://")
-    with pytest.raises(SystemExit, match="this worker does not start: the type hints of"):
+    with pytest.raises(SystemExit, match="this worker does not start: The type hints of"):
         bootstrap.install(SimpleNamespace(app=app, pool_cls="solo", options={}))
 
 
