@@ -1,26 +1,25 @@
-"""Reasons: why an event, a batch or a payload was left as it is, as a code with parameters.
+"""Reasons: why something is as it is, as a code with parameters: errors, alerts, titles, notes.
 
-The service code returns codes; logs, rows, commands and tests read them in English
-(:meth:`Reason.__str__`), pages in the language of the request (:meth:`Reason.translated`).
+The service code returns them and rows store them (:class:`~.models.base.ReasonField`); text is made
+when a person reads it: in English in logs, commands and errors (:meth:`Reason.__str__`), in the
+language of the request on pages (:meth:`Reason.translated`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from django.utils.translation import gettext, override
+from django.utils.formats import number_format
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy, override, pgettext_lazy
 
-
-def _(text: str) -> str:
-    """Mark a text for ``makemessages``. Django's gettext_noop needs settings at import."""
-    return text
-
-
-#: The text of each code, with a named placeholder for each parameter.
-TEXTS: Final[Mapping[str, str]] = {
-    # An error of the broker, the database or a library, in its own words.
-    "error": "%(error)s",
+#: The text of each code, with a named placeholder for each parameter; what only commands
+#: show is not translated.
+TEXTS: Final[Mapping[str, Any]] = {
+    # What a person wrote, or the broker, the database or a library said, in their own words.
+    "text": "%(text)s",
     "interrupted": "interrupted",
     "filtered": "it does not match the filters",
     "overdue": "its replay is overdue; --force replays it again, and it may be handled twice",
@@ -41,6 +40,13 @@ TEXTS: Final[Mapping[str, str]] = {
     ),
     "changed": _("another user or tab changed it first; it is %(state)s now"),
     "changed-by": _("%(changed)s (last decision: %(what)s by %(who)s, %(at)s)"),
+    "action-discard": _("discarded"),
+    "action-edit": _("edited and replayed"),
+    "action-force": _("replayed by force"),
+    "action-replay": _("replayed"),
+    "action-resolve": _("marked as resolved"),
+    "action-restore": _("restored"),
+    "user-unknown": pgettext_lazy("by", "unknown"),
     "database-locked": _(
         "another process has locked the database (%(error)s); the mirror publishes queued replays "
         "again under the same replay id"
@@ -63,6 +69,11 @@ TEXTS: Final[Mapping[str, str]] = {
         "it belongs to the service %(service)s; replay it in a process of that service"
     ),
     "state": _("it is %(state)s"),
+    "state-archived": _("archived"),
+    "state-discarded": _("discarded"),
+    "state-queued": _("queued"),
+    "state-replaying": _("replaying"),
+    "state-succeeded": _("succeeded"),
     "unconfirmed": _(
         "RabbitMQ has not confirmed its last replay, which may still run; replay it unedited first"
     ),
@@ -99,6 +110,42 @@ TEXTS: Final[Mapping[str, str]] = {
     "redaction-failed": _(
         "the redaction hook %(hook)s failed with %(error)s; the payload is hidden"
     ),
+    # -- batches
+    "batch-filtered": _("All with %(filters)s"),
+    "batch-open": _("All open events"),
+    "batch-selected": ngettext_lazy(
+        "%(count)s selected event", "%(count)s selected events", "count"
+    ),
+    "filter-event": _("event %(value)s"),
+    "filter-exception": _("exception %(value)s"),
+    "filter-group": _("group %(value)s"),
+    "filter-handler": _("handler %(value)s"),
+    "filter-reason": _("archive reason %(value)s"),
+    "filter-search": _("a search"),
+    "filter-since": _("last failure since %(value)s"),
+    "filter-state": _("state %(value)s"),
+    "filter-until": _("last failure before %(value)s"),
+    "filter-value": _("a value of %(value)s"),
+    "group": _("%(what)s in %(handler)s"),
+    "group-unknown": _("no handler"),
+    "canary-failed": _(
+        "%(bad)s of the first %(taken)s events did not succeed (%(failed)s failed again, "
+        "%(unconfirmed)s not confirmed)"
+    ),
+    "canary-silent": ngettext_lazy(
+        "%(count)s event of the canary did not report back",
+        "%(count)s events of the canary did not report back",
+        "count",
+    ),
+    "failures": _("%(failed)s of the last %(of)s outcomes are failures"),
+    "nothing-published": _("nothing could be published: %(why)s"),
+    "outcomes-missing": ngettext_lazy(
+        "%(count)s event did not report back", "%(count)s events did not report back", "count"
+    ),
+    "queues-missing": _("there is no queue %(queues)s; run `manage.py events_declare`"),
+    "waiting-for-canary": _("waiting for the outcomes of the canary"),
+    "waiting-for-mirror": _("waiting for queued replays, which events_mirror publishes"),
+    "waiting-to-retry": _("waiting to retry: %(why)s"),
     # -- alerts
     "alert-broker-alarm": _(
         "%(alarms)s: RabbitMQ accepts no events. Free memory or disk, or let consumers empty the "
@@ -133,7 +180,7 @@ class Reason:
 
     Args:
         code: a key of :data:`TEXTS`.
-        params: values of the text's placeholders; may be reasons or lazy texts themselves.
+        params: values of the text's placeholders: texts, numbers, reasons or lists of these.
     """
 
     __slots__ = ("code", "params")
@@ -148,50 +195,79 @@ class Reason:
         """Return the reason that an error was raised with, or its own words as one."""
         if isinstance(error, BaseException) and len(error.args) == 1:
             [error] = error.args
-        return error if isinstance(error, Reason) else cls("error", error=str(error))
+        return error if isinstance(error, Reason) else cls("text", text=str(error))
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, object]) -> Reason:
-        """Return the reason of :meth:`as_json`; a code of a newer version stands for itself."""
-        params = dict(stored)
-        code = str(params.pop("code"))
-        return cls(code, **params) if code in TEXTS else cls("error", error=f"{code}: {params}")
+    def named(cls, kind: str, name: str) -> Reason:
+        """Return the reason ``kind-name``; a name of a newer version stands for itself."""
+        code = f"{kind}-{name}"
+        return cls(code) if code in TEXTS else cls("text", text=name)
 
-    def as_json(self) -> dict[str, object]:
-        """Return code and parameters, as rows store them; lazy texts in English."""
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Reason:
+        """Return the reason of :meth:`as_json`; one of a newer version stands for itself."""
+        params = {name: _read(value) for name, value in document.items() if name != "code"}
+        try:
+            found = cls(document["code"], **params)
+            str(found)
+        except (KeyError, TypeError, ValueError):
+            return cls("text", text=json.dumps(document))
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Return code and parameters as JSON types, whatever language is active."""
         with override(None):
-            plain = {
-                name: value if isinstance(value, (int, float)) else str(value)
-                for name, value in self.params.items()
-            }
-        return {"code": self.code, **plain}
+            return {"code": self.code, **{name: _plain(each) for name, each in self.params.items()}}
 
     def __str__(self) -> str:
         with override(None):
-            return TEXTS[self.code] % {name: str(value) for name, value in self.params.items()}
+            return self.translated()
 
     def translated(self) -> str:
         """Return the text in the active language."""
         params = {name: translated(value) for name, value in self.params.items()}
-        return gettext(TEXTS[self.code]) % params
+        if isinstance(count := self.params.get("count"), int):
+            params["count"] = Count(count)
+        return str(TEXTS[self.code] % params)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reason) and (self.code, str(self)) == (other.code, str(other))
+        return isinstance(other, Reason) and self.as_json() == other.as_json()
 
     def __hash__(self) -> int:
-        return hash((self.code, str(self)))
+        return hash(json.dumps(self.as_json()))
 
     def __repr__(self) -> str:
         return f"<Reason {self.code}: {self}>"
 
 
-def translated(value: Any) -> str:
-    """Return a reason, or an error raised with one, in the active language; others as text."""
+class Count(int):
+    """A number that a text shows with the separators of the language."""
+
+    def __str__(self) -> str:
+        return number_format(int(self), force_grouping=True)
+
+
+def translated(value: Any) -> Any:
+    """Return reasons, and errors raised with one, in the active language; others as text."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(translated, value))
     if isinstance(value, BaseException):
         value = Reason.of(value)
     return value.translated() if isinstance(value, Reason) else str(value)
 
 
-def stored(text: str) -> str:
-    """Translate the text of a row, if it is one of ours that has no parameters."""
-    return gettext(text) if text else ""
+def _plain(value: object) -> Any:
+    if isinstance(value, Reason):
+        return value.as_json()
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (int, float)):
+        return value
+    # As models.clean(): PostgreSQL stores no NUL and no lone surrogate in JSON.
+    return str(value).replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(each) for each in value]
+    return Reason.from_json(value) if isinstance(value, dict) else value

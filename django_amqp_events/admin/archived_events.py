@@ -372,8 +372,7 @@ class ArchivedEventAdmin(EditingPages):
         if not rows.exists():
             messages.warning(request, _("This group has no open events."))
             return None
-        criteria = selection.Selection(groups=[group.pk])
-        return freeze(self, request, rows, title=str(group), criteria=criteria)
+        return freeze(self, request, rows, criteria=selection.Selection(groups=[group.pk]))
 
     # -- one event
 

@@ -51,7 +51,7 @@ from .charts import Node, Picture, Row
 from .filters import settings_and_registry
 from .formatting import number as formatted
 from .lists import TOO_LONG, count
-from .replay_batches import bar, titled
+from .replay_batches import bar
 
 #: Seconds after which the newest snapshot is stale: two are missing.
 STALE_SECONDS: Final = 3 * snapshots.SNAPSHOT_SECONDS
@@ -336,8 +336,7 @@ class DashboardAdmin(Pages):
         return [
             (
                 each,
-                _("%(title)s (%(id)s)")
-                % {"title": titled(each) or _("replay batch"), "id": str(each.pk)[:8]},
+                _("%(title)s (%(id)s)") % {"title": line(each.name), "id": str(each.pk)[:8]},
                 bar(each),
             )
             for each in found[:SHOWN_BATCHES]

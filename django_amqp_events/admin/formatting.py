@@ -16,7 +16,6 @@ from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
-from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -24,6 +23,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from ..message.archive_message import INSTALLED
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, visible
+from ..reasons import Count
 from ..templatetags.amqp_events import TEXT, exception_line, line, moment
 
 #: Bytes of a body that a page shows; the rest is in the download.
@@ -46,7 +46,7 @@ RESOLVED: Final = (
 
 def number(value: int) -> str:
     """Write a number with the separators of the language: ``2,000``."""
-    return number_format(value, force_grouping=True)
+    return str(Count(value))
 
 
 def labelled(label: object, value: object) -> SafeString:
@@ -54,16 +54,9 @@ def labelled(label: object, value: object) -> SafeString:
     return format_html('<span class="ae-label">{}</span> {}', label, value)
 
 
-class _Count(int):
-    """A number that a text shows with the separators of the language."""
-
-    def __str__(self) -> str:
-        return number(int(self))
-
-
 def counted(text: Any, count: int, **values: object) -> str:
     """Return a lazy ``ngettext`` for a number of things."""
-    return str(text % {"count": _Count(count), **values})
+    return str(text % {"count": Count(count), **values})
 
 
 # -- body and headers -----------------------------------------------------------------------

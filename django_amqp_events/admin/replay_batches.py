@@ -14,12 +14,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
-from django.utils import translation
 from django.utils.formats import get_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop, ngettext_lazy
+from django.utils.translation import gettext_lazy
 
 from ..archive import states
 from ..archive.batches import batch_states, preview
@@ -31,14 +30,15 @@ from ..models import (
     Replay,
     ReplayBatch,
     ReplayBatchAction,
+    State,
 )
-from ..reasons import stored
+from ..reasons import Reason
 from ..templatetags.amqp_events import ago, code, line, text
 from .action_pages import across
 from .base import WAITING_SECONDS, Pages
 from .charts import progress
 from .filters import GroupFilter, TimeFilter
-from .formatting import counted, number
+from .formatting import number
 from .lists import CAP, ValueFilter, count
 
 #: Events on one page of a batch's events.
@@ -157,7 +157,7 @@ class ReplayBatchAdmin(Pages):
     def what(self, batch: ReplayBatch) -> str:
         return format_html(
             '<span class="ae-what">{}</span> <span class="ae-quiet">{}</span>',
-            titled(batch) or _("replay batch"),
+            line(batch.name),
             line(batch.reason, 120),
         )
 
@@ -167,7 +167,7 @@ class ReplayBatchAdmin(Pages):
             '<span class="ae-state ae-batch-{}">{}</span> <span class="ae-quiet">{}</span>',
             batch.state,
             batch.get_state_display(),
-            line(stored(batch.note), 160),
+            line(batch.note, 160),
         )
 
     @admin.display(description=gettext_lazy("progress"))
@@ -251,7 +251,7 @@ class ReplayBatchAdmin(Pages):
             "seconds": WAITING_SECONDS,
             "live": WAITING_SECONDS,
         }
-        response = self._render(request, "detail", titled(batch) or _("Replay batch"), context)
+        response = self._render(request, "detail", line(batch.name), context)
         if follow:
             # Only on request: a page that reloads is hard for screen readers.
             response["Refresh"] = str(WAITING_SECONDS)
@@ -285,7 +285,7 @@ class ReplayBatchAdmin(Pages):
             shown = pages.listed(request, pages.get_queryset(request).filter(pk__in=ids).order_by())
         visible = {each.pk: each for each in shown}
         context = {
-            "batch_title": titled(batch) or _("Replay batch"),
+            "batch_title": line(batch.name),
             "state": _Replay(state).label if state else "",
             "linked": linked,
             "events": [(row, visible.get(row.event_id)) for row in rows],
@@ -340,28 +340,6 @@ def bar(batch: ReplayBatch) -> SafeString:
     return progress(parts, label)
 
 
-#: Default titles as rows have them; :func:`titled` translates them.
-_ALL_OPEN: Final = gettext_noop("All open events")
-_ALL_WITH: Final = "All with "
-
-
-_SELECTED: Final = ngettext_lazy("%(count)s selected event", "%(count)s selected events", "count")
-
-
-def _selected(count: int) -> str:
-    return f"{count} selected event" if count == 1 else f"{count} selected events"
-
-
-def titled(batch: ReplayBatch) -> str:
-    """Return the title of a batch; default titles are translated."""
-    if batch.title == _selected(batch.total):
-        return counted(_SELECTED, batch.total)
-    if batch.title.startswith(_ALL_WITH):
-        filters = line(batch.title.removeprefix(_ALL_WITH))
-        return _("All with %(filters)s") % {"filters": filters}
-    return line(_(_ALL_OPEN) if batch.title == _ALL_OPEN else batch.title)
-
-
 def _rate(rate: float) -> str:
     return f"{rate:g}".replace(".", get_format("DECIMAL_SEPARATOR"))
 
@@ -396,14 +374,19 @@ def background_selected(
         if (value := request.GET.get(name)) is not None
     }
     if not across(request):
-        return freeze(pages, request, queryset, title="", criteria=None)
+        return freeze(pages, request, queryset)
     queryset = queryset.filter(state_since__lte=_listed_at(request))
     if count(queryset, CAP) > CAP:
         # The list ends there, so the batch is not all that the filter matches.
-        return freeze(pages, request, queryset[:CAP], title="", criteria=None)
-    words = ", ".join(_worded(name, value) for name, value in chosen.items() if value)
-    title = f"{_ALL_WITH}{words}" if words else _ALL_OPEN
-    return freeze(pages, request, queryset, title=title, criteria=criteria_of(chosen))
+        return freeze(pages, request, queryset[:CAP])
+    criteria = criteria_of(chosen)
+    others = []
+    if (state := chosen.get("state", State.ARCHIVED)) != State.ARCHIVED:
+        others.append(Reason("filter-state", value=Reason.named("state", state)))
+    if chosen.get(SEARCH_VAR, "").strip():
+        # It may be a search value, which not everyone who sees batches may see.
+        return freeze(pages, request, queryset, criteria.title(*others, Reason("filter-search")))
+    return freeze(pages, request, queryset, criteria.title(*others), criteria)
 
 
 def _listed_at(request: HttpRequest) -> datetime:
@@ -414,53 +397,34 @@ def _listed_at(request: HttpRequest) -> datetime:
         return datetime.now(UTC)
 
 
-def _worded(name: str, value: str) -> str:
-    """Describe a list filter in English, as titles are stored."""
-    if name == TimeFilter.parameter_name and value in TimeFilter.TITLES:
-        with translation.override("en"):
-            return f"last failure {TimeFilter.TITLES[value]}"
-    if name == GroupFilter.parameter_name and (group := GroupFilter.found(value)) is not None:
-        return f"group {group}"
-    if name == SEARCH_VAR:
-        # It may be a search value, which not everyone who sees batches may see.
-        return "a search"
-    return f"{name} {value}"
-
-
 def freeze(
     pages: Pages,
     request: HttpRequest,
     queryset: QuerySet[ArchivedEvent],
-    *,
-    title: str,
-    criteria: Selection | None,
+    title: Reason | None = None,
+    criteria: Selection | None = None,
 ) -> HttpResponse | None:
     """Make a batch and go to its page; ``None`` where that was not possible, which is said.
 
-    Args:
-        title: ``""`` for how many they are.
-        criteria: see :func:`django_amqp_events.archive.batches.batch_states.freeze`.
+    For *title* and *criteria*, see
+    :func:`django_amqp_events.archive.batches.batch_states.freeze`.
     """
     try:
         batch = batch_states.freeze(
             pages.within(request, queryset, "bulk_replay"),
             by=request.user.get_username(),
-            title=line(title[:], 255),
+            title=title,
             criteria=criteria,
         )
         preview.preview_batch(batch)
     except AmqpEventsError as exc:
         messages.error(request, code(text(exc, 1_000)))
         return None
-    if not title:
-        batch_states.rows().filter(pk=batch.pk).update(title=_selected(batch.total))
     return HttpResponseRedirect(pages.url_of(ReplayBatch, "change", batch.pk))
 
 
-def criteria_of(chosen: Mapping[str, str]) -> Selection | None:
-    """Return the filters of the list as a selection; ``None`` for a search."""
-    if chosen.get(SEARCH_VAR, "").strip():
-        return None
+def criteria_of(chosen: Mapping[str, str]) -> Selection:
+    """Return the filters of the list as a selection, without the state and the search."""
     found: dict[str, Any] = {
         key: [chosen[name]] for name, key in _CRITERIA.items() if name in chosen
     }

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.utils.timezone import localtime
-from django.utils.translation import pgettext_lazy
 
 from ..broker.topology import Names
 from ..conf import get_settings
@@ -280,22 +279,22 @@ def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None =
         last: its last action (:func:`last_actions`).
     """
     if event.version == version:
-        return Reason("state", state=_label(State, event.state))
-    changed = Reason("changed", state=_label(State, event.state))
+        return state_reason(event)
+    changed = Reason("changed", state=Reason.named("state", event.state))
     if last is None:
         return changed
     return Reason(
         "changed-by",
         changed=changed,
-        what=_label(ArchiveAction.Action, last.action),
-        who=visible(last.by, 80) or pgettext_lazy("by", "unknown"),
+        what=Reason.named("action", last.action),
+        who=visible(last.by, 80) or Reason("user-unknown"),
         at=f"{localtime(last.at):%Y-%m-%d %H:%M:%S %Z}",
     )
 
 
-def _label(choices: Any, value: str) -> Any:
-    """Return the lazy label of a value, or the value if a newer version wrote it."""
-    return choices(value).label if value in choices.values else value
+def state_reason(event: ArchivedEvent) -> Reason:
+    """Return the reason for skipping an event in another state."""
+    return Reason("state", state=Reason.named("state", event.state))
 
 
 def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:

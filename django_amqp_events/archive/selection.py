@@ -13,8 +13,9 @@ from django.db.models import OrderBy, Q, QuerySet
 from django.db.models.functions import Coalesce, Length
 
 from ..databases import parts
-from ..models import ArchivedEvent, SearchValue, State, clean
+from ..models import ArchivedEvent, FailureGroup, SearchValue, State, clean
 from ..options import is_path
+from ..reasons import Reason
 from . import states
 from .search_values import KEPT_CHARACTERS, as_text, declared_paths
 
@@ -77,6 +78,27 @@ class Selection:
             if value != []:
                 document[field.name] = value
         return document
+
+    def filters(self) -> list[Reason]:
+        """Describe the filters, without search values, which not everyone may see."""
+        named = FailureGroup.objects.using(states.database()).filter(pk__in=self.groups)
+        paths = [SearchTerm.parse(each).path for each in self.search]
+        values: dict[str, Iterable[Any]] = {
+            "handler": self.handlers,
+            "event": self.events,
+            "exception": self.exceptions,
+            "reason": self.reasons,
+            "group": [group.title for group in named] if self.groups else (),
+            "value": dict.fromkeys(paths),
+            "since": [f"{self.since:%Y-%m-%d %H:%M %Z}"] if self.since else (),
+            "until": [f"{self.until:%Y-%m-%d %H:%M %Z}"] if self.until else (),
+        }
+        return [Reason(f"filter-{kind}", value=each) for kind in values for each in values[kind]]
+
+    def title(self, *others: Reason) -> Reason:
+        """Describe the matching events; *others* are further filters."""
+        filters = [*self.filters(), *others]
+        return Reason("batch-filtered", filters=filters) if filters else Reason("batch-open")
 
     def queryset(self) -> QuerySet[ArchivedEvent]:
         """Return the matching events."""

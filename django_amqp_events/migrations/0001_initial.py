@@ -35,7 +35,7 @@ class Migration(migrations.Migration):
                         output_field=models.SmallIntegerField(null=True),
                     ),
                 ),
-                ("details", models.JSONField()),
+                ("details", models.TextField()),
             ],
             options={
                 "ordering": ["-since", "-pk"],
@@ -479,7 +479,7 @@ class Migration(migrations.Migration):
                         verbose_name="state",
                     ),
                 ),
-                ("title", models.CharField(blank=True, max_length=255, verbose_name="events")),
+                ("title", models.TextField()),
                 ("criteria", models.JSONField(blank=True, null=True)),
                 ("plan", models.JSONField(blank=True, null=True)),
                 ("reason", models.TextField(blank=True, verbose_name="reason")),
@@ -487,7 +487,7 @@ class Migration(migrations.Migration):
                 ("canary", models.PositiveIntegerField(blank=True, null=True)),
                 ("trusted", models.BooleanField(default=False)),
                 ("threshold", models.PositiveSmallIntegerField(blank=True, null=True)),
-                ("note", models.TextField(blank=True)),
+                ("note", models.TextField()),
                 ("created_at", models.DateTimeField(verbose_name="created")),
                 (
                     "created_by",
@@ -770,7 +770,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("by", models.CharField(blank=True, max_length=255)),
-                ("note", models.TextField(blank=True)),
+                ("note", models.TextField()),
                 (
                     "batch",
                     models.ForeignKey(

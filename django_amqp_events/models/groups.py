@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..reasons import Reason
 from .base import LENGTH, AppendOnly, Moment
 from .text import visible
 
@@ -67,11 +68,14 @@ class FailureGroup(models.Model):
         ]
 
     def __str__(self) -> str:
+        return self.title.translated()
+
+    @property
+    def title(self) -> Reason:
+        """Its last exception or reason, and its handler."""
         what = (self.exception or self.reason).rpartition(".")[2]
-        return str(_("%(what)s in %(handler)s")) % {
-            "what": visible(what),
-            "handler": visible(self.handler) or _("no handler"),
-        }
+        handler = visible(self.handler) or Reason("group-unknown")
+        return Reason("group", what=visible(what), handler=handler)
 
 
 class GroupAction(AppendOnly):

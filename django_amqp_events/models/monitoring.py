@@ -9,6 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .base import LENGTH, Moment
+from .reason_field import ReasonField
 from .text import read_document, visible
 
 
@@ -61,7 +62,7 @@ class Alert(models.Model):
         key: the subject, such as a queue; ``""`` if the kind has only one.
         since, last: when it was first and last seen.
         ended: ``None`` while it lasts.
-        details: the problem and its remedy, as last seen: a :class:`~.reasons.Reason` as JSON.
+        details: the problem and its remedy, as last seen.
     """
 
     service = models.CharField(max_length=LENGTH)
@@ -76,7 +77,7 @@ class Alert(models.Model):
         output_field=models.SmallIntegerField(null=True),
         db_persist=True,
     )
-    details = models.JSONField()
+    details = ReasonField()
 
     class Meta:
         ordering: ClassVar = ["-since", "-pk"]

@@ -9,8 +9,10 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..message.types import Received, task_id
+from ..reasons import Reason
 from .archive import ArchivedEvent, Revision
 from .base import LENGTH, AppendOnly, Moment, PartialIndex
+from .reason_field import ReasonField
 from .text import visible
 
 
@@ -20,7 +22,7 @@ class ReplayBatch(models.Model):
     Only :mod:`django_amqp_events.archive.batches.batch_states` changes the state of rows.
 
     Attributes:
-        title: the events, for people.
+        title: which events, for people; ``None`` if they were selected one by one.
         criteria: a :class:`~django_amqp_events.archive.selection.Selection` as JSON; ``None`` if
             the events were selected otherwise.
         plan: the last preview (:mod:`django_amqp_events.archive.batches.preview`).
@@ -49,7 +51,7 @@ class ReplayBatch(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid4, editable=False)
     service = models.CharField(max_length=LENGTH)
     state = models.CharField(_("state"), max_length=16, choices=State, default=State.DRAFT)
-    title = models.CharField(_("events"), max_length=LENGTH, blank=True)
+    title = ReasonField()
     criteria = models.JSONField(null=True, blank=True)
     plan = models.JSONField(null=True, blank=True)
     reason = models.TextField(_("reason"), blank=True)
@@ -57,7 +59,7 @@ class ReplayBatch(models.Model):
     canary = models.PositiveIntegerField(null=True, blank=True)
     trusted = models.BooleanField(default=False)
     threshold = models.PositiveSmallIntegerField(null=True, blank=True)
-    note = models.TextField(blank=True)
+    note = ReasonField()
     created_at = Moment(_("created"))
     created_by = models.CharField(_("created by"), max_length=LENGTH, blank=True)
     started_at = Moment(null=True, blank=True)
@@ -88,7 +90,12 @@ class ReplayBatch(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{visible(self.title) or _('replay batch')} ({str(self.pk)[:8]})"
+        return f"{visible(self.name.translated())} ({str(self.pk)[:8]})"
+
+    @property
+    def name(self) -> Reason:
+        """Which events it has, for people."""
+        return Reason.of(self.title or Reason("batch-selected", count=self.total))
 
     @property
     def open(self) -> bool:
@@ -122,7 +129,7 @@ class ReplayBatchAction(AppendOnly):
     at = Moment()
     action = models.CharField(max_length=16, choices=Action)
     by = models.CharField(max_length=LENGTH, blank=True)
-    note = models.TextField(blank=True)
+    note = ReasonField()
 
     class Meta:
         ordering: ClassVar = ["at", "pk"]

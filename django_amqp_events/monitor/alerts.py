@@ -29,7 +29,7 @@ from ..models import (
     clean,
     visible,
 )
-from ..reasons import Reason
+from ..reasons import Reason, translated
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def update_alert(
         found.ended = now
         _notify(found, settings)
         return True
-    details = _details(text)
+    details = Reason.of(text)
     if same.update(last=now, details=details):
         return False
     alert = Alert(
@@ -211,7 +211,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
         ):
             found |= {(kind, key): None, ("group_back", key): _of_group(group)}
             back += 1
-        elif _details(_of_group(group)) != details:
+        elif _of_group(group) != details:
             found[kind, key] = _of_group(group)
     if not settings.alerts.groups:
         return found
@@ -226,16 +226,10 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
 
 
 def _of_group(group: FailureGroup) -> Reason:
-    params = {"group": group, "open": group.open, "what": group.exception or group.reason}
+    params = {"group": group.title, "open": group.open, "what": group.exception or group.reason}
     if not group.frame:
         return Reason("alert-group-unknown-frame", **params)
     return Reason("alert-group", frame=group.frame, **params)
-
-
-def _details(text: Reason | str) -> dict[str, object]:
-    """Return what a row stores: a code, and parameters that every database takes."""
-    stored = Reason.of(text).as_json()
-    return {key: clean(value) if isinstance(value, str) else value for key, value in stored.items()}
 
 
 def check_snapshots(settings: Settings, now: datetime) -> bool:
@@ -264,14 +258,18 @@ def check_snapshots(settings: Settings, now: datetime) -> bool:
 def title(alert: Alert) -> str:
     """Return the title of an alert."""
     what, which = str(KINDS.get(alert.kind, alert.kind)), alert.key
-    if "group" in alert.details:
-        which = _("%(group)s (%(open)s open)") % alert.details
+    params = Reason.of(alert.details or "").params
+    if "group" in params:
+        which = _("%(group)s (%(open)s open)") % {
+            "group": translated(params["group"]),
+            "open": params["open"],
+        }
     return visible(f"{what}: {which}" if which else what)
 
 
 def alert_text(alert: Alert) -> str:
     """Return the text of an alert in the active language, all characters visible."""
-    return visible(Reason.from_json(alert.details).translated(), 2_000)
+    return visible(translated(alert.details or ""), 2_000)
 
 
 def _notify(alert: Alert, settings: Settings) -> None:

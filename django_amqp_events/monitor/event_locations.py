@@ -315,7 +315,7 @@ def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
                 state=row.state,
                 label=row.get_state_display(),
                 at=batch.started_at or batch.created_at,
-                about=str(BATCHES.get(batch.state, "")) if pending else row.error,
+                about=str(BATCHES.get(batch.state, "")) if pending else translated(row.error or ""),
                 row=row,
             ),
         )

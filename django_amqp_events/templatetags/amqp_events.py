@@ -16,10 +16,16 @@ from django.utils.translation import pgettext_lazy
 
 from ..message.text import parse_moment
 from ..models import visible
-from ..reasons import stored, translated
+from ..reasons import Reason, translated
 
 register = template.Library()
-register.filter("stored", stored)
+
+
+@register.filter
+def reason(document: Any) -> Reason:
+    """Read a reason of a JSON document."""
+    return Reason.from_json(document)
+
 
 #: Characters of a word in a list, and of a text in a table.
 WORD: Final = 160

@@ -40,6 +40,7 @@ from django.db.models.functions import MD5, Cast, Concat, RowNumber, Substr
 from ...conf import get_settings
 from ...databases import Moment, check_commits, delete_by_id, sliced
 from ...models import LENGTH, ArchivedEvent, Replay, ReplayBatch, ReplayBatchAction, clean
+from ...reasons import Reason
 from .. import states
 from ..eligibility import Skipped
 from ..selection import Selection
@@ -71,7 +72,7 @@ class SkippedEvents:
     """Events of a batch that were skipped or not published for one reason; *first* is an id."""
 
     state: str
-    why: str
+    why: Reason
     count: int
     first: str
 
@@ -94,7 +95,7 @@ def freeze(
     found: QuerySet[ArchivedEvent],
     *,
     by: str,
-    title: str = "",
+    title: Reason | str | None = None,
     criteria: Selection | None = None,
 ) -> ReplayBatch:
     """Create a batch of the events that a queryset matches now; nothing is published.
@@ -104,6 +105,7 @@ def freeze(
 
     Args:
         found: any queryset of archived events; its slice counts, its order does not.
+        title: which events these are; by default the filter or the number of the events.
         criteria: the filter that found the events, to count new matches later.
 
     Raises:
@@ -115,7 +117,7 @@ def freeze(
     with transaction.atomic(using=using):
         batch = ReplayBatch.objects.using(using).create(
             service=service,
-            title=clean(title, LENGTH),
+            title=title or (criteria.title() if criteria is not None else None),
             criteria=None if criteria is None else criteria.as_json(),
             created_at=states.clock(),
             created_by=clean(by, LENGTH),
@@ -236,7 +238,7 @@ def start(
     )
 
 
-def pause(pk: UUID, *, by: str, note: str = "") -> bool:
+def pause(pk: UUID, *, by: str, note: Reason | str | None = None) -> bool:
     """Pause a running batch; return True if this call did it.
 
     At most one chunk is still published.
@@ -260,7 +262,7 @@ def cancel(pk: UUID, *, by: str) -> bool:
     return _change(pk, _Action.CANCEL, by=by, finished_at=states.clock())
 
 
-def finish(pk: UUID, runner: UUID, *, note: str = "") -> bool:
+def finish(pk: UUID, runner: UUID, *, note: Reason | str | None = None) -> bool:
     """Finish a batch that this runner holds; return True if this call did it."""
     mine = Q(runner=runner)
     return _change(pk, _Action.FINISH, by="", note=note, only=mine, finished_at=states.clock())
@@ -284,14 +286,14 @@ def _change(
     action: ReplayBatchAction.Action,
     *,
     by: str,
-    note: str = "",
+    note: Reason | str | None = None,
     only: Q | None = None,
     **values: Any,
 ) -> bool:
     using = database()
     check_commits(using)
     before, after = _CHANGES[action]
-    kept = "" if action in (_Action.START, _Action.RESUME) else clean(note)
+    kept = None if action in (_Action.START, _Action.RESUME) else note
     with transaction.atomic(using=using):
         wanted = rows().filter(only or Q(), pk=pk, state__in=before)
         if not wanted.update(state=after, note=kept, **_FREE, **values):
@@ -300,9 +302,11 @@ def _change(
     return True
 
 
-def _note(pk: UUID, action: ReplayBatchAction.Action, *, by: str, note: str = "") -> None:
+def _note(
+    pk: UUID, action: ReplayBatchAction.Action, *, by: str, note: Reason | str | None = None
+) -> None:
     ReplayBatchAction.objects.using(database()).create(
-        batch_id=pk, at=states.clock(), action=action, by=clean(by, LENGTH), note=clean(note)
+        batch_id=pk, at=states.clock(), action=action, by=clean(by, LENGTH), note=note
     )
 
 
@@ -341,10 +345,10 @@ def release(runner: UUID) -> int:
     return rows().filter(runner=runner, state=_Batch.RUNNING).update(**_FREE)
 
 
-def set_note(batch: ReplayBatch, note: str) -> None:
-    """Set what a running batch is waiting for, or ``""``."""
+def set_note(batch: ReplayBatch, note: Reason | None) -> None:
+    """Set what a running batch is waiting for."""
     if batch.note != note:
-        rows().filter(pk=batch.pk, state=_Batch.RUNNING).update(note=clean(note))
+        rows().filter(pk=batch.pk, state=_Batch.RUNNING).update(note=note)
 
 
 def mark_canary_succeeded(pk: UUID) -> None:
@@ -360,9 +364,9 @@ def next_events(pk: UUID, limit: int) -> dict[UUID, int]:
 
 def skip(pk: UUID, skipped: Iterable[Skipped]) -> None:
     """Record why events of a batch were skipped; events claimed meanwhile are not changed."""
-    whys: dict[str, list[UUID]] = {}
+    whys: dict[Reason, list[UUID]] = {}
     for each in skipped:
-        whys.setdefault(clean(str(each.why)), []).append(each.id)
+        whys.setdefault(each.why, []).append(each.id)
     for why, ids in whys.items():
         events(pk).filter(state=_Replay.PENDING, event_id__in=ids).update(
             state=_Replay.SKIPPED, error=why
@@ -434,7 +438,7 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
     return [
         SkippedEvents(
             state=group["state"],
-            why=group["error"],
+            why=Reason.of(group["error"] or ""),
             count=group["count"],
             first=str(firsts.get(group["first"], "")),
         )

@@ -39,20 +39,20 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         ``skipped`` (a list of ``why``, ``count``, ``title``), ``handlers`` (a list of ``handler``,
         ``exchange``, ``queue``, ``routing_key``, ``events``, ``ready``, ``consumers``) and
         ``broker``: why ``ready`` and ``consumers`` are ``None``, if they are.
+        Reasons are as JSON.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong.
     """
     settings = get_settings()
-    skipped: Counter[str] = Counter()
-    titles: dict[str, str] = {}
+    skipped: Counter[Reason] = Counter()
+    titles: dict[Reason, str] = {}
     targets: Counter[Handler] = Counter()
     undecided = 0
 
     def leave(reason: Reason, title: str, count: int = 1) -> None:
-        why = str(reason)
-        skipped[why] += count
-        titles.setdefault(why, title)
+        skipped[reason] += count
+        titles.setdefault(reason, title)
 
     groups = list(_groups(batch, settings)[: GROUPS + 1])
     examples = _examples(batch, groups)
@@ -85,7 +85,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         "eligible": targets.total(),
         "undecided": max(0, undecided),
         "skipped": [
-            {"why": why, "count": count, "title": clean(titles[why], 300)}
+            {"why": why.as_json(), "count": count, "title": clean(titles[why], 300)}
             for why, count in skipped.most_common(REASONS)
         ],
         "skipped_total": skipped.total(),
@@ -99,28 +99,28 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
             for handler, count in targets.most_common()
             for depth in [depths.get(handler.queue)]
         ],
-        "broker": clean(problem, 500),
+        "broker": problem and problem.as_json(),
     }
     batch_states.rows().filter(pk=batch.pk).update(plan=plan)
     batch.plan = plan
     return plan
 
 
-def _depths(settings: Settings, queues: set[str]) -> tuple[dict[str, Depth], str]:
+def _depths(settings: Settings, queues: set[str]) -> tuple[dict[str, Depth], Reason | None]:
     """Return ready messages and consumers of each queue, and why some are unknown."""
     found: dict[str, Depth] = {}
     if not queues:
-        return found, ""
+        return found, None
     try:
         with session(connection.celery_app(settings), settings) as amqp:
             for queue in sorted(queues):
                 if (seen := amqp.depth(queue)) is not None:
                     found[queue] = seen
     except AmqpEventsError as exc:
-        return found, str(exc)
+        return found, Reason.of(exc)
     if missing := sorted(queues - found.keys()):
-        return found, f"there is no queue {', '.join(missing)}; run manage.py events_declare"
-    return found, ""
+        return found, Reason("queues-missing", queues=missing)
+    return found, None
 
 
 def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[Replay, Any]:

@@ -19,7 +19,6 @@ from uuid import UUID, uuid4
 
 from celery import Celery
 from django.db import DatabaseError, InterfaceError, connections
-from django.utils.translation import gettext_noop as _
 
 from ...backoff import Backoff
 from ...broker.provisioning.amqp_api import session
@@ -163,7 +162,7 @@ class Runner:
             raise
         except Exception as exc:
             logger.exception("batch %s", work.pk)
-            self._pause(work, f"{type(exc).__name__}: {exc}")
+            self._pause(work, Reason.of(f"{type(exc).__name__}: {exc}"))
 
     def _advance(self, work: _Work) -> None:
         batch = batch_states.renew(work.pk, self.id, self._lease)
@@ -199,14 +198,14 @@ class Runner:
         self.published += len(report.published)
         if report.published:
             work.tries = work.refused = work.fruitless = 0
-            batch_states.set_note(batch, "")
+            batch_states.set_note(batch, None)
         elif report.stopped:
-            self._retry(batch, work, str(report.stopped))
+            self._retry(batch, work, report.stopped)
             return
         elif report.returned:
             work.fruitless += len(report.returned)
             if work.fruitless >= UNPUBLISHED_IN_A_ROW:
-                self._pause(work, f"nothing could be published: {report.returned[-1].why}")
+                self._pause(work, Reason("nothing-published", why=report.returned[-1].why))
                 return
         # Counted from each chunk, so that no burst makes up for a delay.
         sent = len(report.published) + len(report.returned)
@@ -238,41 +237,37 @@ class Runner:
         work.quiet = now if work.quiet is None else work.quiet
         out = now > work.quiet + self._patience
         if pending and queued + published:
-            batch_states.set_note(batch, _("waiting for the outcomes of the canary"))
+            batch_states.set_note(batch, Reason("waiting-for-canary"))
             if out:
-                self._pause(work, f"{published} events of the canary did not report back")
+                self._pause(work, Reason("canary-silent", count=published))
         elif queued:
-            batch_states.set_note(
-                batch, _("waiting for queued replays, which events_mirror publishes")
-            )
+            batch_states.set_note(batch, Reason("waiting-for-mirror"))
         elif out:
-            self._finish(work, f"{published} events did not report back")
+            self._finish(work, Reason("outcomes-missing", count=published))
 
-    def _doubt(self, batch: ReplayBatch, work: _Work) -> str:
-        """Return why a batch must pause, ``""`` if it may continue."""
+    def _doubt(self, batch: ReplayBatch, work: _Work) -> Reason | None:
+        """Return why a batch must pause."""
         counts = work.counts
         if batch.canary is not None and not batch.trusted:
             bad = counts["failed"] + counts["unconfirmed"]
             if bad:
-                return (
-                    f"{bad} of the first {work.taken} events did not succeed "
-                    f"({counts['failed']} failed again, {counts['unconfirmed']} not confirmed)"
-                )
+                told = {name: counts[name] for name in ("failed", "unconfirmed")}
+                return Reason("canary-failed", bad=bad, taken=work.taken, **told)
         if batch.threshold is not None:
             # Read anew, since the counts may be old.
             failed, of = batch_states.failures(batch)
             # Compared with a whole window, so that one early failure does not pause it.
             if failed * 100 >= batch.threshold * batch_states.WINDOW:
-                return f"{failed} of the last {of} outcomes are failures"
-        return ""
+                return Reason("failures", failed=failed, of=of)
+        return None
 
-    def _pause(self, work: _Work, why: str) -> None:
+    def _pause(self, work: _Work, why: Reason) -> None:
         self._held.pop(work.pk, None)
         if batch_states.pause(work.pk, by="", note=why):
             self.tell(f"batch {str(work.pk)[:8]} is paused: {visible(why, 300)}")
         batch_states.count(work.pk)
 
-    def _finish(self, work: _Work, note: str = "") -> None:
+    def _finish(self, work: _Work, note: Reason | None = None) -> None:
         self._held.pop(work.pk, None)
         if batch_states.finish(work.pk, self.id, note=note):
             counts = work.counts
@@ -297,20 +292,20 @@ class Runner:
             with session(self.app, self.settings):
                 return True
         except BrokerUnavailableError as exc:
-            self._retry(batch, work, str(exc), refused=False)
+            self._retry(batch, work, Reason.of(exc), refused=False)
             return False
 
-    def _retry(self, batch: ReplayBatch, work: _Work, why: str, *, refused: bool = True) -> None:
+    def _retry(self, batch: ReplayBatch, work: _Work, why: Reason, *, refused: bool = True) -> None:
         wait = BACKOFF.delay(work.tries)
         # The first refusal may be a broker that is shutting down.
         work.refused += refused and bool(work.tries)
         work.tries += 1
         if work.refused >= REFUSED_ATTEMPTS:
-            self._pause(work, f"nothing could be published: {why}")
+            self._pause(work, Reason("nothing-published", why=why))
             return
         if work.tries == 1:
             self.tell(f"batch {str(work.pk)[:8]} is waiting: {visible(why, 300)}")
-        batch_states.set_note(batch, f"waiting to retry: {why}")
+        batch_states.set_note(batch, Reason("waiting-to-retry", why=why))
         work.due = time.monotonic() + wait
 
     @property

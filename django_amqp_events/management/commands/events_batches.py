@@ -120,7 +120,8 @@ class Command(ServiceCommand):
             more = f"more than {batch_states.COUNTED}" if new > batch_states.COUNTED else str(new)
             lines.append(f"  {more} new since the batch was created; they are not part of it")
         reasons = [
-            {"events": each.count, **columns(each, "state", "why", "first")} for each in skipped
+            {"events": each.count, "why": str(each.why), **columns(each, "state", "first")}
+            for each in skipped
         ]
         return self._finish({**document(batch), "left": reasons, "new": new}, lines)
 
@@ -138,9 +139,11 @@ def describe(batch: ReplayBatch) -> str:
 
 def document(batch: ReplayBatch) -> dict[str, Any]:
     """Write a batch for another program."""
-    names = ("title", "state", "note", "reason", "started_by", "total", "counted_at")
+    names = ("state", "reason", "started_by", "total", "counted_at")
     return {
         "id": batch.pk,
+        "title": str(batch.name),
+        "note": str(batch.note or ""),
         "made_by": batch.created_by,
         **columns(batch, *names, "rate", "canary", "threshold"),
         "counts": columns(batch, *Replay.State.values, "deleted"),

@@ -48,7 +48,7 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.replay import Report
-from django_amqp_events.archive.selection import SearchTerm, Selection
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.backoff import Backoff
 from django_amqp_events.databases import parts
 from django_amqp_events.declare.registry import Handler, get_registry
@@ -291,7 +291,7 @@ class Command(ReportCommand):
             elif eligibility.is_overdue(event):
                 why = Reason("overdue")
             else:
-                why = Reason("state", state=event.get_state_display())
+                why = eligibility.state_reason(event)
             result.report.skipped.append(Skipped.of(event, why))
         result.missing += _without(ids, known)
 
@@ -316,17 +316,12 @@ class Command(ReportCommand):
         found = wanted.queryset()
         if options["limit"] is not None:
             found = found.order_by("last_failed_at", "pk")[: options["limit"]]
-        words = [*wanted.ids[:3]]
-        filters = replace(wanted, ids=(), service="")
-        # Users who see batches may not see search values.
-        shown = replace(filters, search=[SearchTerm.parse(each).path for each in filters.search])
-        words += [f"{name} {value}" for name, value in shown.as_json().items()]
+        # Ids and a limit cannot match new events.
+        fixed = wanted.ids or options["limit"] is not None
         batch = batch_states.freeze(
             found,
             by=by,
-            title=", ".join(words) or "all archived events",
-            # Ids and a limit cannot match new events.
-            criteria=None if wanted.ids or options["limit"] is not None else filters,
+            criteria=None if fixed else replace(wanted, service=""),
         )
         if batch.total:
             batch_states.start(batch.pk, by=by, **_batch_options(options))

@@ -206,7 +206,7 @@ def test_the_dry_run_sees_the_queues(billing: Service, archive_database: Databas
     plan = preview.preview_batch(batch_states.freeze(states.rows(), by="ada"))
     (where,) = plan["handlers"]
     assert (where["queue"], where["events"], where["ready"], where["consumers"]) == (QUEUE, 3, 1, 1)
-    assert plan["broker"] == ""
+    assert plan["broker"] is None
 
 
 @ONE

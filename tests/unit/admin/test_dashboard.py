@@ -32,7 +32,6 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.monitor import statistics
-from django_amqp_events.reasons import Reason
 
 from . import admin_world as world
 from .admin_world import (
@@ -121,10 +120,7 @@ def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> S
 
 def alert(kind: str, key: str = "", text: str = "look: at it") -> None:
     now = datetime.now(UTC)
-    details = Reason.of(text).as_json()
-    Alert.objects.create(
-        service="billing", kind=kind, key=key, details=details, since=now, last=now
-    )
+    Alert.objects.create(service="billing", kind=kind, key=key, details=text, since=now, last=now)
 
 
 def tiles(client: Any) -> dict[str, str]:
@@ -501,7 +497,7 @@ def test_old_snapshots_and_alerts_are_pruned():
         snapshot(now - timedelta(days=days))
     for key, ended in (("a", 100), ("b", 80), ("c", None)):
         Alert.objects.create(
-            service="billing", kind="abyss", key=key, details={}, since=now - timedelta(days=200),
+            service="billing", kind="abyss", key=key, since=now - timedelta(days=200),
             last=now, ended=None if ended is None else now - timedelta(days=ended),
         )  # fmt: skip
     kept = RetentionSettings()

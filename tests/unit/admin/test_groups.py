@@ -290,7 +290,7 @@ def test_a_group_is_replayed_in_the_background(wire):
     batch = ReplayBatch.objects.get()
     assert response.status_code == 302
     assert response["Location"].endswith(f"/replaybatch/{batch.pk}/change/")
-    assert (batch.state, batch.total, batch.title) == ("draft", 3, str(group))
+    assert (batch.state, batch.total, str(batch.title)) == ("draft", 3, f"All with group {group}")
     frozen = Replay.objects.values_list("event", flat=True)
     assert set(frozen) == {row.pk for row in rows}
     # Later failures are counted as new and not included.

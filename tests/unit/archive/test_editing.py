@@ -475,7 +475,7 @@ def test_an_edit_needs_a_reason(broker: Broker) -> None:
 @pytest.mark.parametrize("state", [each for each in State if each != State.ARCHIVED])
 def test_only_archived_events_are_edited(broker: Broker, state: State) -> None:
     row = make(state=state)
-    assert [each.why for each in edit(row).skipped] == [Reason("state", state=state.label)]
+    assert [each.why for each in edit(row).skipped] == [Reason("state", state=Reason.named("state", state))]
     assert not broker.messages
 
 
@@ -492,7 +492,7 @@ def test_second_editor_sees_the_change(broker: Broker) -> None:
     row = make()
     replay.replay(seen(row), by="bob")
     [skipped] = edit(row).skipped
-    changed = Reason("changed", state="replaying")
+    changed = Reason("changed", state=Reason("state-replaying"))
     assert (skipped.why.code, skipped.why.params["changed"]) == ("changed-by", changed)
     assert "replayed by bob, 20" in str(skipped.why)
     failed(row)

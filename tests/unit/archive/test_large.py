@@ -42,6 +42,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.publish import outbox_rows
+from django_amqp_events.reasons import Reason
 
 from ..admin import admin_world as world
 from ..admin.admin_world import add_replay, client_of, document, make
@@ -127,7 +128,7 @@ def add_history(event: ArchivedEvent, number: int) -> None:
     ArchiveAction.objects.create(event=event, at=event.mirrored_at, action="discard")
     make(event_id=event.event_id, handler=f"other-{number}")
     Alert.objects.create(
-        service="billing", kind="growth", details={"code": "alert-growth", "most": 1}, key=number,
+        service="billing", kind="growth", details=Reason("alert-growth", most=1), key=number,
         since=event.mirrored_at, last=event.mirrored_at,
     )  # fmt: skip
 

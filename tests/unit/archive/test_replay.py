@@ -123,9 +123,9 @@ def test_handler_added_later_can_be_replayed(broker: Broker) -> None:
         ({"service": "stock"}, Reason("other-service", service="'stock'")),
         ({"body_size": 1001}, Reason("body-too-large", size=1001, most=1000)),
         ({"reason": "malformed", "body": b"\xff"}, Reason("body-unreadable")),
-        ({"state": State.QUEUED}, Reason("state", state="queued")),
-        ({"state": State.SUCCEEDED}, Reason("state", state="succeeded")),
-        ({"version": 8}, Reason("changed", state="archived")),
+        ({"state": State.QUEUED}, Reason("state", state=Reason("state-queued"))),
+        ({"state": State.SUCCEEDED}, Reason("state", state=Reason("state-succeeded"))),
+        ({"version": 8}, Reason("changed", state=Reason("state-archived"))),
     ],
 )
 def test_unreplayable_event_has_a_reason(
@@ -177,8 +177,8 @@ def test_lost_race_is_reported(monkeypatch: pytest.MonkeyPatch, broker: Broker) 
     monkeypatch.setattr(states, "claim", faster)
     assert why(run(row)) == Reason(
         "changed-by",
-        changed=Reason("changed", state="discarded"),
-        what="discarded",
+        changed=Reason("changed", state=Reason("state-discarded")),
+        what=Reason("action-discard"),
         who="bob",
         at="2026-03-01 07:00:00 EST",
     )
@@ -215,7 +215,7 @@ def test_force_replays_only_overdue_events(broker: Broker) -> None:
 
 
 def test_overdue_event_stays_without_force() -> None:
-    assert why(run(replaying(600))) == Reason("state", state="replaying")
+    assert why(run(replaying(600))) == Reason("state", state=Reason("state-replaying"))
 
 
 def test_resolve_discards_only_overdue_events() -> None:

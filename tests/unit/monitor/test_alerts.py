@@ -20,6 +20,7 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.models import Alert, FailureGroup, OutboxEvent, Snapshot
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
+from django_amqp_events.reasons import Reason
 from tests.celery_app import app as celery_app
 from tests.commands import run_command
 
@@ -271,7 +272,8 @@ def test_rows_are_read_in_the_language_of_the_reader(language: str, heard: Any) 
 @ONE
 @DATABASES
 def test_an_alert_of_a_newer_version_is_shown(heard: Any) -> None:
-    row = Alert(kind="of tomorrow", key="k", details={"code": "alert-of-tomorrow", "most": 3})
+    document = {"code": "alert-of-tomorrow", "most": 3}
+    row = Alert(kind="of tomorrow", key="k", details=Reason.from_json(document))
     assert alerts.title(row) == "of tomorrow: k"
     assert "alert-of-tomorrow" in alerts.alert_text(row)
 
