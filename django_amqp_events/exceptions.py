@@ -131,6 +131,7 @@ class PublishError(AmqpEventsError):
     """A publish was not confirmed.
 
     Attributes:
+        reason: why, without the event, so that events that failed for one reason share it.
         event_id: publish again with ``using(event_id=…)`` to repeat safely.
         event_name: the event, or the routing key of an internal copy.
         errors: after ``publish_many``, the failed events by id.
@@ -139,11 +140,18 @@ class PublishError(AmqpEventsError):
 
     published: bool | None = None
 
-    def __init__(self, message: str, *, event_id: str = "", event_name: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, reason: Reason | str, *, event_id: str = "", event_name: str = "") -> None:
+        self.reason = Reason.of(reason)
+        super().__init__(self.reason)
         self.event_id = event_id
         self.event_name = event_name
         self.errors: dict[str, PublishError] = {}
+
+    def __str__(self) -> str:
+        if not (self.event_id or self.event_name):
+            return str(self.reason)
+        outcome = "was not confirmed" if self.published is None else "was not published"
+        return f"{self.event_name!r} ({self.event_id or 'no id'}) {outcome}: {self.reason}"
 
 
 class BrokerUnavailableError(PublishError):

@@ -110,6 +110,85 @@ TEXTS: Final[Mapping[str, Any]] = {
     "redaction-failed": _(
         "the redaction hook %(hook)s failed with %(error)s; the payload is hidden"
     ),
+    # -- publishing
+    "broker-blocks": _(
+        "RabbitMQ blocks publishers (%(blocked)s); free memory or disk on the broker"
+    ),
+    "channel-refused": _("RabbitMQ opened no channel: %(error)s; check its log"),
+    "confirm-late": _(
+        "no confirm came in time; it may be stored, so repeat it with the same event id"
+    ),
+    "confirm-late-blocked": _(
+        "no confirm came in time, since RabbitMQ blocks publishers (%(blocked)s); it may be "
+        "stored, so repeat it with the same event id"
+    ),
+    "connection-broke": _(
+        "the connection broke (%(error)s); it may be stored, so repeat it with the same event id"
+    ),
+    "connection-broke-before": _("the connection failed on a message before it: %(error)s"),
+    "connection-closed": _("its connection is closed"),
+    "connection-lost": _("the connection to RabbitMQ is lost (%(error)s); %(remedy)s"),
+    "connections-busy": _(
+        "all %(limit)s connections to RabbitMQ were busy for %(seconds)s s; raise Celery's "
+        "broker_pool_limit, or check why the broker is slow"
+    ),
+    "consumer-cancelled": _("RabbitMQ cancelled the consumer of %(queue)s: was it deleted?"),
+    "exchange-missing": _(
+        "%(reply)s; run `manage.py events_declare`, or publish it again if EXCHANGE has changed"
+    ),
+    "handler-missing": _("there is no handler %(name)s"),
+    "headers-too-long": _(
+        "its headers take %(size)s bytes, and RabbitMQ's frame_max leaves %(room)s; put large "
+        "values in the payload"
+    ),
+    "message-too-large": _("%(reply)s; publish a reference to the data"),
+    "message-unbuildable": _("its message cannot be built: %(error)s"),
+    "message-unwritable": _(
+        "it cannot be written as an AMQP message: %(error)s; check its headers"
+    ),
+    "nacked": _(
+        "RabbitMQ refused it: a queue is full or unavailable; other queues may hold it already, "
+        "so repeat it with the same event id"
+    ),
+    "no-connection": _("no connection to RabbitMQ at %(url)s: %(error)s; %(remedy)s"),
+    "over-max-body": _(
+        "it has %(size)s bytes, and MAX_BODY is %(most)s; publish a reference to the data"
+    ),
+    "process-ends": _("this process ends"),
+    "publish-refused": _(
+        "RabbitMQ refused it (%(reply)s); check the user's permissions and the broker's log"
+    ),
+    "replay-deleted": _("the record of the replay was deleted before it was published"),
+    "replacement-interrupted": _(
+        "the connection broke while %(queue)s was emptied (%(error)s); its messages are safe, run "
+        "`manage.py events_declare` again"
+    ),
+    "row-invalid": _(
+        "the outbox row is not a valid message (%(error)s); correct its columns or discard it"
+    ),
+    "unroutable": _(
+        "no queue is bound (exchange %(exchange)s, routing key %(routing_key)s); declare a handler "
+        "for the event, or run `manage.py events_declare` in the service that has one"
+    ),
+    # What to do about a refused connection.
+    "remedy-broker": _("check that the broker runs and that the broker URL is right"),
+    "remedy-limit": _(
+        "a limit of the vhost or the user is reached; close connections, or raise the limit "
+        "(rabbitmqctl list_vhost_limits, list_user_limits)"
+    ),
+    "remedy-login": _(
+        "RabbitMQ refuses the login; check user and password in the broker URL, and that the user "
+        "may log in from this machine (guest may only connect from localhost)"
+    ),
+    "remedy-permission": _(
+        "RabbitMQ does not open the vhost for this user; give the user permissions on it "
+        "(rabbitmqctl set_permissions)"
+    ),
+    "remedy-retry": _("check the broker, then try again"),
+    "remedy-vhost": _(
+        "RabbitMQ does not have the vhost; correct it in the broker URL, or create it (rabbitmqctl "
+        "add_vhost)"
+    ),
     # -- batches
     "batch-filtered": _("All with %(filters)s"),
     "batch-open": _("All open events"),
@@ -193,8 +272,8 @@ class Reason:
     @classmethod
     def of(cls, error: BaseException | Reason | str) -> Reason:
         """Return the reason that an error was raised with, or its own words as one."""
-        if isinstance(error, BaseException) and len(error.args) == 1:
-            [error] = error.args
+        if isinstance(error, BaseException):
+            [error] = error.args if len(error.args) == 1 else [error]
         return error if isinstance(error, Reason) else cls("text", text=str(error))
 
     @classmethod
@@ -204,13 +283,15 @@ class Reason:
         return cls(code) if code in TEXTS else cls("text", text=name)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Reason:
-        """Return the reason of :meth:`as_json`; one of a newer version stands for itself."""
+    def from_json(cls, document: Any) -> Reason:
+        """Return the reason of :meth:`as_json`; anything else stands for itself."""
+        if not isinstance(document, dict):
+            return cls.of(str(document))
         params = {name: _read(value) for name, value in document.items() if name != "code"}
         try:
             found = cls(document["code"], **params)
             str(found)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             return cls("text", text=json.dumps(document))
         return found
 
@@ -234,7 +315,7 @@ class Reason:
         return isinstance(other, Reason) and self.as_json() == other.as_json()
 
     def __hash__(self) -> int:
-        return hash(json.dumps(self.as_json()))
+        return hash(json.dumps(self.as_json(), sort_keys=True))
 
     def __repr__(self) -> str:
         return f"<Reason {self.code}: {self}>"

@@ -23,7 +23,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from ..message.archive_message import INSTALLED
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, visible
-from ..reasons import Count
+from ..reasons import Count, translated
 from ..templatetags.amqp_events import TEXT, exception_line, line, moment
 
 #: Bytes of a body that a page shows; the rest is in the download.
@@ -330,7 +330,7 @@ def _replayed(replay: Replay) -> Iterator[Step]:
         )
     elif replay.error:
         # The time of the error is not stored.
-        note = visible(replay.error, TEXT)
+        note = visible(translated(replay.error), TEXT)
         yield Step(at=replay.requested_at, what=outcome, note=note, kind="bad")
     if replay.finished_at is not None:
         good = replay.state == Replay.State.SUCCEEDED

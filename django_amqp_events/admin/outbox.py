@@ -68,9 +68,7 @@ def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
     found = settings_and_registry()
     details = {
         "destinations": [(count, *route) for route, count in sorted(counts.items())],
-        "errors": by_reason(
-            Skipped.of(row, Reason.of(_error(row))) for row in eligible if row.error
-        ),
+        "errors": by_reason(Skipped.of(row, row.error) for row in eligible if row.error),
         # Services that are not this one, and those whose due rows no relay publishes.
         "foreign": sorted(map(line, services - {found[0].service})) if found else [],
         "idle": _idle(set(map(alias_of, eligible)), services) if action.publishes else [],
@@ -128,11 +126,6 @@ def _missed(decision: Decision, done: set[UUID]) -> list[Skipped]:
         else Skipped(id=pk, title="", why=OutboxEventAdmin.gone)
         for pk in missed
     ]
-
-
-def _error(row: OutboxEvent) -> str:
-    """Its error without its own id, so that those of many events are alike."""
-    return row.error.replace(f" ({row.event_id})", "")
 
 
 def _now(row: OutboxEvent) -> datetime:
@@ -327,7 +320,7 @@ class OutboxEventAdmin(PayloadPages):
         state = outbox.row_state(event, _now(event))
         if state == "discarded":
             return line(_discarded_by(event))
-        return line(_error(event)) or ROW_STATES[state][1]
+        return line(event.error) or ROW_STATES[state][1]
 
     @admin.display(description=gettext_lazy("attempts"))
     def tries(self, event: OutboxEvent) -> str:

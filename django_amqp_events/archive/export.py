@@ -34,6 +34,7 @@ from ..models import (
     State,
     clean,
 )
+from ..models.reason_field import ReasonField
 from ..reasons import Reason
 from . import redaction, search_values, states
 from .groups import failure_groups, group_counts
@@ -164,7 +165,9 @@ def _columns(row: models.Model, *, hidden: bool) -> dict[str, Any]:
         if column.name == "event" or (hidden and column.name in _SECRET):
             continue
         value = getattr(row, column.attname)
-        if isinstance(value, (bytes, bytearray, memoryview)):
+        if isinstance(value, Reason):
+            value = value.as_json()
+        elif isinstance(value, (bytes, bytearray, memoryview)):
             value = b64encode(bytes(value)).decode()
         elif isinstance(value, datetime):
             value = value.astimezone(UTC).isoformat()
@@ -355,6 +358,10 @@ def _value(column: Any, value: Any, model: type[models.Model]) -> Any:
                 return None
         elif value is None and column.null:
             return None
+        if isinstance(column, ReasonField):
+            if not isinstance(value, (dict, type(None))):
+                raise TypeError("it is not a reason")
+            return column.to_python(value)
         if value is None or isinstance(value, (dict, list)):
             raise ValueError("the type is wrong")
         if isinstance(column, models.DateTimeField):

@@ -68,12 +68,12 @@ class Recovered:
     Attributes:
         reasons: archived messages by reason; ``passed on`` counts archive messages and outcomes.
         refused: the error of each message that stays in its queue.
-        stopped: why the rest was not attempted, ``""`` if all was.
+        stopped: why the rest was not attempted, ``None`` if all was.
     """
 
     reasons: Counter[str] = field(default_factory=Counter)
-    refused: list[str] = field(default_factory=list)
-    stopped: str = ""
+    refused: list[PublishError] = field(default_factory=list)
+    stopped: Reason | None = None
 
     @property
     def total(self) -> int:
@@ -162,7 +162,7 @@ def recover(
     try:
         while done.seen < most:
             if stop() and not done.stopped:
-                done.stopped = str(Reason("interrupted"))
+                done.stopped = Reason("interrupted")
                 reader.finish()
             # A large body may take longer than LULL.
             expected = done.seen < ready
@@ -176,7 +176,7 @@ def recover(
             elif done.stopped or not stop():
                 break
     except BrokerUnavailableError as exc:
-        done.stopped = str(exc)
+        done.stopped = exc.reason
     finally:
         pool.close()
         reader.close()
@@ -189,8 +189,8 @@ def _archive(
     reader: BatchReader,
     pool: PublisherPool,
     done: Recovered,
-) -> str:
-    """Publish the copies of a batch, ack the confirmed ones; return why to stop, or ``""``."""
+) -> Reason | None:
+    """Publish the copies of a batch, ack the confirmed ones; return why to stop."""
     built = [copies.build(received) for received in batch.messages]
     publish = partial(pool.publish, mandatory=True)
     answers: dict[int, PublishError | None] = {}
@@ -208,10 +208,10 @@ def _archive(
         if error is None:
             done.reasons[reason] += 1
             continue
-        done.refused.append(str(error))
+        done.refused.append(error)
         about = message_fields(message)
         logger.error("a message stays in %r: %s", copies.queue, error, extra=about)
-    return str(general or "")
+    return None if general is None else general.reason
 
 
 @dataclass(frozen=True, slots=True)

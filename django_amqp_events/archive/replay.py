@@ -20,7 +20,6 @@ from django.db import Error
 
 from .. import signals
 from ..broker.isolation import isolate
-from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
 from ..callables import nothing
 from ..conf import get_settings
@@ -328,20 +327,20 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
     back: list[UnpublishedReplay] = []
 
     def give_back(
-        each: ClaimedReplay, error: str, why: str = "", *, known: bool = True, general: bool = False
+        each: ClaimedReplay, error: Reason, *, known: bool = True, general: bool = False
     ) -> None:
         # An earlier publish of the same replay may have arrived although this one did not.
         unconfirmed = not known or each.replay.publishes > 1
         back.append(
             UnpublishedReplay(claimed=each, error=error, unconfirmed=unconfirmed, general=general)
         )
-        report.returned.append(Skipped.of(each.event, Reason.of(why or error)))
+        report.returned.append(Skipped.of(each.event, error))
 
     for each in claimed:
         handler = handlers.get(each.replay.handler)
         if handler is None:
             # Another version of the project has claimed it.
-            give_back(each, f"there is no handler {each.replay.handler!r}")
+            give_back(each, Reason("handler-missing", name=repr(each.replay.handler)))
             continue
         try:
             message = encoding.replay_message(
@@ -361,7 +360,8 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
                 each.event,
                 extra=event_fields(each.event.event, handler.name),
             )
-            give_back(each, f"its message cannot be built: {type(exc).__name__}: {exc}")
+            why = f"{type(exc).__name__}: {exc}"
+            give_back(each, Reason("message-unbuildable", error=why))
         else:
             sent.append((each, message))
     try:
@@ -369,22 +369,15 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
     except AmqpEventsError as exc:
         # The Celery app or the broker's URL is wrong; nothing was published.
         for each, _ in sent:
-            give_back(each, str(exc), general=True)
+            give_back(each, Reason.of(exc), general=True)
         _record(lambda: states.returned(back, now=_now()))
         raise
-    for (each, message), error in zip(sent, answers, strict=True):
+    for (each, _), error in zip(sent, answers, strict=True):
         if error is None:
             confirmed.append(each)
             continue
-        # Without the name and id of the event, so that events with one error share its reason.
-        why = str(error).replace(describe_message(message), "it")
-        give_back(
-            each,
-            str(error),
-            why.removeprefix("it was not published: ").removeprefix("it: "),
-            known=error.published is False,
-            general=isinstance(error, _GENERAL),
-        )
+        known, general = error.published is False, isinstance(error, _GENERAL)
+        give_back(each, error.reason, known=known, general=general)
     if confirmed:
         report.published += [each.event.pk for each in confirmed]
         report.replays += [each.replay.pk for each in confirmed]

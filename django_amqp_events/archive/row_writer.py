@@ -451,7 +451,7 @@ def _add_failure(row: ArchivedEvent, entry: _Entry) -> bool:
         row.state, row.state_since = State.ARCHIVED, entry.now
     if replay is not None:
         # A replay that reports back was published, confirmed or not.
-        row.unconfirmed, row.error = False, ""
+        row.unconfirmed, row.error = False, None
     row.version += 1
     row.first_failed_at = min(row.first_failed_at, _moment(archived.first_failed_at) or failed_at)
     # A replay is later than what it replays, whatever the clocks say: RabbitMQ's times in x-death

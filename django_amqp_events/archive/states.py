@@ -26,7 +26,6 @@ from uuid import UUID, uuid4
 
 from django.db import OperationalError, connections, router, transaction
 from django.db.models import Case, Exists, F, Max, OuterRef, QuerySet, Value, When
-from django.utils.translation import gettext_noop
 
 from .. import databases
 from ..backoff import Backoff
@@ -60,7 +59,6 @@ TRIES: Final = 10
 LOCKED_SECONDS: Final = 15.0
 #: Delays between tries of a transaction that finds the database locked.
 LOCK_BACKOFF: Final = Backoff(0.02, 0.5)
-_RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before it was published")
 _Action = ArchiveAction.Action
 _Replay = Replay.State
 
@@ -88,7 +86,7 @@ class UnpublishedReplay:
     """
 
     claimed: ClaimedReplay
-    error: str
+    error: Reason
     unconfirmed: bool
     general: bool = False
 
@@ -187,7 +185,7 @@ def _locking(
 
 
 #: The event has no replay that may be underway or was not published.
-_NO_ERROR: Final[Mapping[str, Any]] = {"unconfirmed": False, "error": ""}
+_NO_ERROR: Final[Mapping[str, Any]] = {"unconfirmed": False, "error": None}
 
 
 def _change(
@@ -331,7 +329,7 @@ def reclaim(
         replays = _current_replays(left)
         # Their replays were deleted by hand.
         orphans = [event for pk, event in left.items() if pk not in replays]
-        _change(orphans, State.ARCHIVED, now, error=_RECORD_GONE)
+        _change(orphans, State.ARCHIVED, now, error=Reason("replay-deleted"))
         old = {pk: replay.handler for pk, replay in replays.items()}
         _queue(replays, {pk: handlers.get(name, name) for pk, name in old.items()})
     return _claimed(replays)
@@ -345,7 +343,7 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
         ended = When(state__in=(_Replay.SUCCEEDED, _Replay.FAILED), then=F("state"))
         _replays().filter(pk__in=ids).update(
             published_at=now,
-            error="",
+            error=None,
             state=Case(ended, default=Value(_Replay.PUBLISHED.value)),
         )
         # Whichever process holds the claim now: the confirm belongs to the replay.
@@ -378,7 +376,7 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
             event, replay = events[pk], each.claimed.replay
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
             event.unconfirmed = each.unconfirmed
-            event.error = replay.error = clean(each.error)
+            event.error = replay.error = each.error
             replay.state = _Replay.UNCONFIRMED if each.unconfirmed else _Replay.RETURNED
             if each.general and not each.unconfirmed and replay.batch_id is not None:
                 replay.state, replay.number, replay.publishes = _Replay.PENDING, None, 0
@@ -475,13 +473,13 @@ def _queue(replays: Mapping[UUID, Replay], handlers: Mapping[UUID, str]) -> None
     """Queue replays that have a row, for the current names of their handlers."""
     together: dict[str, list[UUID]] = {}
     for pk, replay in replays.items():
-        replay.state, replay.error = _Replay.QUEUED, ""
+        replay.state, replay.error = _Replay.QUEUED, None
         replay.publishes += 1
         replay.handler = clean(handlers[pk], LENGTH)
         together.setdefault(replay.handler, []).append(replay.pk)
     for handler, ids in together.items():
         _replays().filter(pk__in=ids).update(
-            state=_Replay.QUEUED, error="", publishes=F("publishes") + 1, handler=handler
+            state=_Replay.QUEUED, error=None, publishes=F("publishes") + 1, handler=handler
         )
 
 
@@ -515,7 +513,7 @@ def _end(ends: Mapping[UUID, datetime], state: Replay.State) -> None:
     for replay in found:
         replay.finished_at = ends[replay.pk]
     _replays().bulk_update(found, ["finished_at"])
-    ended.update(state=state, error="", settled_at=clock())
+    ended.update(state=state, error=None, settled_at=clock())
 
 
 def replays() -> QuerySet[Replay]:
@@ -587,7 +585,7 @@ def _decide_part(
         underway = [events[pk] for pk, old in current.items() if _is_unconfirmed(old)]
         others = [event for event in changed.values() if event not in underway]
         _change(others, after, now, **_NO_ERROR)
-        _change(underway, after, now, unconfirmed=True, error="")
+        _change(underway, after, now, unconfirmed=True, error=None)
         _record_actions(
             dict.fromkeys(changed), events, action=action, by=by, reason=reason, now=now
         )

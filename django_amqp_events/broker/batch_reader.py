@@ -21,6 +21,7 @@ from ..callables import nothing
 from ..conf import Settings
 from ..exceptions import BrokerUnavailableError, TopologyError
 from ..message.types import Received
+from ..reasons import Reason
 from . import connection
 from .delivery_reader import DeliveryReader
 from .fast_paths import why_unused
@@ -107,10 +108,8 @@ class BatchReader:
         except _ERRORS as exc:
             self._lost = True
             self.close()
-            raise BrokerUnavailableError(
-                f"RabbitMQ opened no channel for {queue!r}: {type(exc).__name__}: {exc}; check its "
-                f"log"
-            ) from exc
+            error = f"{type(exc).__name__}: {exc}"
+            raise BrokerUnavailableError(Reason("channel-refused", error=error)) from exc
 
     def batch(self, *, wait: float, stop: Callable[[], bool] = nothing) -> Batch | None:
         """Return the next batch, or ``None`` if no message arrives within *wait* seconds.
@@ -137,7 +136,7 @@ class BatchReader:
                 if self._cancelled:
                     self._lost = True
                     raise BrokerUnavailableError(
-                        f"RabbitMQ cancelled the consumer of {self.queue!r}: was it deleted?"
+                        Reason("consumer-cancelled", queue=repr(self.queue))
                     )
             taken, self._waiting = self._waiting[: self._window], self._waiting[self._window :]
             if not taken:
@@ -214,9 +213,8 @@ class BatchReader:
 
     def _gone(self, exc: Exception) -> BrokerUnavailableError:
         self._lost = True
-        return BrokerUnavailableError(
-            f"the connection to RabbitMQ is lost: {type(exc).__name__}: {exc}; check the broker"
-        )
+        error, remedy = f"{type(exc).__name__}: {exc}", Reason("remedy-retry")
+        return BrokerUnavailableError(Reason("connection-lost", error=error, remedy=remedy))
 
     def _consume(self) -> None:
         """Consume the queue with the present prefetch count, in place of a consumer before."""

@@ -23,17 +23,17 @@ from ..exceptions import (
     PublishInterruptedError,
     PublishNackedError,
     PublishRefusedError,
-    UnroutableError,
 )
 from ..message.types import Message
+from ..reasons import Reason
 from .connection import AMQP_ERRORS, close_socket, connect
 from .frame_writer import HeadersTooLong, publish_frames
 from .publish_errors import (
     build_error,
-    describe_message,
     interrupted_error,
     message_id,
     unavailable_errors,
+    unroutable_error,
 )
 
 #: Largest number of unconfirmed messages on a channel, which bounds their memory.
@@ -98,7 +98,7 @@ class ConfirmChannel:
             BrokerUnavailableError: no connection, it is lost, or RabbitMQ blocks publishers.
         """
         if self.broken:
-            raise BrokerUnavailableError("its connection is closed")
+            raise BrokerUnavailableError(Reason("connection-closed"))
         if self._conn is None:
             try:
                 self._open()
@@ -106,9 +106,7 @@ class ConfirmChannel:
                 self.close()
                 raise
         if self.blocked:
-            raise BrokerUnavailableError(
-                f"RabbitMQ blocks publishers ({self.blocked}); free memory or disk on the broker"
-            )
+            raise BrokerUnavailableError(Reason("broker-blocks", blocked=self.blocked))
 
     def _open(self) -> None:
         self._conn = connect(
@@ -126,9 +124,8 @@ class ConfirmChannel:
             self._channel = self._amqp.channel()
             self._channel.confirm_select()
         except AMQP_ERRORS as exc:
-            raise BrokerUnavailableError(
-                f"RabbitMQ opened no channel: {type(exc).__name__}: {exc}; check its log"
-            ) from exc
+            error = f"{type(exc).__name__}: {exc}"
+            raise BrokerUnavailableError(Reason("channel-refused", error=error)) from exc
         self._transport.sock.settimeout(self.timeout)
         self._poll = _poll(self._transport.sock)
         self._channel.events["basic_ack"].add(self._on_ack)
@@ -176,7 +173,7 @@ class ConfirmChannel:
         try:
             self.connect()
         except BrokerUnavailableError as exc:
-            return unavailable_errors(messages, str(exc))
+            return unavailable_errors(messages, exc.reason)
         self._messages = messages
         self._results = [_NO_ANSWER] * len(messages)
         self._unconfirmed, self._returned, self._sent = {}, Counter(), 0
@@ -214,18 +211,13 @@ class ConfirmChannel:
             )
         except HeadersTooLong as exc:
             self._results[index] = build_error(
-                PublishRefusedError,
-                message,
-                f"{describe_message(message)} was not published: {exc}; put large values in the "
-                f"payload",
+                PublishRefusedError, message, "headers-too-long", size=exc.size, room=exc.room
             )
             return
         except AMQP_ERRORS as exc:
+            error = f"{type(exc).__name__}: {exc}"
             self._results[index] = build_error(
-                PublishRefusedError,
-                message,
-                f"{describe_message(message)} cannot be written as an AMQP message: "
-                f"{type(exc).__name__}: {exc}; check its headers",
+                PublishRefusedError, message, "message-unwritable", error=error
             )
             return
         self._unwritten.append((index, frames))
@@ -298,24 +290,13 @@ class ConfirmChannel:
                 self._results[index] = None
                 continue
             self._returned[key] -= 1
-            self._results[index] = build_error(
-                UnroutableError,
-                message,
-                f"no queue is bound for {describe_message(message)} (exchange "
-                f"{message.exchange!r}, routing key {message.routing_key!r}); declare a handler "
-                f"for it, or run events_declare in the service that has one",
-            )
+            self._results[index] = unroutable_error(message)
 
     def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
         self.broken = True
         for index in self._confirmed(delivery_tag, multiple):
             message = self._messages[index]
-            self._results[index] = build_error(
-                PublishNackedError,
-                message,
-                f"RabbitMQ refused {describe_message(message)}: a queue is full or unavailable; "
-                f"other queues may hold it already, so repeat with the same event id",
-            )
+            self._results[index] = build_error(PublishNackedError, message, "nacked")
 
     def _on_return(
         self, exc: Exception, exchange: str, routing_key: str, message: amqp.Message
@@ -338,8 +319,8 @@ class ConfirmChannel:
             if index < self._sent:
                 self._results[index] = interrupted_error(message, exc, self.blocked, alone)
             else:
-                (self._results[index],) = unavailable_errors(
-                    [message], f"the connection failed on a message before it: {exc}"
+                self._results[index] = build_error(
+                    BrokerUnavailableError, message, "connection-broke-before", error=str(exc)
                 )
 
     def close(self) -> None:

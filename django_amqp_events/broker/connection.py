@@ -20,6 +20,7 @@ from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
 )
+from ..reasons import Reason
 from . import amqp_internals
 from .frame_writer import HEADER_OVERHEAD
 
@@ -144,29 +145,16 @@ def build_connection(app: Celery, **options: Any) -> Connection:
 _LIMIT: Final = re.compile(r"limit .*is reached|has reached the maximum")
 
 
-def login_refusal(exc: BaseException) -> str | None:
+def login_refusal(exc: BaseException) -> Reason | None:
     """Explain why RabbitMQ refused the login and what to do; ``None`` for other errors."""
     if isinstance(exc, amqp_errors.AccessRefused):
-        return (
-            "RabbitMQ refuses the login; check user and password in the broker URL, and that the "
-            "user may log in from this machine (guest may only connect from localhost)"
-        )
+        return Reason("remedy-login")
     if isinstance(exc, amqp_errors.NotAllowed):
         # RabbitMQ's text alone tells these apart.
         if limit_reached(exc):
-            return (
-                "a limit of the vhost or the user is reached; close connections, or raise the "
-                "limit (rabbitmqctl list_vhost_limits, list_user_limits)"
-            )
-        if "not found" in exc.reply_text:
-            return (
-                "RabbitMQ does not have the vhost; correct it in the broker URL, or create it "
-                "(rabbitmqctl add_vhost)"
-            )
-        return (
-            "RabbitMQ does not open the vhost for this user; give the user permissions on it "
-            "(rabbitmqctl set_permissions)"
-        )
+            return Reason("remedy-limit")
+        missing = "not found" in exc.reply_text
+        return Reason("remedy-vhost" if missing else "remedy-permission")
     return None
 
 
@@ -222,9 +210,10 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
     except AMQP_ERRORS as exc:
         close_socket(connection)
         url = connection.as_uri().removeprefix("py")
+        error = f"{type(exc).__name__}: {exc}"
+        remedy = login_refusal(exc) or Reason("remedy-broker")
         raise BrokerUnavailableError(
-            f"no connection to RabbitMQ at {url}: {type(exc).__name__}: {exc}; "
-            f"{login_refusal(exc) or 'check that the broker runs and that the broker URL is right'}"
+            Reason("no-connection", url=url, error=error, remedy=remedy)
         ) from exc
     return connection
 

@@ -33,6 +33,7 @@ class HeadersTooLong(ValueError):
 
     def __init__(self, *, size: int, room: int) -> None:
         super().__init__(f"its headers take {size} bytes, and RabbitMQ's frame_max leaves {room}")
+        self.size, self.room = size, room
 
 
 def publish_frames(message: Message, *, channel: int, frame_max: int, mandatory: bool) -> bytes:

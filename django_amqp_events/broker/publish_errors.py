@@ -16,8 +16,10 @@ from ..exceptions import (
     PublishInterruptedError,
     PublishRefusedError,
     PublishTimeoutError,
+    UnroutableError,
 )
 from ..message.types import Message
+from ..reasons import Reason
 
 #: RabbitMQ's answers to a publish that it did not accept.
 _REFUSALS = (
@@ -33,28 +35,31 @@ _REFUSALS = (
 )
 
 
-def describe_message(message: Message) -> str:
-    """Return a message's name and id as publish errors show them."""
-    return f"{message.name or message.routing_key!r} ({message.event_id or 'no id'})"
-
-
 def message_id(properties: Any) -> str:
     return str(properties.get("message_id", ""))
 
 
-def build_error(kind: type[PublishError], message: Message, text: str) -> PublishError:
-    """Return an error that carries the message's event id and name."""
-    return kind(text, event_id=message.event_id, event_name=message.name)
+def build_error(
+    kind: type[PublishError], message: Message, code: str, **params: object
+) -> PublishError:
+    """Return an error with the message's event id and name, for a code of :mod:`~.reasons`."""
+    return of_message(kind, message, Reason(code, **params))
 
 
-def unavailable_errors(messages: Sequence[Message], why: str) -> list[PublishError | None]:
+def of_message(kind: type[PublishError], message: Message, reason: Reason) -> PublishError:
+    name = message.name or message.routing_key
+    return kind(reason, event_id=message.event_id, event_name=name)
+
+
+def unavailable_errors(messages: Sequence[Message], why: Reason) -> list[PublishError | None]:
     """Return an error for each of several messages that were not published."""
-    return [
-        build_error(
-            BrokerUnavailableError, message, f"{describe_message(message)} was not published: {why}"
-        )
-        for message in messages
-    ]
+    return [of_message(BrokerUnavailableError, message, why) for message in messages]
+
+
+def unroutable_error(message: Message) -> PublishError:
+    """Return the error of a message for which no queue is bound."""
+    route = {"exchange": repr(message.exchange), "routing_key": repr(message.routing_key)}
+    return build_error(UnroutableError, message, "unroutable", **route)
 
 
 def interrupted_error(message: Message, exc: Exception, blocked: str, alone: bool) -> PublishError:
@@ -65,41 +70,22 @@ def interrupted_error(message: Message, exc: Exception, blocked: str, alone: boo
         blocked: RabbitMQ's reason for blocking publishers, ``""`` if it does not.
         alone: no other message was unconfirmed; otherwise *exc* may be about another one.
     """
-    what = describe_message(message)
     if isinstance(exc, TimeoutError):
-        why = f" (RabbitMQ blocks publishers: {blocked})" if blocked else ""
-        return build_error(
-            PublishTimeoutError,
-            message,
-            f"no confirm for {what} in time{why}: it may be stored; repeat with the same event id",
-        )
+        if blocked:
+            return build_error(
+                PublishTimeoutError, message, "confirm-late-blocked", blocked=blocked
+            )
+        return build_error(PublishTimeoutError, message, "confirm-late")
     text = str(getattr(exc, "reply_text", "") or exc)
     if isinstance(exc, _REFUSALS) and (alone or _is_about(text, message)):
         if isinstance(exc, amqp_errors.NotFound):
-            return build_error(
-                ExchangeMissingError,
-                message,
-                f"{text}: {what} was not published; run `manage.py events_declare`, or publish it "
-                f"again if EXCHANGE has changed",
-            )
+            return build_error(ExchangeMissingError, message, "exchange-missing", reply=text)
         if isinstance(exc, amqp_errors.ContentTooLarge) or "message size" in text:
-            return build_error(
-                MessageTooLargeError,
-                message,
-                f"{text}: {what} was not published; publish a reference to the data",
-            )
-        return build_error(
-            PublishRefusedError,
-            message,
-            f"RabbitMQ refused {what} ({exc.reply_code}: {text}); check the user's permissions "
-            f"and the broker's log",
-        )
-    return build_error(
-        PublishInterruptedError,
-        message,
-        f"the connection broke before {what} was confirmed ({type(exc).__name__}: {exc}): it "
-        f"may be stored; repeat with the same event id",
-    )
+            return build_error(MessageTooLargeError, message, "message-too-large", reply=text)
+        reply = f"{exc.reply_code}: {text}"
+        return build_error(PublishRefusedError, message, "publish-refused", reply=reply)
+    error = f"{type(exc).__name__}: {exc}"
+    return build_error(PublishInterruptedError, message, "connection-broke", error=error)
 
 
 def _is_about(text: str, message: Message) -> bool:

@@ -14,6 +14,7 @@ from celery import Celery
 from ..conf import Settings
 from ..exceptions import BrokerUnavailableError, PublishError
 from ..message.types import Message
+from ..reasons import Reason
 from .confirms import ConfirmChannel
 from .connection import celery_app
 from .publish_errors import unavailable_errors
@@ -45,11 +46,7 @@ class PublisherPool:
             return []
         channel = self._acquire()
         if channel is None:
-            return unavailable_errors(
-                messages,
-                f"all {self.limit} connections to RabbitMQ were busy for {self.timeout:g} s; "
-                f"raise Celery's broker_pool_limit, or check why the broker is slow",
-            )
+            return unavailable_errors(messages, self._busy)
         try:
             return channel.publish(messages, mandatory=mandatory)
         finally:
@@ -64,11 +61,15 @@ class PublisherPool:
         """
         channel = self._acquire()
         if channel is None:
-            raise BrokerUnavailableError(f"all {self.limit} connections are busy")
+            raise BrokerUnavailableError(self._busy)
         try:
             channel.connect()
         finally:
             self._release(channel)
+
+    @property
+    def _busy(self) -> Reason:
+        return Reason("connections-busy", limit=self.limit, seconds=f"{self.timeout:g}")
 
     def _acquire(self) -> ConfirmChannel | None:
         deadline = time.monotonic() + self.timeout

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ..broker.publish_errors import build_error, describe_message
+from ..broker.publish_errors import build_error, unroutable_error
 from ..broker.topology import (
     Binding,
     Exchange,
@@ -21,7 +21,7 @@ from ..broker.topology import (
     Topology,
 )
 from ..declare.patterns import pattern_matches
-from ..exceptions import ExchangeMissingError, PublishError, UnroutableError
+from ..exceptions import ExchangeMissingError, PublishError
 from ..message.types import Message, Received
 
 
@@ -113,24 +113,15 @@ class MemoryBroker:
 
     def publish(self, message: Message, *, mandatory: bool) -> PublishError | None:
         """Route a message; return the publisher's error, or ``None``."""
-        what = describe_message(message)
         with self._lock:
             if message.exchange and message.exchange not in self._exchanges:
-                return build_error(
-                    ExchangeMissingError,
-                    message,
-                    f"no exchange {message.exchange!r}: {what} was not published",
-                )
+                reply = f"there is no exchange {message.exchange!r}"
+                return build_error(ExchangeMissingError, message, "exchange-missing", reply=reply)
             queues = self._route(message.exchange, message.routing_key)
             for queue in queues:
                 self._store(queue, message)
         if not queues and mandatory:
-            return build_error(
-                UnroutableError,
-                message,
-                f"no queue is bound for {what} (exchange {message.exchange!r}, routing key "
-                f"{message.routing_key!r}); this service has no handler for it",
-            )
+            return unroutable_error(message)
         return None
 
     def _route(self, exchange: str, key: str) -> list[str]:

@@ -156,7 +156,7 @@ class Migration(migrations.Migration):
                 ("replays", models.PositiveIntegerField(default=0)),
                 ("claim", models.UUIDField(blank=True, editable=False, null=True)),
                 ("unconfirmed", models.BooleanField(default=False)),
-                ("error", models.TextField(blank=True)),
+                ("error", models.TextField()),
                 ("body", models.BinaryField()),
                 ("body_size", models.PositiveIntegerField(verbose_name="bytes")),
                 ("headers_raw", models.BinaryField()),
@@ -420,7 +420,7 @@ class Migration(migrations.Migration):
                     models.CharField(blank=True, editable=False, max_length=80, null=True),
                 ),
                 ("attempts", models.PositiveIntegerField(default=0)),
-                ("error", models.TextField(blank=True)),
+                ("error", models.TextField()),
                 (
                     "discarded_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="discarded"),
@@ -582,7 +582,7 @@ class Migration(migrations.Migration):
                 ("finished_at", models.DateTimeField(blank=True, null=True)),
                 ("settled_at", models.DateTimeField(blank=True, null=True)),
                 ("publishes", models.PositiveIntegerField(default=0)),
-                ("error", models.TextField(blank=True)),
+                ("error", models.TextField()),
                 (
                     "event",
                     models.ForeignKey(

@@ -19,6 +19,7 @@ from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.types import Payload, Received, task_id
 from .base import LENGTH, AppendOnly, Moment, PartialIndex
 from .groups import FailureGroup
+from .reason_field import ReasonField
 from .text import read_document, visible
 
 
@@ -94,7 +95,7 @@ class ArchivedEvent(models.Model):
     replays = models.PositiveIntegerField(default=0)
     claim = models.UUIDField(null=True, blank=True, editable=False)
     unconfirmed = models.BooleanField(default=False)
-    error = models.TextField(blank=True)
+    error = ReasonField()
     body = models.BinaryField()
     body_size = models.PositiveIntegerField(_("bytes"))
     headers_raw = models.BinaryField()

@@ -8,6 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .base import LENGTH, Moment, PartialIndex
+from .reason_field import ReasonField
 from .text import visible
 
 
@@ -43,7 +44,7 @@ class OutboxEvent(models.Model):
     due_at = Moment(_("due"))
     claim = models.CharField(max_length=80, null=True, blank=True, editable=False)  # noqa: DJ001
     attempts = models.PositiveIntegerField(default=0)
-    error = models.TextField(blank=True)
+    error = ReasonField()
     discarded_at = Moment(_("discarded"), null=True, blank=True)
     # Database defaults, so that processes of a release without these columns can insert rows.
     discarded_by = models.CharField(max_length=LENGTH, blank=True, db_default="")

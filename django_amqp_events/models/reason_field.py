@@ -28,9 +28,9 @@ class ReasonField(_TextField):
             value = json.loads(value) if isinstance(value, str) and value else value
         except (ValueError, RecursionError):
             return Reason.of(value)
-        if isinstance(value, dict):
-            return Reason.from_json(value)
-        return Reason.of(value) if value else None
+        if isinstance(value, Reason):
+            return value
+        return Reason.from_json(value) if value else None
 
     def from_db_value(self, value: str, _expression: object, _connection: object) -> Reason | None:
         return self.to_python(value)

@@ -201,7 +201,7 @@ class Replay(models.Model):
     finished_at = Moment(null=True, blank=True)
     settled_at = Moment(null=True, blank=True)
     publishes = models.PositiveIntegerField(default=0)
-    error = models.TextField(blank=True)
+    error = ReasonField()
 
     class Meta:
         ordering: ClassVar = ["number"]

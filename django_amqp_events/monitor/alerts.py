@@ -144,7 +144,9 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
             found[which] = text if above(value, most) else None
 
     if limits.away is not None and above(broker.get("away"), limits.away):
-        found["broker_away", ""] = Reason("alert-broker-away", error=broker["error"])
+        found["broker_away", ""] = Reason(
+            "alert-broker-away", error=Reason.from_json(broker["error"])
+        )
     elif limits.away is None or not broker.get("error"):
         found["broker_away", ""] = None
     if (alarms := broker.get("alarms")) is not None:

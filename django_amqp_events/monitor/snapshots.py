@@ -26,6 +26,7 @@ from ..conf import Settings
 from ..exceptions import AmqpEventsError
 from ..models import Snapshot, visible
 from ..publish import outbox
+from ..reasons import Reason
 from ..service_loop import ServiceLoop
 from . import alerts, queue_status, statistics
 from .queue_status import Status
@@ -126,7 +127,7 @@ class SnapshotTaker:
                 logger.exception("cannot read the state of RabbitMQ")
             since = before.get("seen_at") or now
             return None, {
-                "error": visible(exc, 500) or type(exc).__name__,
+                "error": Reason.of(exc if str(exc) else type(exc).__name__).as_json(),
                 "away": (now - _moment(since)).total_seconds(),
                 "seen_at": since,
             }

@@ -32,6 +32,7 @@ from ..exceptions import (
     PublishInterruptedError,
     PublishTimeoutError,
 )
+from ..reasons import Reason
 from ..signals import event_postponed
 from . import outbox_rows
 from .outbox_rows import Answer, Row
@@ -271,7 +272,7 @@ class DirectPublisher:
     def _begin(self) -> None:
         with self._changed:
             if self._abandoned:
-                raise BrokerUnavailableError("this process ends")
+                raise BrokerUnavailableError(Reason("process-ends"))
             self._publishing = True
 
     def _hand_back(self, commit: CommittedRows, answers: list[Answer]) -> bool:

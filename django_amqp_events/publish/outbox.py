@@ -13,6 +13,7 @@ from django.db.models import Count, Min, Q, QuerySet
 from ..conf import Settings
 from ..databases import Now, error_line
 from ..message.text import counted
+from ..reasons import Reason
 from .outbox_rows import LEASE, aliases, no_table
 from .outbox_rows import rows as rows  # noqa: PLC0414 - a re-export, for mypy
 
@@ -56,7 +57,7 @@ class OutboxStatus:
     overdue: int = 0
     attempts: int = 0
     oldest: datetime | None = None
-    error: str = ""
+    error: Reason | None = None
     others: dict[str, int] = field(default_factory=dict)
     stray: dict[str, int] = field(default_factory=dict)
 

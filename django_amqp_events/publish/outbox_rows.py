@@ -63,6 +63,7 @@ from ..exceptions import (
 )
 from ..logs import event_fields
 from ..message.types import Message
+from ..reasons import Reason
 
 if TYPE_CHECKING:
     # Publishing is imported before Django's apps are loaded.
@@ -386,7 +387,7 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
         try:
             message = _message(event_id, name, exchange, envelope, body)
         except Exception as exc:  # noqa: BLE001 - the columns may hold anything
-            _unreadable(found.filter(pk=pk), attempts, event_id, exc)
+            _unreadable(found.filter(pk=pk), attempts, event_id, name, exc)
         else:
             readable.append(Row(pk, message, attempts, token))
     return readable
@@ -415,14 +416,14 @@ def end_leases_of_dead(alias: str, service: str) -> int:
     return sum(leased.filter(claim=claim).update(due_at=Now(), claim=None) for claim in dead)
 
 
-def _unreadable(found: QuerySet[OutboxEvent], attempts: int, event_id: str, exc: Exception) -> None:
+def _unreadable(
+    found: QuerySet[OutboxEvent], attempts: int, event_id: str, name: str, exc: Exception
+) -> None:
     error = PublishRefusedError(
-        f"the outbox row is not a valid message ({error_line(exc)}), so nothing was published; "
-        f"correct its columns or discard it",
-        event_id=event_id,
+        Reason("row-invalid", error=error_line(exc)), event_id=event_id, event_name=name
     )
     about = {**event_fields(None), "event_id": event_id}
-    logger.error("event %r in the outbox: %s", event_id, error, extra=about)
+    logger.error("%s", error, extra=about)
     _postpone(found, error, attempts)
 
 
@@ -492,11 +493,9 @@ def record_failures(alias: str, answers: Sequence[Answer]) -> None:
 
 def _postpone(found: QuerySet[OutboxEvent], error: PublishError, attempts: int) -> None:
     """Record an error on a row with so many failed attempts before, and delay it."""
-    from ..models import clean
-
     found.update(
         attempts=F("attempts") + 1,
-        error=clean(error),
+        error=error.reason,
         due_at=Now() + timedelta(seconds=delay(error, attempts)),
         claim=None,
     )

@@ -40,6 +40,7 @@ from ..logs import message_fields
 from ..message import decoding, encoding, formats
 from ..message.headers import check_headers
 from ..message.types import Message
+from ..reasons import Reason
 from . import outbox_rows
 from .direct_publisher import CommittedRows, get_direct_publisher
 from .relay import announce
@@ -369,8 +370,7 @@ def _message(
     body = encoding.encode_payload(name, payload, form=form, attributes=attributes)
     if len(body) > settings.max_body:
         raise MessageTooLargeError(
-            f"event {name!r} has {len(body)} bytes, MAX_BODY is {settings.max_body}; publish a "
-            f"reference to the data",
+            Reason("over-max-body", size=len(body), most=settings.max_body),
             event_id=identity["event_id"],
             event_name=name,
         )

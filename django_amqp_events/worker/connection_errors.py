@@ -147,7 +147,7 @@ class Login(bootsteps.StartStopStep):
         if not self._was_accepted:
             logger.critical("this worker does not start: %s", refused)
             raise WorkerShutdown(1) from exc
-        self._wait(refused)
+        self._wait(str(refused))
 
     def _broken(self, exc: Exception) -> None:
         self._after(exc)

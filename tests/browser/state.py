@@ -28,6 +28,7 @@ from django_amqp_events.models import (
     ReplayBatch,
     State,
 )
+from django_amqp_events.reasons import Reason
 from tests.unit.admin import admin_world as world
 
 MISTAKES = (
@@ -317,7 +318,6 @@ def watched(now: datetime, group: FailureGroup) -> None:
     from django_amqp_events.models import Snapshot
     from django_amqp_events.monitor import alerts
     from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
-    from django_amqp_events.reasons import Reason
 
     settings = conf.get_settings()
     app = celery_app(settings)
@@ -397,10 +397,7 @@ def outbox(now: datetime) -> list[Any]:
         },
         "properties": {"content_type": "application/json", "delivery_mode": 2},
     }
-    refused = (
-        "RabbitMQ refused 'billing.invoice.sent' (5c1d9d5e-58a7-4e6c-9fd9-0b8a2a2f3c11): a queue "
-        "that is bound for it is full or rejects it; other queues may have it"
-    )
+    refused = Reason("nacked")
     kinds: list[dict[str, Any]] = [
         {"attempts": 4, "error": refused, "due_at": now + timedelta(minutes=32)},
         {"attempts": 1, "error": refused, "due_at": now + timedelta(seconds=90)},

@@ -30,6 +30,7 @@ from kombu.pidbox import Mailbox
 
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError
+from ...reasons import Reason
 from .. import connection
 from ..queue_depth import Depth, queue_depth
 from ..topology import (
@@ -161,10 +162,10 @@ class Amqp:
                     channel.close()
             raise
         except (OSError, amqp_errors.ConnectionError) as exc:
+            error = f"{type(exc).__name__}: {exc}"
+            remedy = connection.login_refusal(exc) or Reason("remedy-retry")
             raise BrokerUnavailableError(
-                f"the connection to RabbitMQ (vhost {self.vhost!r}) broke: "
-                f"{type(exc).__name__}: {exc}; "
-                f"{connection.login_refusal(exc) or 'check the broker, then try again'}"
+                Reason("connection-lost", error=error, remedy=remedy)
             ) from exc
 
     def ask_workers(self, app: Celery, command: str, timeout: float) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ from ...exceptions import BrokerUnavailableError, TopologyError
 from ...message.headers import is_broker_header
 from ...message.text import counted
 from ...message.types import Message
+from ...reasons import Reason
 from .. import confirms, connection
 from ..topology import (
     NO_LIMIT,
@@ -258,9 +259,9 @@ class Replacement:
                 while batch := _take(channel, name):
                     self._pass_on(publisher, name, batch, channel)
             except (OSError, amqp_errors.ConnectionError) as exc:
+                error = f"{type(exc).__name__}: {exc}"
                 raise BrokerUnavailableError(
-                    f"the connection broke while {name} was emptied: {type(exc).__name__}: {exc}; "
-                    f"its messages are safe, run manage.py events_declare again"
+                    Reason("replacement-interrupted", queue=name, error=error)
                 ) from exc
             except (ValueError, OverflowError, RecursionError, amqp_errors.FrameSyntaxError) as exc:
                 # py-amqp decodes headers while it reads; UnicodeDecodeError is a ValueError.

@@ -77,8 +77,8 @@ class Command(ReportCommand):
             "consumers": found.consumers,
             "archived": done.total,
             "reasons": dict(sorted(done.reasons.items())),
-            "refused": done.refused,
-            "stopped": done.stopped,
+            "refused": list(map(str, done.refused)),
+            "stopped": str(done.stopped or ""),
         }
         return self.finish(
             1 if done.refused or done.stopped else 0,

@@ -141,7 +141,7 @@ def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_
     }
     again = ArchivedEvent.objects.filter(state=State.ARCHIVED, event_id__startswith="replayed")
     assert set(again.values_list("attempts", flat=True)) == {3 + 2}
-    assert set(again.values_list("unconfirmed", "error")) == {(False, "")}
+    assert set(again.values_list("unconfirmed", "error")) == {(False, None)}
     once = ArchivedEvent.objects.filter(event_id__startswith="fresh")
     assert set(once.values_list("attempts", "last_failed_at")) == {(4, NOW + timedelta(minutes=4))}
     assert set(once.values_list("exception", flat=True)) == {FAILURE.exception}

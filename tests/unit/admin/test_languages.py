@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import django.conf
 import pytest
 from django.contrib.auth.models import User
+from django.db.models import TextField
+from django.db.models.functions import Cast
 from django.test import override_settings
 from django.urls import reverse
 from django.utils import translation
 from django.utils.translation import gettext, gettext_lazy, override, trans_real
 
-from django_amqp_events.archive import states
+from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
+from django_amqp_events.broker.publish_errors import build_error, unroutable_error
+from django_amqp_events.exceptions import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    PublishNackedError,
+)
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
+    Alert,
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
     InboxEntry,
     OutboxEvent,
+    Replay,
+    ReplayBatch,
+    ReplayBatchAction,
     Revision,
     State,
 )
-from django_amqp_events.reasons import Reason, translated
+from django_amqp_events.models.reason_field import ReasonField
+from django_amqp_events.monitor import alerts
+from django_amqp_events.publish import outbox_rows, publisher
+from django_amqp_events.publish.outbox_rows import Answer, Row
+from django_amqp_events.reasons import TEXTS, Reason, translated
 from django_amqp_events.templatetags.amqp_events import text
 
 from . import admin_world as world
@@ -219,6 +242,91 @@ def test_reasons_are_equal_by_code_and_values() -> None:
     assert len({Reason("deleted"), Reason("deleted"), Reason("filtered")}) == 2
     with pytest.raises(KeyError):
         Reason("no such code")
+
+
+class Placeholders(dict[str, int]):
+    """Three of everything; the keys are the names that were asked for."""
+
+    def __missing__(self, name: str) -> int:
+        return self.setdefault(name, 3)
+
+
+@pytest.mark.parametrize("code", TEXTS)
+def test_a_reason_is_stored_the_same_in_every_language(code: str) -> None:
+    asked = Placeholders()
+    assert TEXTS[code] % asked
+    nested = Reason("state", state=Reason("state-archived"))
+    params = {name: 3 if name == "count" else [nested, "Zoë", 2.5] for name in asked}
+    field, reason = ReasonField(), Reason(code, **params)
+    column = field.get_prep_value(reason)
+    for language in LANGUAGES:
+        with override(language):
+            assert field.get_prep_value(Reason(code, **params)) == column
+            read = field.to_python(column)
+            assert (read, hash(read), str(read)) == (reason, hash(reason), str(reason))
+            assert read is not None
+            assert read.translated()
+
+
+def test_rows_are_written_the_same_in_every_language(project: None, db: None) -> None:
+    """A page in German stores and groups what a command does."""
+    assert len({json.dumps(_written(language)) for language in ("en", *LANGUAGES)}) == 1
+
+
+def _written(language: str) -> list[Any]:
+    """Write each kind of row that has a reason in a language; return its columns as stored."""
+    rows = [make(event_id="7"), make(State.DISCARDED), make(State.QUEUED), make(handler="gone")]
+    with override(language):
+        since = datetime(2026, 1, 1, tzinfo=UTC)
+        batch = batch_states.freeze(states.rows(), by="", criteria=Selection(since=since))
+        with patch.object(preview, "session", _away):
+            plan = preview.preview_batch(batch)
+        seen = {row.pk: row.version for row in rows}
+        batch_states.skip(batch.pk, eligibility.examine(seen, eligibility.REPLAY).skipped)
+        batch_states.start(batch.pk, by="", reason="x")
+        batch_states.pause(batch.pk, by="", note=Reason("canary-silent", count=2))
+        backend = SimpleNamespace(
+            publish=lambda messages, mandatory: [unroutable_error(each) for each in messages]
+        )
+        with patch.object(publisher, "backend", lambda settings: backend):
+            replay.replay({rows[0].pk: rows[0].version}, by="ada")
+        message = Message(
+            exchange="events", routing_key="a.b", body=b"", headers={}, properties={}, event_id="7"
+        )
+        waiting = make_waiting(claim="here", due=50)
+        error = build_error(PublishNackedError, message, "nacked")
+        answer = Answer(Row(id=waiting.pk, message=message, claim="here"), error)
+        outbox_rows.record_failures("default", [answer])
+        group = FailureGroup(pk=uuid4(), exception="TaxError", open=2)
+        alerts.update_alert("group_new", "", alerts._of_group(group), now=datetime.now(UTC))
+    stored: list[Any] = [{name: plan[name] for name in ("skipped", "broker")}]
+    for model, column in (
+        (ReplayBatch, "title"),
+        (ReplayBatch, "note"),
+        (Replay, "error"),
+        (ArchivedEvent, "error"),
+        (OutboxEvent, "error"),
+        (Alert, "details"),
+    ):
+        raw = Cast(column, TextField())
+        found = sorted(model.objects.annotate(raw=raw).values_list("raw", flat=True))
+        assert any(found), (model, column)
+        stored.append(found)
+    tables: tuple[Any, ...] = (
+        ArchiveAction,
+        ArchivedFailure,
+        Alert,
+        OutboxEvent,
+        Replay,
+        ReplayBatchAction,
+        ReplayBatch,
+        ArchivedEvent,
+    )
+    for table in tables:
+        table._base_manager.all()._raw_delete("default")
+    for skipped in stored[0]["skipped"]:
+        del skipped["title"]
+    return stored
 
 
 # -- pages ----------------------------------------------------------------------------------

@@ -475,7 +475,9 @@ def test_an_edit_needs_a_reason(broker: Broker) -> None:
 @pytest.mark.parametrize("state", [each for each in State if each != State.ARCHIVED])
 def test_only_archived_events_are_edited(broker: Broker, state: State) -> None:
     row = make(state=state)
-    assert [each.why for each in edit(row).skipped] == [Reason("state", state=Reason.named("state", state))]
+    assert [each.why for each in edit(row).skipped] == [
+        Reason("state", state=Reason.named("state", state))
+    ]
     assert not broker.messages
 
 

@@ -34,6 +34,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from django_amqp_events.reasons import Reason
 from tests.commands import run_command
 from tests.integration.archiving import (
     FAILURE,
@@ -359,7 +360,8 @@ class Chaos:
         unsure = self.random.random() < 0.5
         if back and self.random.random() < 0.5:
             unpublished = [
-                UnpublishedReplay(claimed=each, error="", unconfirmed=unsure) for each in back
+                UnpublishedReplay(claimed=each, error=Reason.of("late"), unconfirmed=unsure)
+                for each in back
             ]
             states.returned(unpublished, now=datetime.now(UTC))
             if unsure:

@@ -25,6 +25,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from django_amqp_events.reasons import Reason
 from tests.integration.archiving import archived, outcome, received, taken
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -80,7 +81,9 @@ def test_a_failure_after_a_discard_opens_it_again(row):
 @pytest.mark.parametrize("unconfirmed", [False, True])
 def test_only_an_open_event_is_unconfirmed(row, unconfirmed):
     claimed = claim(row)
-    unpublished = states.UnpublishedReplay(claimed=claimed, error="", unconfirmed=unconfirmed)
+    unpublished = states.UnpublishedReplay(
+        claimed=claimed, error=Reason.of("late"), unconfirmed=unconfirmed
+    )
     states.returned([unpublished], now=NOW)
     row.refresh_from_db()
     assert row.unconfirmed == unconfirmed

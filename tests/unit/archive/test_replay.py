@@ -256,7 +256,11 @@ def test_unconfirmed_replay_returns_with_its_error(
     report = run(row)
     assert [(each.id, str(each.why)) for each in report.returned] == [(row.pk, "for some reason")]
     now = again(row)
-    assert (now.state, now.error, now.unconfirmed) == ("archived", "for some reason", unconfirmed)
+    assert (now.state, str(now.error), now.unconfirmed) == (
+        "archived",
+        "for some reason",
+        unconfirmed,
+    )
     broker.answer = error(UnroutableError, "another reason")
     run(now)
     assert again(row).unconfirmed is unconfirmed, (
@@ -444,7 +448,7 @@ def test_resume_releases_events_without_a_handler(broker: Broker) -> None:
     left_queued(renamed, handler="older")
     assert replay.resume() == 1
     now = again(row)
-    assert (now.state, now.error) == (State.ARCHIVED, "there is no handler 'gone'")
+    assert (now.state, now.error) == (State.ARCHIVED, Reason("handler-missing", name="'gone'"))
     assert now.unconfirmed, "it may have been published before its process died"
     assert broker.messages[0].headers["event-handler"] == "send_invoice"
 

@@ -38,6 +38,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from django_amqp_events.reasons import Reason
 from tests import archive_rows
 from tests.archive_rows import NOW, again, seen
 from tests.integration.archiving import archived, outcome, received, taken
@@ -78,7 +79,7 @@ def reclaim(**more: Any) -> list[ClaimedReplay]:
 
 def give_back(each: ClaimedReplay, *, unconfirmed: bool = False, error: str = "no route") -> None:
     states.returned(
-        [UnpublishedReplay(claimed=each, error=error, unconfirmed=unconfirmed)], now=NOW
+        [UnpublishedReplay(claimed=each, error=Reason.of(error), unconfirmed=unconfirmed)], now=NOW
     )
 
 
@@ -200,8 +201,8 @@ def test_unconfirmed_replay_keeps_its_id() -> None:
     (second,) = claim(again(event), handler="issue_invoice", by="bob")
     assert second.replay.pk == first.replay.pk
     row, replay = again(event), Replay.objects.get()
-    assert (row.replays, row.unconfirmed, row.error) == (1, False, "")
-    assert (replay.publishes, replay.state, replay.error) == (2, "queued", "")
+    assert (row.replays, row.unconfirmed, row.error) == (1, False, None)
+    assert (replay.publishes, replay.state, replay.error) == (2, "queued", None)
     assert replay.handler == "issue_invoice", "its handler was renamed meanwhile"
     assert ArchiveAction.objects.count() == 2
 
@@ -230,7 +231,7 @@ def test_late_confirm_counts_after_a_takeover() -> None:
     give_back(other, unconfirmed=True)
     states.published(slow, now=NOW)
     row = again(event)
-    assert (row.state, row.unconfirmed, row.error) == (State.REPLAYING, False, "")
+    assert (row.state, row.unconfirmed, row.error) == (State.REPLAYING, False, None)
 
 
 @ONE
@@ -300,7 +301,7 @@ def test_claim_without_a_replay_row_is_released() -> None:
     assert reclaim() == []
     row = again(event)
     assert row.state == State.ARCHIVED
-    assert "was deleted" in row.error
+    assert row.error == Reason("replay-deleted")
     assert len(claim(row)) == 1
 
 

@@ -36,6 +36,7 @@ from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.publish.outbox import OutboxStatus, UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay
+from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import capture_events, memory_events, override_events
 from tests.celery_app import app
 
@@ -112,7 +113,7 @@ def test_words():
         failing=3,
         overdue=4,
         attempts=7,
-        error="full",
+        error=Reason.of("full"),
         others={"b": 1},
     )
     assert state.severity == "error"

@@ -42,6 +42,7 @@ from django_amqp_events.declare.contracts import bind_contract
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
+from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published, event_unrouted
 from django_amqp_events.testing import override_events
 
@@ -365,11 +366,12 @@ def test_a_contract_without_a_name():
 
 def test_errors_survive_a_pickle():
     """Celery stores them, and carries them between processes."""
-    error = PublishTimeoutError("no confirm", event_id="1", event_name="e")
+    error = PublishTimeoutError(Reason("confirm-late"), event_id="1", event_name="e")
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert (type(copy), str(copy), copy.event_id, copy.event_name) == (
-        PublishTimeoutError, "no confirm", "1", "e",
+    assert (type(copy), copy.reason, copy.event_id, copy.event_name) == (
+        PublishTimeoutError, error.reason, "1", "e",
     )  # fmt: skip
+    assert str(copy) == f"'e' (1) was not confirmed: {error.reason}"
 
 
 def test_celerys_own_fallback_app_is_refused() -> None:
