@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from ..exceptions import (
 from ..reasons import Reason
 from . import amqp_internals
 from .frame_writer import HEADER_OVERHEAD
+from .reply_texts import limit_reached, vhost_missing
 
 #: Errors that py-amqp and its sockets raise. Others come from elsewhere, such as Celery's
 #: SoftTimeLimitExceeded from a signal handler, and are not the broker's failure.
@@ -142,25 +142,15 @@ def build_connection(app: Celery, **options: Any) -> Connection:
     return connection
 
 
-_LIMIT: Final = re.compile(r"limit .*is reached|has reached the maximum")
-
-
 def login_refusal(exc: BaseException) -> Reason | None:
     """Explain why RabbitMQ refused the login and what to do; ``None`` for other errors."""
     if isinstance(exc, amqp_errors.AccessRefused):
         return Reason("remedy-login")
     if isinstance(exc, amqp_errors.NotAllowed):
-        # RabbitMQ's text alone tells these apart.
         if limit_reached(exc):
             return Reason("remedy-limit")
-        missing = "not found" in exc.reply_text
-        return Reason("remedy-vhost" if missing else "remedy-permission")
+        return Reason("remedy-vhost" if vhost_missing(exc) else "remedy-permission")
     return None
-
-
-def limit_reached(exc: amqp_errors.AMQPError) -> bool:
-    """Return True if a limit of a vhost or user is the reason, such as max-queues."""
-    return _LIMIT.search(exc.reply_text or "") is not None
 
 
 def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connection:

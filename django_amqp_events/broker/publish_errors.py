@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from ..exceptions import (
 )
 from ..message.types import Message
 from ..reasons import Reason
+from .reply_texts import is_about, is_too_large, reply_text
 
 #: RabbitMQ's answers to a publish that it did not accept.
 _REFUSALS = (
@@ -76,22 +76,13 @@ def interrupted_error(message: Message, exc: Exception, blocked: str, alone: boo
                 PublishTimeoutError, message, "confirm-late-blocked", blocked=blocked
             )
         return build_error(PublishTimeoutError, message, "confirm-late")
-    text = str(getattr(exc, "reply_text", "") or exc)
-    if isinstance(exc, _REFUSALS) and (alone or _is_about(text, message)):
+    text = reply_text(exc)
+    if isinstance(exc, _REFUSALS) and (alone or is_about(exc, message)):
         if isinstance(exc, amqp_errors.NotFound):
             return build_error(ExchangeMissingError, message, "exchange-missing", reply=text)
-        if isinstance(exc, amqp_errors.ContentTooLarge) or "message size" in text:
+        if is_too_large(exc):
             return build_error(MessageTooLargeError, message, "message-too-large", reply=text)
         reply = f"{exc.reply_code}: {text}"
         return build_error(PublishRefusedError, message, "publish-refused", reply=reply)
     error = f"{type(exc).__name__}: {exc}"
     return build_error(PublishInterruptedError, message, "connection-broke", error=error)
-
-
-def _is_about(text: str, message: Message) -> bool:
-    """Return True if RabbitMQ's reply text is about this message."""
-    if size := re.search(r"message size \d+ is larger than .*?(\d+)", text):
-        return len(message.body) > int(size[1])
-    if topic := re.search(r"topic '(.*)' in exchange '(.*)' in", text):
-        return (message.routing_key, message.exchange) == topic.groups()
-    return f"exchange '{message.exchange}'" in text

@@ -17,6 +17,7 @@ from kombu.message import Message as KombuMessage
 
 from ..backoff import Backoff
 from ..broker.delivery_reader import DeliveryReader
+from ..broker.reply_texts import names_queue
 from ..message.types import Received
 from .acks import Acks
 from .celery_internals import list_queues, shutdown_requested
@@ -292,7 +293,7 @@ class QueueStep(bootsteps.StartStopStep):
             # py-amqp has opened the probe's channel again.
             return f"is missing, so its {self.contents} are not handled. {self.remedy}"
         except AccessRefused as exc:
-            if f"'{queue}'" not in exc.reply_text:
+            if not names_queue(exc, queue):
                 raise
             return (
                 f"cannot be consumed, so its {self.contents} are not handled: {exc.reply_text}. "
@@ -316,7 +317,7 @@ class QueueStep(bootsteps.StartStopStep):
         """
         self._before_lost(exc)
         if isinstance(exc, AccessRefused) and exc.method_sig == spec.Basic.Consume:
-            self._refused |= {queue for queue in self.queues if f"'{queue}'" in exc.reply_text}
+            self._refused |= {queue for queue in self.queues if names_queue(exc, queue)}
 
     def _retry_later(self, connection: Any, queue: str, problem: str) -> None:
         checks = self._missing.get(queue, 0)

@@ -31,7 +31,7 @@ from kombu.pidbox import Mailbox
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError
 from ...reasons import Reason
-from .. import connection
+from .. import connection, reply_texts
 from ..queue_depth import Depth, queue_depth
 from ..topology import (
     Binding,
@@ -52,12 +52,6 @@ REQUESTS_AHEAD: Final = 64
 
 # An argument of streams, which RabbitMQ validates for other queues only when it creates one.
 _GUARD: Final = {"x-max-age": "never-created"}
-_INEQUIVALENT = re.compile(
-    r"inequivalent arg '(?P<argument>[^']+)' for .*: "
-    r"received (?P<declared>.*?) but current is (?P<found>.*)$",
-    re.DOTALL,
-)
-_VALUE = re.compile(r"^(?:the value )?'(?P<value>.*?)'(?: of type '\w+')?$", re.DOTALL)
 T = TypeVar("T")
 
 
@@ -275,9 +269,8 @@ class Amqp:
             return _unreadable(queue, self._exists(queue.name))
         if not isinstance(exc, amqp_errors.PreconditionFailed):
             raise exc
-        found = _difference(exc)
-        if found is not None:
-            return Item(entity=queue, state="different", differences=(found,))
+        if reply_texts.inequivalent(exc) is not None:
+            return _refused_redeclare(queue, exc)
         if not self._exists(queue.name):
             return Item(entity=queue, state="missing")
         # A release that validates first, unlike 3.10: compare without the guard.
@@ -301,10 +294,11 @@ def _refused_redeclare(entity: Exchange | Queue, exc: amqp_errors.ChannelError) 
         return _unreadable(entity, True)
     if not isinstance(exc, amqp_errors.PreconditionFailed):
         raise exc
-    difference = _difference(exc)
-    if difference is None:
+    argument = reply_texts.inequivalent(exc)
+    if argument is None:
         return Item(entity=entity, state="different", note=exc.reply_text)
-    return Item(entity=entity, state="different", differences=(difference,))
+    differences = (Difference(**argument._asdict()),)
+    return Item(entity=entity, state="different", differences=differences)
 
 
 def _unreadable(entity: Exchange | Queue, exists: bool | None) -> Item:
@@ -315,20 +309,6 @@ def _unreadable(entity: Exchange | Queue, exists: bool | None) -> Item:
         entity=entity,
         state="unknown",
         note=f"{what} cannot be read: this user has no configure permission on the name",
-    )
-
-
-def _difference(exc: amqp_errors.PreconditionFailed) -> Difference | None:
-    match = _INEQUIVALENT.search(exc.reply_text or "")
-    if match is None:
-        return None
-
-    def plain(text: str) -> str:
-        value = _VALUE.match(text)
-        return value["value"] if value else text
-
-    return Difference(
-        argument=match["argument"], declared=plain(match["declared"]), found=plain(match["found"])
     )
 
 
@@ -414,7 +394,7 @@ def _flag_enabled(session: Amqp, probe: str, queue_type: str) -> bool | None:
             )
         )
     except amqp_errors.PreconditionFailed as exc:
-        return "invalid property" in (exc.reply_text or "") or None
+        return reply_texts.is_invalid_property(exc) or None
     except amqp_errors.ChannelError:
         return None
     except BrokerUnavailableError as exc:

@@ -13,7 +13,7 @@ from celery import Celery
 from ...callables import nothing
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
-from ..connection import limit_reached
+from ..reply_texts import limit_reached
 from ..topology import Binding
 from . import drift
 from .amqp_api import (
