@@ -27,14 +27,7 @@ class Migration(migrations.Migration):
                 ("since", models.DateTimeField()),
                 ("last", models.DateTimeField()),
                 ("ended", models.DateTimeField(blank=True, null=True)),
-                (
-                    "open",
-                    models.GeneratedField(
-                        db_persist=True,
-                        expression=models.Case(models.When(ended__isnull=True, then=1)),
-                        output_field=models.SmallIntegerField(null=True),
-                    ),
-                ),
+                ("open", models.BooleanField(default=True, editable=False, null=True)),
                 ("details", models.TextField()),
             ],
             options={
@@ -425,8 +418,8 @@ class Migration(migrations.Migration):
                     "discarded_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="discarded"),
                 ),
-                ("discarded_by", models.CharField(blank=True, db_default="", max_length=255)),
-                ("discard_reason", models.TextField(blank=True, db_default="")),
+                ("discarded_by", models.CharField(blank=True, max_length=255)),
+                ("discard_reason", models.TextField(blank=True)),
             ],
             options={
                 "verbose_name": "outbox event",

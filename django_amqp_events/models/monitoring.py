@@ -62,6 +62,7 @@ class Alert(models.Model):
         key: the subject, such as a queue; ``""`` if the kind has only one.
         since, last: when it was first and last seen.
         ended: ``None`` while it lasts.
+        open: ``True`` while it lasts, then ``None``, which no constraint takes for equal.
         details: the problem and its remedy, as last seen.
     """
 
@@ -71,12 +72,9 @@ class Alert(models.Model):
     since = Moment()
     last = Moment()
     ended = Moment(null=True, blank=True)
-    # NULL, which is equal to nothing, once it has ended: MySQL has no conditional constraints.
-    open = models.GeneratedField(
-        expression=models.Case(models.When(ended__isnull=True, then=1)),
-        output_field=models.SmallIntegerField(null=True),
-        db_persist=True,
-    )
+    # MySQL has no conditional constraints. Not a GeneratedField: projects that patch
+    # Field.deconstruct() could no longer run makemigrations.
+    open = models.BooleanField(null=True, default=True, editable=False)
     details = ReasonField()
 
     class Meta:

@@ -46,9 +46,8 @@ class OutboxEvent(models.Model):
     attempts = models.PositiveIntegerField(default=0)
     error = ReasonField()
     discarded_at = Moment(_("discarded"), null=True, blank=True)
-    # Database defaults, so that processes of a release without these columns can insert rows.
-    discarded_by = models.CharField(max_length=LENGTH, blank=True, db_default="")
-    discard_reason = models.TextField(blank=True, db_default="")
+    discarded_by = models.CharField(max_length=LENGTH, blank=True)
+    discard_reason = models.TextField(blank=True)
 
     class Meta:
         verbose_name = _("outbox event")

@@ -91,9 +91,9 @@ def update_alert(
     if not troubled:
         found = same.first()
         # Of several processes, the one whose UPDATE succeeds notifies.
-        if found is None or not same.filter(pk=found.pk).update(ended=now):
+        if found is None or not same.filter(pk=found.pk).update(ended=now, open=None):
             return False
-        found.ended = now
+        found.ended, found.open = now, None
         _notify(found, settings)
         return True
     details = Reason.of(text)

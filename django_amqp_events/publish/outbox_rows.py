@@ -227,7 +227,7 @@ def _insert(connection: BaseDatabaseWrapper, rows: Sequence[Row], service: str, 
 
 
 def _columns(row: Row, service: str, connection: BaseDatabaseWrapper) -> dict[str, Any]:
-    """Return what is stored of a new row, as parameters by column; the statement adds its times."""
+    """Return what is stored of a new row, as parameters by column; the statement adds the rest."""
     message = row.message
     return {
         # As UUIDField.get_db_prep_value() does it.
@@ -243,10 +243,11 @@ def _columns(row: Row, service: str, connection: BaseDatabaseWrapper) -> dict[st
         "size": len(message.body),
         "claim": row.claim,
         "attempts": 0,
-        "error": "",
     }
 
 
+#: Columns that are empty in a new row.
+_EMPTY: Final = ("error", "discarded_by", "discard_reason")
 #: json.dumps() with separators makes an encoder for each call.
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -272,8 +273,10 @@ def _statement(
         compiler.compile(time.resolve_expression(query, for_save=True)) for time in times.values()
     ]
     quote = connections[alias].ops.quote_name
-    columns = ", ".join(quote(str(meta.get_field(name).column)) for name in (*names, *times))
-    group = ", ".join([*["%s"] * len(names), *(sql for sql, _ in compiled)])
+    columns = ", ".join(
+        quote(str(meta.get_field(name).column)) for name in (*names, *_EMPTY, *times)
+    )
+    group = ", ".join([*["%s"] * len(names), *["''"] * len(_EMPTY), *(sql for sql, _ in compiled)])
     return (
         f"INSERT INTO {quote(meta.db_table)} ({columns}) VALUES ",  # noqa: S608 - names of our own
         f"({group})",

@@ -256,7 +256,7 @@ def test_rows_are_read_in_the_language_of_the_reader(language: str, heard: Any) 
     found |= {("group_back", "2"): alerts._of_group(group)}
     alerts.update_alerts(found, now=NOW, settings=read())
     alerts.check_snapshots(read(), NOW)
-    Alert.objects.filter(kind="stale").update(ended=NOW)
+    Alert.objects.filter(kind="stale").update(ended=NOW, open=None)
     Snapshot.objects.create(at=NOW - timedelta(days=1), service="billing", document="{}")
     alerts.check_snapshots(read(), NOW)
     assert len(heard) == Alert.objects.count() == 9
