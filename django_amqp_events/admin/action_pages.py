@@ -17,7 +17,6 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet, Value
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
@@ -31,7 +30,7 @@ from ..databases import non_atomic
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
-from .base import Pages
+from .base import Pages, Refused, quoted
 from .formatting import counted, number
 
 #: Events that one action can take.
@@ -204,6 +203,16 @@ class ActionPages(Pages):
         """Handle selected rows that have left the list since it was shown."""
         raise NotImplementedError
 
+    def offered(self) -> list[str]:
+        """Return the permissions of what the list offers."""
+        return [each.permission for each in self.row_actions.values()]
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        lacking = quoted(self.lacking(request, *self.offered()))
+        return super().changelist_view(request, {"lacking": lacking, **(extra_context or {})})
+
     def may(self, request: HttpRequest, action: Action, row: Any = None) -> bool:
         """Return True if this user may see a row and run the action on it, or on some row."""
         return self.allows(request, row, action.permission)
@@ -218,7 +227,7 @@ class ActionPages(Pages):
     def _forbidden(self, label: str, *codenames: str) -> str:
         return _("You have no permission for “%(label)s” (%(missing)s).") % {
             "label": label,
-            "missing": ", ".join(f"“{each}”" for each in codenames),
+            "missing": quoted(codenames),
         }
 
     def _buttons(
@@ -239,7 +248,9 @@ class ActionPages(Pages):
         """Return why this user cannot run an action now, ``""`` if possible."""
         if self.may(request, action, row):
             return ""
-        return self._forbidden(action.button, f"{action.permission}_{self.opts.model_name}")
+        # A subclass that decides by row may refuse what is granted.
+        lacking = self.lacking(request, action.permission, row=row)
+        return self._forbidden(action.button, *(lacking or self.codenames(action.permission)))
 
     def ask_selected(
         self, request: HttpRequest, queryset: QuerySet[Any], action: Action
@@ -257,7 +268,7 @@ class ActionPages(Pages):
     def action_view(self, request: HttpRequest, *, action: Action) -> HttpResponse:
         """Ask for confirmation (GET), and run the action (POST)."""
         if not self.may(request, action):
-            raise PermissionDenied
+            raise Refused(self.lacking(request, action.permission))
         data = request.POST if request.method == "POST" else request.GET
         back = data.get("back", "")
         seen = decode_selection(data.get("seen", ""))

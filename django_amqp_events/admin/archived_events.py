@@ -13,7 +13,6 @@ from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
-from django.core.exceptions import PermissionDenied
 from django.db.models import F, Prefetch, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
@@ -45,7 +44,7 @@ from ..templatetags.amqp_events import TEXT, ago, breakable, code, line, text
 from . import formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
-from .base import WAITING_SECONDS, alias_of, as_file, fetched, head_of, stream
+from .base import WAITING_SECONDS, Refused, alias_of, as_file, fetched, head_of, stream
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -239,10 +238,13 @@ class ArchivedEventAdmin(EditingPages):
         exportable = self.allows(request, None, "export")
         return super().changelist_view(request, {"exportable": exportable, **(extra_context or {})})
 
+    def offered(self) -> list[str]:
+        return [*super().offered(), "bulk_replay", "export"]
+
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         """Return the events of the filtered list, one JSON document per line."""
         if not self.allows(request, None, "export"):
-            raise PermissionDenied
+            raise Refused(self.lacking(request, "export"))
         try:
             found = self.get_changelist_instance(request).queryset
         except IncorrectLookupParameters:
@@ -333,7 +335,7 @@ class ArchivedEventAdmin(EditingPages):
     ) -> HttpResponse | None:
         """Freeze the open events of a group, and ask; ``None`` where a message says why not."""
         if not self.may(request, action):
-            raise PermissionDenied
+            raise Refused(self.lacking(request, action.permission))
         rows = self.get_queryset(request).filter(group=group.pk, state__in=action.states)
         seen = self.freeze(rows.order_by("last_failed_at", "pk"))
         if not seen:
@@ -367,7 +369,7 @@ class ArchivedEventAdmin(EditingPages):
     def batch_group(self, request: HttpRequest, group: FailureGroup) -> HttpResponse | None:
         """Make a batch of the open events of a group; ``None`` where a message says why not."""
         if not self.allows(request, None, "bulk_replay"):
-            raise PermissionDenied
+            raise Refused(self.lacking(request, "bulk_replay"))
         rows = self.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
         if not rows.exists():
             messages.warning(request, _("This group has no open events."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, ClassVar, Final
@@ -62,6 +62,18 @@ def _check(codename: str, needed: str) -> Callable[..., bool]:
         return granted and self.allows(request, obj, needed)
 
     return has_permission
+
+
+class Refused(PermissionDenied):
+    """A user may not open a page.
+
+    Attributes:
+        lacking: codenames of the permissions that the user lacks.
+    """
+
+    def __init__(self, lacking: Sequence[str]) -> None:
+        super().__init__(quoted(lacking))
+        self.lacking = lacking
 
 
 class ListActionForm(ActionForm):
@@ -133,6 +145,26 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             getattr(self, f"has_{each}_permission")(request, row) for each in ("view", *permissions)
         )
 
+    def codenames(self, permission: str) -> list[str]:
+        """Return the codenames that ``has_<permission>_permission`` asks for."""
+        needed = NEEDS.get(permission)
+        own = f"{permission}_{self.opts.model_name}"
+        return [own, *(self.codenames(needed) if needed else ())]
+
+    def lacking(self, request: HttpRequest, *permissions: str, row: Any = None) -> list[str]:
+        """Return the codenames that this user lacks to have all these permissions."""
+        found = [name for each in ("view", *permissions) for name in self.codenames(each)]
+        return [
+            name for name in dict.fromkeys(found) if not self.granted(request, row, codename=name)
+        ]
+
+    def lacking_views(self, request: HttpRequest, *models: type[Model]) -> str:
+        """Return the codenames that this user lacks to view pages of this site, quoted."""
+        sites = self.admin_site
+        shown = [sites.get_model_admin(each) for each in models if sites.is_registered(each)]
+        found: list[Any] = [each for each in shown if not each.has_view_permission(request)]
+        return quoted(dict.fromkeys(name for each in found for name in each.lacking(request)))
+
     def within(self, request: HttpRequest, rows: QuerySet[Any], *permissions: str) -> QuerySet[Any]:
         """Return the rows that this user may see, and has all these permissions for.
 
@@ -150,7 +182,36 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     @property
     def urls(self) -> list[URLPattern]:
         """Return the URLs of these pages; their views get text that every database can compare."""
-        return [_with_clean_query(each) for each in self.get_urls()]
+        return [self._guarded(each) for each in self.get_urls()]
+
+    def _guarded(self, pattern: Any) -> Any:
+        """Wrap the view of a pattern: clean its query, and say which permissions are missing.
+
+        PostgreSQL refuses NUL, and other charsets than UTF-8 can yield lone surrogates. Django
+        refuses both in forms only.
+        """
+        if isinstance(pattern, URLResolver):  # an include() of a subclass
+            return pattern
+        view = pattern.callback
+
+        @wraps(view)
+        def run(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if codecs.lookup(request.encoding or "utf-8").name != "utf-8":
+                raise BadRequest("The charset of a request must be UTF-8.")
+            query = request.GET.copy()
+            for name, values in request.GET.lists():
+                query.setlist(name, [*map(clean, values)])
+            request.GET = query
+            try:
+                return view(request, *args, **kwargs)
+            except PermissionDenied as exc:
+                lacking = exc.lacking if isinstance(exc, Refused) else self.lacking(request)
+                if not lacking:
+                    raise
+                context = {"lacking": quoted(lacking)}
+                return self._render(request, "refused", _("No permission"), context, status=403)
+
+        return URLPattern(pattern.pattern, run, pattern.default_args, pattern.name)
 
     # -- the list
 
@@ -226,7 +287,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         if row is None:
             return self._missing(request, unquote(object_id))
         if not self.allows(request, row):
-            raise PermissionDenied
+            raise Refused(self.lacking(request))
         response = self.detail_view(request, row)
         response.context_data = {**(response.context_data or {}), **(extra_context or {})}
         return response
@@ -251,12 +312,12 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
         def run(request: HttpRequest, pk: UUID, **kwargs: Any) -> HttpResponse:
             if not self.allows(request, None, *permissions):
-                raise PermissionDenied
+                raise Refused(self.lacking(request, *permissions))
             row = self.find(request, str(pk))
             if row is None:
                 return self._missing(request, pk)
             if not self.allows(request, row, *permissions):
-                raise PermissionDenied
+                raise Refused(self.lacking(request, *permissions))
             return view(request, row, **kwargs)
 
         return run
@@ -313,12 +374,18 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         return self._redirect(request, "changelist")
 
     def _render(
-        self, request: HttpRequest, template: str, title: str, context: Mapping[str, Any]
+        self,
+        request: HttpRequest,
+        template: str,
+        title: str,
+        context: Mapping[str, Any],
+        status: int = 200,
     ) -> TemplateResponse:
         request.current_app = self.admin_site.name
+        folder = "admin/django_amqp_events/"
         return TemplateResponse(
             request,
-            f"admin/django_amqp_events/{self.opts.model_name}/{template}.html",
+            [f"{folder}{self.opts.model_name}/{template}.html", f"{folder}{template}.html"],
             {
                 **self.admin_site.each_context(request),
                 "title": title,
@@ -330,30 +397,13 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                 **_without_messages(request),
                 **context,
             },
+            status=status,
         )
 
 
-def _with_clean_query(pattern: Any) -> Any:
-    """Wrap the view of a pattern: replace NUL in the query, and refuse other charsets than UTF-8.
-
-    PostgreSQL refuses NUL, and other charsets can yield lone surrogates. Django refuses both in
-    forms only.
-    """
-    if isinstance(pattern, URLResolver):  # an include() of a subclass
-        return pattern
-    view = pattern.callback
-
-    @wraps(view)
-    def run(request: Any, *args: Any, **kwargs: Any) -> Any:
-        if codecs.lookup(request.encoding or "utf-8").name != "utf-8":
-            raise BadRequest("The charset of a request must be UTF-8.")
-        query = request.GET.copy()
-        for name, values in request.GET.lists():
-            query.setlist(name, [*map(clean, values)])
-        request.GET = query
-        return view(request, *args, **kwargs)
-
-    return URLPattern(pattern.pattern, run, pattern.default_args, pattern.name)
+def quoted(codenames: Iterable[str]) -> str:
+    """Return codenames of permissions as a page shows them."""
+    return ", ".join(f"“{each}”" for each in codenames)
 
 
 def fetched(request: HttpRequest) -> bool:

@@ -65,6 +65,8 @@ SHOWN_BATCHES: Final = 10
 CURVE_POINTS: Final = 96
 COUNTED_OVERDUE: Final = 1_000
 VALUE_CHARACTERS: Final = 1_000
+#: The models whose pages it links to.
+_LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent, InboxEntry)
 #: What is found, by the model whose pages show it.
 _KINDS: Final[Mapping[type[Model], tuple[Kind, ...]]] = {
     OutboxEvent: ("outbox",),
@@ -210,6 +212,7 @@ class DashboardAdmin(Pages):
             "live": WATCHED_SECONDS if seen else 0,
             "archive_url": self.list_url(request, ArchivedEvent),
             "outbox_url": self.list_url(request, OutboxEvent),
+            "lacking": self.lacking_views(request, *_LINKED),
             **{f"{tab}_url": self._url(tab) for tab in titles},
             **context,
         }

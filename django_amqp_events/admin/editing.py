@@ -27,7 +27,7 @@ from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
 from .action_pages import ReasonForm
 from .base import alias_of, as_file, head_of
-from .payloads import VIEW_RAW, PayloadPages
+from .payloads import PayloadPages
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
@@ -68,11 +68,7 @@ class EditingPages(PayloadPages):
         if not conf.load()[0].editing:
             return ""
         if not self.allows(request, event, "edit"):
-            needed = ["edit_archivedevent", "view_payload_archivedevent"]
-            if redaction.has_hook():
-                needed.append(VIEW_RAW)
-            missing = [n for n in needed if not self.granted(request, event, codename=n)]
-            return self._forbidden(label, *missing)
+            return self._forbidden(label, *self.lacking(request, "edit", row=event))
         where = self._editable(event, event.version)
         if isinstance(where, Reason):
             return _("It cannot be edited: %(why)s") % {"why": text(where, TEXT)}

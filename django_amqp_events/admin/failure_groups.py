@@ -31,7 +31,7 @@ from ..templatetags.amqp_events import ago, breakable, line, text
 from . import formatting
 from .archived_event_actions import ACTIONS
 from .archived_events import ArchivedEventAdmin, last_failure
-from .base import Pages, alias_of
+from .base import Pages, Refused, alias_of, quoted
 from .charts import sparkline
 from .filters import settings_and_registry
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
@@ -132,6 +132,14 @@ class FailureGroupAdmin(Pages):
         """Return the pages of events of this site, where this user may see them."""
         found = self.pages_of(request, ArchivedEvent)
         return found if isinstance(found, ArchivedEventAdmin) else None
+
+    def _lacking(self, request: HttpRequest) -> list[str]:
+        """Return the codenames that this user lacks for what a page of a group offers."""
+        site, found = self.admin_site, self.lacking(request, "assign")
+        if site.is_registered(ArchivedEvent):
+            events: Any = site.get_model_admin(ArchivedEvent)
+            found += events.lacking(request, *ALL, "bulk_replay")
+        return found
 
     # -- the list
 
@@ -248,8 +256,10 @@ class FailureGroupAdmin(Pages):
     def events_view(self, request: HttpRequest, group: FailureGroup, *, name: str) -> HttpResponse:
         """Freeze the open events of a group now, for an action or a batch."""
         events = self._events(request)
-        if request.method != "POST" or events is None:
+        if request.method != "POST":
             raise PermissionDenied
+        if events is None:
+            raise Refused(self._lacking(request))
         if name == "batch":
             response = events.batch_group(request, group)
         else:
@@ -279,6 +289,7 @@ class FailureGroupAdmin(Pages):
             "steps": failure_groups.history(group, HISTORY),
             "may_write": self.allows(request, None, "assign"),
             "form": form or GroupForm(initial=written),
+            "lacking": quoted(self._lacking(request)),
             "buttons": self._buttons(request, group.open_now),
         }
         return self._render(request, "detail", text(group), context)

@@ -28,6 +28,11 @@ class PayloadPages(ActionPages):
             not redaction.has_hook() or self.granted(request, obj, codename=VIEW_RAW)
         )
 
+    def codenames(self, permission: str) -> list[str]:
+        if permission != "view_raw":
+            return super().codenames(permission)
+        return [*self.codenames("view_payload"), *([VIEW_RAW] if redaction.has_hook() else [])]
+
     def sight(self, request: HttpRequest, row: Any) -> Sight:
         """Return what this user sees of the payload of a row."""
         if not self.allows(request, row, "view_payload"):

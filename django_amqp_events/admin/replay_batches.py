@@ -147,6 +147,11 @@ class ReplayBatchAdmin(Pages):
         """Return True if this user may start, pause, resume and cancel batches."""
         return self.granted(request, obj, codename=BULK_REPLAY)
 
+    def codenames(self, permission: str) -> list[str]:
+        if permission == "run":
+            return [BULK_REPLAY]
+        return ["view_archivedevent", *super().codenames(permission)]
+
     # -- the list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ReplayBatch]:

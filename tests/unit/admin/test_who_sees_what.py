@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,7 +15,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.core import mail
 from django.core.management import call_command
 from django.test import AsyncClient, Client, override_settings
@@ -28,6 +28,7 @@ from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.archive import search_values, states
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.management import roles
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -279,6 +280,81 @@ def test_a_row_that_a_user_may_not_see_is_nowhere(wire: Any) -> None:
     # The others were changed.
     assert ArchivedEvent.objects.get(pk=other.pk).version > other.version
     assert OutboxEvent.objects.get(pk=mine.pk).due_at != mine.due_at
+
+
+def requests(client: Client) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield every URL, and what asks for it with GET and with POST."""
+    for address in addresses(admin.site):
+        data = {"seen": selections().get(address.split("/")[3], ""), "reason": "so", "q": "17"}
+        yield address, partial(client.get, address, data if "/decide/" in address else {"q": "17"})
+        yield address, partial(client.post, address, data)
+
+
+def test_a_refused_page_names_the_permissions_that_open_it(wire: Any) -> None:
+    """A person who is granted what each page asks for gets all pages that a superuser gets."""
+    rights = {each.codename: each for each in Permission.objects.all()}
+    with override_settings(AMQP_EVENTS=SETTINGS):
+        world()
+        eve, root = person("stranger"), client_of(person("root"))
+        client = client_of(eve)
+        refused = 0
+        for (address, ask), (_, ask_as_root) in zip(requests(client), requests(root), strict=True):
+            eve.user_permissions.clear()
+            response = ask()
+            while response.status_code == 403 and (
+                named := set(re.findall("“([a-z_]+)”", read(response)))
+            ):
+                held = set(eve.user_permissions.values_list("codename", flat=True))
+                assert named - held == named, address
+                eve.user_permissions.add(*(rights[each] for each in named))
+                response = ask()
+                refused += 1
+            if response.status_code == 403:
+                # Of a method that the page does not have.
+                assert ask_as_root().status_code == 403, address
+    assert refused > 100
+
+
+def test_roles_on_every_page(wire: Any) -> None:
+    """A manager sees what a superuser sees; others are told what hides parts of a page."""
+    hidden = "Missing permissions"
+    with override_settings(AMQP_EVENTS=SETTINGS):
+        event = world()
+        call_command("events_roles", verbosity=0)
+        clients = {"root": client_of(person("root"))}
+        for role in roles.ROLES:
+            user = staff(name=role.name)
+            roles.add_member(role, user)
+            clients[role.name] = client_of(user)
+        for address in addresses(admin.site):
+            answer = clients["manager"].get(address)
+            assert answer.status_code == clients["root"].get(address).status_code, address
+            assert hidden not in read(answer), address
+        group = FailureGroup.objects.earliest("first_seen")
+        base, page = "/admin/django_amqp_events", f"archivedevent/{event.pk}/change/"
+        told = {
+            "archivedevent/": {
+                "viewer": "“replay_archivedevent”",
+                "operator": "“export_archivedevent”",
+            },
+            "outboxevent/": {"viewer": "“publish_outboxevent”", "operator": ""},
+            "dashboard/": {"viewer": "", "operator": ""},
+            f"failuregroup/{group.pk}/change/": {
+                "viewer": "“assign_failuregroup”",
+                "operator": "",
+            },
+            page: {
+                "viewer": "“view_payload_archivedevent”",
+                "operator": "“view_raw_archivedevent”",
+            },
+        }
+        for path_, names in told.items():
+            for name, said in names.items():
+                html = read(clients[name].get(f"{base}/{path_}"))
+                assert said in html, path_
+                assert said or hidden not in html, path_
+        dashboard = client_of(staff("view_dashboard", name="max")).get(f"{base}/dashboard/")
+        assert "“view_archivedevent”" in read(dashboard)
 
 
 @pytest.mark.parametrize("server", ["ASGI", "WSGI"])
