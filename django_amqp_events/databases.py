@@ -71,9 +71,25 @@ def written(model: type[Model], *own: str) -> list[str]:
     """Return the databases in which rows of a model may be, without a query.
 
     These are *own*, and those that the routers allow and to which they write a row that is there.
-    So a replica is not one of them, nor an alias without a database.
+    So a replica is not one of them, nor an alias without a database, nor a second alias of one.
     """
-    return [*dict.fromkeys(own), *(a for a in connections if a not in own and is_written(a, model))]
+    found = list(dict.fromkeys(own))
+    places = [_place(alias) for alias in found]
+    for alias in connections:
+        if alias not in found and is_written(alias, model) and _place(alias) not in places:
+            found.append(alias)
+            places.append(_place(alias))
+    return found
+
+
+def _place(alias: str) -> tuple[Any, ...]:
+    """Return what two aliases of the same tables have in common."""
+    given = connections.settings.get(alias, {})
+    name = str(given.get("NAME", ""))
+    if ":memory:" in name or "mode=memory" in name:
+        return (alias,)
+    # Other options or users may have another search path.
+    return (name, *(given.get(key) for key in ("ENGINE", "HOST", "PORT", "USER", "OPTIONS")))
 
 
 def is_written(alias: str, model: type[Model]) -> bool:

@@ -20,6 +20,8 @@ from tests.conftest import routed_by
 
 #: Entries of DATABASES.
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+FILE = {"ENGINE": "django.db.backends.sqlite3", "NAME": "/nowhere/db.sqlite3"}
+TENANT = {**FILE, "OPTIONS": {"options": "-c search_path=tenant"}}
 NOWHERE = {"ENGINE": "django.db.backends.sqlite3", "NAME": "/nowhere/at/all.sqlite3"}
 NO_DRIVER = {"ENGINE": "django.db.backends.oracle", "NAME": "x"}
 
@@ -35,6 +37,13 @@ class Replicas:
 
     def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
         return True
+
+
+class Pretix(Replicas):
+    """The router of pretix: reads and writes go to one database, beside a replica for reports."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "default"
 
 
 class Events:
@@ -63,6 +72,15 @@ CASES: list[Any] = [
     pytest.param({"default": SQLITE, "b": NO_DRIVER}, (), (), ["default", "b"], id="no driver"),
     pytest.param(
         {"default": SQLITE, "replica": SQLITE}, (Replicas(),), (), ["default"], id="replica"
+    ),
+    pytest.param({"default": SQLITE, "replica": SQLITE}, (Pretix(),), (), ["default"], id="pretix"),
+    pytest.param(
+        {"default": FILE, "readonly": {**FILE, "CONN_MAX_AGE": 9}, "tenant": TENANT}, (), (),
+        ["default", "tenant"],
+        id="the same twice",
+    ),
+    pytest.param(
+        {"default": FILE, "b": FILE}, (), ("b",), ["b"], id="the same twice, and an own one"
     ),
     pytest.param(
         {"default": SQLITE, "b": {**SQLITE, "TEST": {"MIRROR": "default"}}}, (), (), ["default"],
@@ -151,6 +169,8 @@ OTHERS: list[Any] = [
     pytest.param({"reports": NO_DRIVER}, None, id="no driver"),
     pytest.param({"default": {}}, Events, id="dummy default"),
     pytest.param({"replica": SQLITE}, Replicas, id="replica"),
+    pytest.param({"replica": SQLITE}, Pretix, id="pretix"),
+    pytest.param({"replica": SQLITE}, None, id="the same twice"),
 ]
 
 
