@@ -14,6 +14,7 @@ from ..declare import registry
 from ..declare.declarations import declarations
 from ..options import Problem
 from . import broker, celery_options, database, handlers, settings
+from .pages import with_page
 from .project import Check, Project, read_project
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -79,7 +80,9 @@ def _found(checks: tuple[Check, ...], project: Project) -> Iterator[Problem]:
 def _messages(problems: Iterable[Problem]) -> list[CheckMessage]:
     return [
         (Error if problem.is_error else CheckWarning)(
-            problem.message, hint=problem.hint, id=f"django_amqp_events.{problem.code}"
+            problem.message,
+            hint=with_page(problem.code, problem.hint),
+            id=f"django_amqp_events.{problem.code}",
         )
         for problem in problems
     ]

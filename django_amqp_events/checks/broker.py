@@ -28,8 +28,8 @@ def check_transport(project: Project) -> Iterator[Problem]:
             f"cannot be published, and no worker starts.",
             f"Did you mean {near[0]}://?"
             if near
-            else "Use RabbitMQ with pyamqp:// (or amqp:// if librabbitmq is not installed), or set "
-            "CELERY_APP to an app that does.",
+            else "Use RabbitMQ with pyamqp:// (or amqp:// if librabbitmq is not installed). Tasks "
+            "may stay there: make a second Celery app for events, and set CELERY_APP to it.",
         )
 
 

@@ -67,7 +67,7 @@ def check_worker(project: Project) -> Iterator[Problem]:
         yield Problem(
             "E019",
             f"Celery's worker_pool cannot run handlers: {problem}",
-            "docs/pools.md has the pools that can, and the reason.",
+            "Use prefork or threads.",
         )
         return
     if "solo" in pool:

@@ -23,6 +23,7 @@ from django_amqp_events import checks, conf
 from django_amqp_events.apps import CHECKS
 from django_amqp_events.archive import states
 from django_amqp_events.checks import database as checks_database
+from django_amqp_events.checks import pages
 from django_amqp_events.checks import project as checks_project
 from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
@@ -35,6 +36,8 @@ from .. import project
 ROOT = Path(__file__).resolve().parents[3]
 HERE = project.__name__
 PREFIX = "django_amqp_events."
+#: Ids that no other page than the list of checks is about.
+UNEXPLAINED = {f"{PREFIX}{code}" for code in ("W005", "W025")}
 
 Check = Callable[..., list[str]]
 
@@ -88,7 +91,10 @@ def messages(*, deploy: bool = False) -> list[django_checks.CheckMessage]:
     for message in found:
         assert isinstance(message.id, str)
         assert re.fullmatch(r"django_amqp_events\.[EW]\d{3}", message.id)
-        assert message.hint
+        # A page for each, not the list of all checks.
+        [page] = re.findall(r"docs/[\w-]+\.md", message.hint or "")
+        assert (ROOT / page).is_file()
+        assert page != f"docs/{pages.DEFAULT}.md" or message.id in UNEXPLAINED
         # The id says what the level is.
         assert message.is_serious() is message.id.startswith(f"{PREFIX}E")
     return list(found)
