@@ -26,8 +26,8 @@ class Problem:
     """An error or a risk in settings or declarations.
 
     Attributes:
-        code: ``E…`` if events cannot work, ``W…`` if they are at risk; the id of the system check
-            without its prefix.
+        code: ``E…`` if events cannot work, ``W…`` if they are at risk, ``I…`` otherwise; the id of
+            the system check without its prefix.
         what: what is wrong; after *place*, if that is given.
         hint: what to write or do instead.
         place: of which setting or declaration the options are.

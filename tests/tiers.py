@@ -28,7 +28,7 @@ _LATER: Final = {
     r"acceptance/example/": "`make demo` counts the same",
     r"acceptance/publish/test_message_format\.py": "the contract covers the formats",
     r"acceptance/monitor/test_metrics\.py::test_prometheus": "it installs Prometheus",
-    r"acceptance/test_(migrating|two_brokers)\.py": "guides that install other programs",
+    r"acceptance/test_(migrating|two_brokers|console)\.py": "guides, with projects of their own",
     r"unit/admin/test_who_sees_what\.py.*nowhere\[(reader|stranger)": "root and viewer cover it",
     r"integration/broker/test_provisioning\.py.*without_the_flag": "a broker of its own",
     r"integration/broker/test_confirms\.py.*(killed_in_the_middle|failover|stale_connection)": (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Info
 from django.core.checks import Warning as CheckWarning
 
 from .. import conf
@@ -33,6 +33,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     settings.check_limits,
     settings.check_alerts,
     settings.check_metrics,
+    settings.check_pages,
     broker.check_transport,
     celery_options.check_worker,
     celery_options.check_consumer_timeout,
@@ -40,6 +41,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     celery_options.check_current_app,
     celery_options.check_celery_queues,
 )
+_LEVELS: Final = {"E": Error, "W": CheckWarning, "I": Info}
 DEPLOYMENT_CHECKS: Final[tuple[Check, ...]] = (broker.check_accounts, settings.check_backend)
 
 
@@ -79,7 +81,7 @@ def _found(checks: tuple[Check, ...], project: Project) -> Iterator[Problem]:
 
 def _messages(problems: Iterable[Problem]) -> list[CheckMessage]:
     return [
-        (Error if problem.is_error else CheckWarning)(
+        _LEVELS[problem.code[0]](
             problem.message,
             hint=with_page(problem.code, problem.hint),
             id=f"django_amqp_events.{problem.code}",

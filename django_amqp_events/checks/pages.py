@@ -10,6 +10,7 @@ DEFAULT: Final = "checks"
 _CODES: Final = {
     "archive": "E023 W008 W013 W070 W071",
     "alerts": "W060",
+    "console": "I001",
     "contracts": "E011 E022 E080 E081",
     "databases": "E021 E026 E028 E029 E030 E041 W014 W019 W024",
     "deployment": "W020",

@@ -136,6 +136,19 @@ def check_alerts(project: Project) -> Iterator[Problem]:
         )
 
 
+def check_pages(_project: Project) -> Iterator[Problem]:
+    """A project without Django's admin (I001)."""
+    if not apps.is_installed("django.contrib.admin"):
+        yield Problem(
+            "I001",
+            "django.contrib.admin is not in INSTALLED_APPS, so archive, outbox and dashboard have "
+            "no pages. Everything else works.",
+            "Use events_status, events_find, events_groups, events_replay, events_archive and "
+            "events_alerts, or run the pages as a small site of its own; then add "
+            "'django_amqp_events.I001' to SILENCED_SYSTEM_CHECKS.",
+        )
+
+
 def check_backend(project: Project) -> Iterator[Problem]:
     """A backend for development in production (W021)."""
     if project.settings.backend != "amqp" and not django_settings.DEBUG:

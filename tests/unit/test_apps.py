@@ -12,6 +12,7 @@ import pytest
 SETTINGS = """
 SECRET_KEY = "not a secret: tests only"
 INSTALLED_APPS = ["django_amqp_events", "shop"]
+SILENCED_SYSTEM_CHECKS = ["django_amqp_events.I001"]  # there is no admin
 DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}}
 {}
 """

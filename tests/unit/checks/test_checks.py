@@ -90,7 +90,7 @@ def messages(*, deploy: bool = False) -> list[django_checks.CheckMessage]:
     found = django_checks.run_checks(tags=[CHECKS], include_deployment_checks=deploy)
     for message in found:
         assert isinstance(message.id, str)
-        assert re.fullmatch(r"django_amqp_events\.[EW]\d{3}", message.id)
+        assert re.fullmatch(r"django_amqp_events\.[EWI]\d{3}", message.id)
         # A page for each, not the list of all checks.
         [page] = re.findall(r"docs/[\w-]+\.md", message.hint or "")
         assert (ROOT / page).is_file()
@@ -157,6 +157,22 @@ def test_problems_of_settings_and_declarations_are_messages(run: Check) -> None:
         for n in range(2)
     }
     assert run(HANDLERS=two) == ["E010"]
+
+
+def test_a_project_without_the_admin_is_told_of_the_commands(
+    run: Check, settings: DjangoSettings
+) -> None:
+    settings.INSTALLED_APPS = [a for a in settings.INSTALLED_APPS if a != "django.contrib.admin"]
+    assert run() == ["I001"]
+    [message] = messages()
+    assert message.level == django_checks.INFO
+    for command in re.findall(r"events_\w+", message.hint or ""):
+        assert f"## {command}\n" in (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    settings.INSTALLED_APPS = [
+        *settings.INSTALLED_APPS,
+        "django.contrib.admin.apps.SimpleAdminConfig",
+    ]
+    assert run() == []
 
 
 def test_a_missing_service(run: Check, settings: DjangoSettings) -> None:
@@ -954,11 +970,11 @@ def test_every_id_is_documented_and_tested_here() -> None:
     used = {
         code
         for path in package.rglob("*.py")
-        for code in re.findall(r'"([EW]\d{3})"', path.read_text(encoding="utf-8"))
+        for code in re.findall(r'"([EWI]\d{3})"', path.read_text(encoding="utf-8"))
     }
     documentation = (ROOT / "docs" / "checks.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `django_amqp_events\.([EW]\d{3})` \|", documentation, re.MULTILINE)
+    rows = re.findall(r"^\| `django_amqp_events\.([EWI]\d{3})` \|", documentation, re.MULTILINE)
     assert sorted(rows) == sorted(set(rows)), "an id stands twice"
     assert set(rows) == used
-    tested = set(re.findall(r'"([EW]\d{3})"', Path(__file__).read_text(encoding="utf-8")))
+    tested = set(re.findall(r'"([EWI]\d{3})"', Path(__file__).read_text(encoding="utf-8")))
     assert tested >= used

@@ -1,0 +1,183 @@
+"""A project without Django's admin, by commands and with the console of docs/console.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from machine import free_ports
+from tests import forked
+from tests.conftest import sqlite_settings
+from tests.forked import REAL_START
+
+from .harness import PACKAGE, STARTED, Eyes, Worker, until
+
+HERE = Path(__file__).resolve().parent / "console"
+ROOT = HERE.parents[2]
+BLOCK = re.compile(r"`(store/\w+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
+
+pytestmark = pytest.mark.timeout(180)
+
+#: Run with the settings of the console, as the person that its command made an operator.
+BROWSE = """
+from django.test import Client
+from django.urls import reverse
+from django_amqp_events.admin.action_pages import encode_selection
+from django_amqp_events.models import ArchivedEvent
+from store.models import LogEntry, User
+ada = User.objects.get()
+LogEntry.objects.create(user=ada, text="hello")
+assert [row.text for row in ada.logentry_set.all()] == ["hello"]
+assert User.objects.filter(logentry__text="hello").get() == ada
+client = Client(headers={"accept-language": "en"})
+page = client.get("/", follow=True)
+assert page.request["PATH_INFO"] == "/login/"
+form = {"username": ada.email, "password": "secret", "next": "/"}
+said = client.post("/login/", form, follow=True)
+assert "Archived events" in said.content.decode(), said.content.decode()
+for name in "archivedevent failuregroup replaybatch outboxevent inboxentry dashboard".split():
+    page = client.get(reverse(f"admin:django_amqp_events_{name}_changelist"))
+    assert page.status_code == 200, (name, page)
+row = ArchivedEvent.objects.get(state="archived")
+page = client.get(reverse("admin:django_amqp_events_archivedevent_change", args=[row.pk]))
+assert "ValueError" in page.content.decode()
+url = reverse("admin:django_amqp_events_archivedevent_replay")
+page = client.post(url, {"seen": encode_selection({row.pk: row.version})}, follow=True)
+assert "1 event published to its handler." in page.content.decode(), page.content.decode()
+"""
+
+
+class Store:
+    """The project and its processes."""
+
+    def __init__(self, eyes: Eyes, where: Path) -> None:
+        self.where = where
+        shutil.copytree(HERE / "store", where / "store")
+        page = (ROOT / "docs" / "console.md").read_text()
+        self.files = dict(BLOCK.findall(page))
+        for name, code in self.files.items():
+            (where / name).write_text(code)
+        self.booked = where / "booked"
+        self.fixed = where / "fixed"
+        self.environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(where), str(PACKAGE)]),
+            "DJANGO_SETTINGS_MODULE": "store.settings",
+            # Processes of the fork server have imported the admin.
+            REAL_START: "1",
+            "RABBITMQ_URL": eyes.url,
+            "STORE_DATABASE": json.dumps(sqlite_settings(where / "db.sqlite3")),
+            "STORE_BOOKED": str(self.booked),
+            "STORE_FIXED": str(self.fixed),
+        }
+
+    def run(self, *arguments: str, settings: str = "store.settings") -> str:
+        done = forked.run(
+            [sys.executable, *arguments],
+            env={**self.environ, "DJANGO_SETTINGS_MODULE": settings}, cwd=self.where,
+            capture_output=True, text=True, timeout=90, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout + done.stderr)
+
+    def manage(self, *arguments: str, settings: str = "store.settings") -> str:
+        return self.run("-m", "django", *arguments, settings=settings)
+
+    def python(self, code: str, settings: str = "store.settings") -> str:
+        return self.run("-c", f"import django; django.setup()\n{code}", settings=settings)
+
+    def publish(self, order: int) -> None:
+        self.python(f"from store.events import ordered\nordered.publish(order={order})")
+
+    def states(self) -> list[str]:
+        rows = "ArchivedEvent.objects.order_by('first_failed_at').values_list('state', flat=True)"
+        code = f"from django_amqp_events.models import ArchivedEvent\nprint(*{rows})"
+        return self.python(code).split()
+
+
+@pytest.fixture
+def store(fresh_eyes: Eyes, tmp_path: Path) -> Iterator[Store]:
+    before = len(STARTED)
+    try:
+        yield Store(fresh_eyes, tmp_path)
+    finally:
+        for worker in STARTED[before:]:
+            worker.signal(signal.SIGTERM)
+        for worker in STARTED[before:]:
+            worker.wait()
+        del STARTED[before:]
+
+
+def test_a_project_without_the_admin_and_its_console(store: Store) -> None:
+    loaded = store.python("import sys\nprint('django.contrib.admin' in sys.modules)")
+    assert loaded.split() == ["False"]
+    checked = store.manage("check", "--fail-level", "WARNING")
+    assert checked.count("django_amqp_events.") == 2, checked  # one message, and its advice
+    assert "django_amqp_events.I001" in checked
+    store.manage("makemigrations", "store")
+    store.manage("makemigrations", "--check", "--dry-run")
+    store.manage("migrate", "--verbosity", "0")
+    store.manage("events_declare")
+    Worker.start(
+        [sys.executable, "-m", "django", "events_worker", "--", "-P", "solo", "-l", "INFO"],
+        env=store.environ, where=store.where, name="worker",
+    ).wait_ready()  # fmt: skip
+
+    # By commands.
+    store.publish(1)
+    until(lambda: store.states() == ["archived"], 60, "the event is mirrored")
+    assert "ValueError" in store.manage("events_groups")
+    store.fixed.touch()
+    store.manage("events_replay", "--handler", "store.book")
+    until(lambda: store.states() == ["succeeded"], 60, "its replay is mirrored")
+    assert store.booked.read_text() == "1\n"
+
+    # With the console.
+    store.fixed.unlink()
+    store.publish(2)
+    until(lambda: store.states() == ["succeeded", "archived"], 60, "the second is mirrored")
+    store.fixed.touch()
+    assert "no issues" in store.manage("check", settings="store.console")
+    store.manage("migrate", "--verbosity", "0", settings="store.console")
+    store.python(
+        "from store.models import User\n"
+        "user = User(email='ada@example.com'); user.set_password('secret'); user.save()"
+    )
+    roles = ("events_roles", "--add", "operator", "ada@example.com")
+    assert "ada@example.com: operator" in store.manage(*roles, settings="store.console")
+    store.manage("collectstatic", "--verbosity", "0", settings="store.console")
+    assert (store.where / "static" / "django_amqp_events" / "admin.css").exists()
+    store.python(BROWSE, settings="store.console")
+    until(lambda: store.states() == ["succeeded", "succeeded"], 60, "the second is handled")
+    assert store.booked.read_text() == "1\n2\n"
+    (port,) = free_ports(1)
+    bound = ("-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--no-control-socket")
+    Worker.start(
+        [sys.executable, *bound, "store.wsgi"],
+        env={**store.environ, "DJANGO_SETTINGS_MODULE": "store.console"},
+        where=store.where, name="console",
+    ).wait_ready(text="Listening at")  # fmt: skip
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+        assert page.url.endswith("/login/?next=/")
+        assert "<title>Log in | Events</title>" in page.read().decode()
+    # The project itself is as it was.
+    store.manage("makemigrations", "--check", "--dry-run")
+    code = "from django.test import Client\nprint(Client().get('/office/').content.decode())"
+    assert store.python(code).split() == ["internal"]
+
+
+def test_the_page_has_the_files_of_the_project() -> None:
+    page = (ROOT / "docs" / "console.md").read_text()
+    found = dict(BLOCK.findall(page))
+    assert set(found) == {"store/console.py", "store/console_urls.py"}
+    for name, code in found.items():
+        assert (HERE / name).read_text() == code
