@@ -21,6 +21,13 @@ class DjangoAmqpEventsConfig(AppConfig):
     verbose_name = _("AMQP events")
     default_auto_field = "django.db.models.BigAutoField"
 
+    def import_models(self) -> None:
+        """Refuse a Django for which the models cannot be imported."""
+        from . import versions
+
+        versions.check("django")
+        super().import_models()
+
     def ready(self) -> None:
         """Register the system checks, import the declarations, connect the worker's signals."""
         from . import conf

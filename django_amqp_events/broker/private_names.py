@@ -30,12 +30,14 @@ class PrivateName:
         parameters: the names of its parameters; ``None`` if it is not called.
         overridden: whether the library calls our version, so that a new parameter is a change even
             with a default.
+        newer: the names of further parameters, which older supported versions do not have.
     """
 
     path: str
     purpose: str
     parameters: tuple[str, ...] | None = None
     overridden: bool = False
+    newer: tuple[str, ...] = ()
 
     def problem(self) -> str:
         """Return what is wrong with the installed version, ``""`` if nothing is."""
@@ -62,6 +64,8 @@ class PrivateName:
             named = names[:-2]
             if not self.overridden and named == expected[: len(named)]:
                 return ""
+        if names == expected + self.newer:
+            return ""
         further = parameters[len(expected) :]
         optional = not self.overridden and all(
             parameter.default is not parameter.empty

@@ -34,6 +34,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     settings.check_alerts,
     settings.check_metrics,
     settings.check_pages,
+    broker.check_versions,
     broker.check_transport,
     celery_options.check_worker,
     celery_options.check_consumer_timeout,

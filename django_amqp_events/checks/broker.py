@@ -1,4 +1,4 @@
-"""Checks of broker URLs, accounts and transports."""
+"""Checks of libraries, broker URLs, accounts and transports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
+from .. import versions
 from ..options import Problem
 from .project import Project
 
 #: Schemes that kombu hands to py-amqp, besides paths to its transport.
 _TRANSPORTS: Final = ("amqp", "amqps", "pyamqp")
+
+
+def check_versions(_project: Project) -> Iterator[Problem]:
+    """Libraries in a version that is not supported (E031)."""
+    for problem, remedy in versions.unsupported():
+        yield Problem(
+            "E031",
+            f"{problem}. Nothing is published, and no worker starts.",
+            f"{remedy[0].upper()}{remedy[1:]}.",
+        )
 
 
 def check_transport(project: Project) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ Required and optional names are separated as in ``celery_internals``.
 from __future__ import annotations
 
 from inspect import GEN_SUSPENDED, getgeneratorstate
+from time import monotonic
 from typing import Any, Final
 
 from billiard import get_start_method
@@ -35,6 +36,11 @@ KEEP_RESULTS: Final = (
     PrivateName("billiard.pool:ApplyResult.discard", "keep the result of a run", ("self",),
                 overridden=True),
 )  # fmt: skip
+TIME_LIMITS: Final = tuple(
+    PrivateName(f"billiard.pool:ApplyResult.{name}", "limit a run that outlives its connection")
+    for name in (
+        "_on_timeout_cancel", "_on_timeout_set", "_soft_timeout", "_time_accepted", "_timeout")
+)  # fmt: skip
 FINISH_WRITES: Final = (
     PrivateName("celery.concurrency.prefork:TaskPool._pool", "finish a job's write"),
     PrivateName("billiard.pool:Pool._cache", "finish a job's write"),
@@ -57,9 +63,9 @@ def check() -> None:
 def forks(worker: Any) -> bool:
     """Return True if the pool's processes are forked from the worker.
 
-    billiard's default depends on the platform, and a pool may be told to spawn.
+    billiard's default depends on the platform, and Celery 5.7 can be told to spawn.
     """
-    return bool(worker.pool_start_method == "fork" and get_start_method() == "fork")
+    return bool(getattr(worker, "pool_start_method", "fork") == get_start_method() == "fork")
 
 
 def unwrapped(exc: Any) -> Any:
@@ -87,6 +93,24 @@ def keep_result(result: Any) -> None:
         and not unavailable("billiard", "keeping the results of submitted events", KEEP_RESULTS)
     ):
         result.discard = noop
+
+
+def restart_time_limit(result: Any) -> None:
+    """Limit the rest of a run; Celery before 5.7 forgets the limit when a connection is lost."""
+    limits = (result._soft_timeout, result._timeout)  # noqa: SLF001
+    if (
+        not any(limits)
+        or result._time_accepted is None  # noqa: SLF001
+        or unavailable("billiard", "time limits after a lost connection", TIME_LIMITS)
+    ):
+        return
+    spent = monotonic() - result._time_accepted  # noqa: SLF001
+    # 0 is no limit: of a soft one that has passed, and not of a hard one.
+    soft, hard = (
+        limit and max(limit - spent, least) for limit, least in zip(limits, (0, 0.01), strict=True)
+    )
+    result._on_timeout_cancel(result)  # noqa: SLF001
+    result._on_timeout_set(result, soft, hard)  # noqa: SLF001
 
 
 def finish_writes(pool: Any) -> None:

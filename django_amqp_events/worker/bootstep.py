@@ -10,6 +10,7 @@ from textwrap import shorten
 from time import monotonic
 from typing import Any, Final
 
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerShutdown
 from celery.utils.functional import noop
@@ -17,7 +18,6 @@ from kombu import Exchange, Queue
 from kombu.message import Message as KombuMessage
 
 from .. import liveness
-from ..broker.connection import close_socket
 from ..broker.frame_reader import FrameReader
 from ..broker.provisioning import startup
 from ..broker.topology import Names, Topology, build
@@ -32,7 +32,7 @@ from .dispatch import HOLD_SECONDS, Delivery, Dispatcher
 from .intake import Intake
 from .outgoing import OutgoingMessages
 from .queue_step import MAX_PREFETCH, QueueStep, reraise
-from .request import Chunking, EventMessage
+from .request import Chunking, EventMessage, continue_runs
 from .settlement import Settler
 from .verdict import REQUEUE, Verdict
 
@@ -85,6 +85,8 @@ class EventStep(QueueStep):
         self._close_inbound()
         if self.chunks is not None:
             self.chunks.begin()
+        if isinstance(c.pool, PreforkPool):
+            continue_runs()
         super().start(c)
         self.part.turn()
         self._timers = (c.timer.call_repeatedly(TURN_SECONDS, self.part.turn),)
@@ -143,7 +145,7 @@ class EventStep(QueueStep):
                 home=self.home(self.names),
             ),
             acks=fast_paths.acks(self.why_unused, c.connection_errors),
-            call_soon=c.call_soon,
+            call_soon=self.call_soon,
         )
         self.acks = self.settler.acks
         if c.hub is not None:
@@ -155,7 +157,7 @@ class EventStep(QueueStep):
                 self,
                 self.registry,
                 self.settings.consumer_timeout,
-                partial(c.call_soon, self._adapt),
+                partial(self.call_soon, self._adapt),
             )
             self.settler.on_ended = self.intake.ended
         self._arguments = {queue.name: dict(queue.arguments) for queue in topology.queues}
@@ -179,6 +181,9 @@ class EventStep(QueueStep):
             raise WorkerShutdown(1) from exc
         self._known_to_exist = self.queues - {item.name for item in report.having("unknown")}
 
+    def flush(self) -> None:
+        self.settler.flush()
+
     def stop(self, c: Any) -> None:
         self._stopping = True
         for timer in self._timers:
@@ -190,11 +195,6 @@ class EventStep(QueueStep):
             self.settler.end()
         # After a lost connection the event loop does not run until there is another.
         ColdShutdown.begin_waiting()
-        events = c.event_dispatcher
-        if c.connection is None and events is not None and events.connection is not None:
-            # Celery closes it before it opens a new one, and waits without limit for an answer of
-            # an unreachable broker (celery/worker/consumer/events.py).
-            close_socket(events.connection)
         super().stop(c)
 
     def _close_inbound(self) -> None:

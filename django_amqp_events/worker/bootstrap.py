@@ -8,6 +8,7 @@ Celery's modules and classes stay as they are. What is replaced on the instances
   control.
 - ``handlers`` of the mailbox of remote control (``celery_internals``): ``inspect active_queues``
   lists the handlers' queues too.
+- ``get_queue`` of that mailbox (``connection_errors``): the queue is exclusive with each Celery.
 - ``Consumer.connect`` (``connection_errors``): waits until the worker's name is free.
 - ``Consumer.ensure_connected`` (``connection_errors``): limits how long an answer may take.
 - ``Consumer.on_connection_error_before_connected`` (``connection_errors``) and

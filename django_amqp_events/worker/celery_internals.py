@@ -8,6 +8,7 @@ The probes check existence and parameters; tests on real workers check behaviour
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import FrameType, SimpleNamespace
 from typing import Any, Final
 from weakref import ref
@@ -21,7 +22,6 @@ from celery.worker.request import Request
 from kombu import Queue
 from kombu.asynchronous.hub import Hub
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
-from kombu.message import Message
 from kombu.utils import eventio
 
 from ..broker.private_names import PrivateName, require, unavailable
@@ -58,12 +58,12 @@ REQUIRED: Final = (
     PrivateName(f"{_REQUEST}.terminate", _REVOKE, ("self", "pool", "signal"), overridden=True),
     PrivateName(f"{_REQUEST}._terminate_on_ack", _REVOKE),
     PrivateName(f"{_REQUEST}._context", _REVOKE),
-    PrivateName(f"{_REQUEST}._announce_cancelled", _CANCEL, ("self", "emit_retry"),
-                overridden=True),
+    PrivateName(f"{_REQUEST}._announce_cancelled", _CANCEL, ("self",),
+                overridden=True, newer=("emit_retry",)),
     PrivateName(f"{_REQUEST}._already_cancelled", _CANCEL),
     PrivateName(f"{_REQUEST}._apply_result", _CANCEL),
-    PrivateName(f"{_REQUEST}.cancel", _CANCEL, ("self", "pool", "signal", "emit_retry"),
-                overridden=True),
+    PrivateName(f"{_REQUEST}.cancel", _CANCEL, ("self", "pool", "signal"),
+                overridden=True, newer=("emit_retry",)),
     PrivateName("celery.worker.state:task_reserved", _SETTLE, ("request",)),
     PrivateName("celery.worker.state:task_ready", _SETTLE, ("request", "successful")),
     PrivateName("celery.worker.state:reserved_requests", _SETTLE),
@@ -98,9 +98,9 @@ ONE_ERROR: Final = (
     PrivateName("celery.app.trace:TraceInfo._log_error", "log a failed event once",
                 ("self", "task", "req", "einfo"), overridden=True),
 )  # fmt: skip
-ACKS_WHILE_STOPPING: Final = (
-    PrivateName("celery.concurrency.prefork:_is_ack_callback", "ack before the pool has ended",
-                ("callback",)),
+WAKING: Final = (
+    PrivateName("kombu.asynchronous.hub:Hub._create_waker", "wake the event loop from a thread",
+                ("self",)),
 )  # fmt: skip
 COLD_SHUTDOWN: Final = (
     PrivateName("kombu.asynchronous.hub:Hub.create_loop.__code__", "recognize the event loop"),
@@ -115,7 +115,6 @@ def check() -> None:
         ConfigurationError: Celery has changed a name; the worker must not start.
     """
     require("celery", REQUIRED)
-    unavailable("celery", "acknowledging while the pool stops", ACKS_WHILE_STOPPING)
     unavailable("celery", "logging an archived event once", ONE_ERROR)
 
 
@@ -200,6 +199,12 @@ def shutdown_requested() -> bool:
     return state.should_stop is not None or state.should_terminate is not None
 
 
+@cache
+def wakes_for_threads() -> bool:
+    """Return True if kombu's ``call_soon`` in another thread ends a poll of the event loop."""
+    return not any(name.problem() for name in WAKING)
+
+
 def apply_rate_limit(consumer: Any, request: Request, bucket: Any) -> None:
     """Hand a request to the pool when its task's rate limit allows."""
     consumer._limit_task(request, bucket, 1)  # noqa: SLF001
@@ -252,23 +257,6 @@ class ProcessSemaphore(LaxBoundedSemaphore):
 def waiting_for_a_process(worker: Any) -> int:
     """Return how many tasks and chunks wait for a free pool process."""
     return len(worker.semaphore._waiting)  # noqa: SLF001
-
-
-class AckCallback(Message):
-    """A callback of the event loop that Celery also runs while it joins a stopping pool.
-
-    Celery then runs a callback only if it is the ``ack_log_error`` of a :class:`Message`
-    (``celery.concurrency.prefork._is_ack_callback``), since others may hand a delivery to the
-    closed pool. This callback writes acks too, so it is a Message for that check's sake; otherwise
-    these acks would wait until the pool has ended.
-    """
-
-    def __init__(self, write: Callable[[], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._write = write
-
-    def ack_log_error(self, *args: Any, **kwargs: Any) -> None:
-        self._write()
 
 
 def event_loop_is_busy(frame: FrameType | None) -> bool:

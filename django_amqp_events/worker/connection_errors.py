@@ -56,6 +56,7 @@ class Login(bootsteps.StartStopStep):
         self._had_name = self._warned = False
         self._changes = 0
         self.consumer, self.app, self.mailbox_name = c, c.app, c.hostname
+        _claim_names(c.app.control.mailbox)
         self._connect_before, c.connect = c.connect, self._connect
         self._ensure_before, c.ensure_connected = c.ensure_connected, self._ensure_connected
         # With several brokers each attempt begins with the first; another may accept the worker.
@@ -150,6 +151,11 @@ class Login(bootsteps.StartStopStep):
         self._wait(str(refused))
 
     def _broken(self, exc: Exception) -> None:
+        # Celery waits for answers of an unreachable broker when it closes these two.
+        events = self.consumer.event_dispatcher
+        for connection in (self.consumer.connection, events and events.connection):
+            if connection is not None:
+                close_socket(connection)
         self._after(exc)
         if not isinstance(exc, ResourceLocked):
             self._had_name = True
@@ -177,6 +183,21 @@ def _sleep(seconds: float) -> None:
     while monotonic() < until:
         state.maybe_shutdown()
         sleep(STOP_CHECK)
+
+
+def _claim_names(mailbox: Any) -> None:
+    """Make the queues of workers for remote control exclusive, as Celery itself does since 5.7.
+
+    Two workers of one name would share such a queue, and each would answer half of the questions.
+    """
+    get_queue = mailbox.get_queue
+
+    def get_exclusive_queue(hostname: str) -> Any:
+        queue = get_queue(hostname)
+        queue.exclusive = not queue.durable
+        return queue
+
+    mailbox.get_queue = get_exclusive_queue
 
 
 def _is_rabbitmq(connection: Any) -> bool:

@@ -22,7 +22,7 @@ from ..declare.registry import get_registry
 from ..exceptions import ConfigurationError
 from ..message.types import Received
 from .acks import Acks, is_lost
-from .celery_internals import AckCallback, state
+from .celery_internals import state
 from .queue_step import MAX_PREFETCH, QueueStep
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,6 @@ class AMQPConsumerStep(QueueStep):
         self._progress = threading.Condition()
         # Ends the pauses before a requeue.
         self._ended = threading.Event()
-        self._flush_soon = AckCallback(self._flush)
         super().__init__(c, **kwargs)
         self._warn_of_channel_errors(c)
 
@@ -178,7 +177,7 @@ class AMQPConsumerStep(QueueStep):
 
     def _flush_at_last(self) -> None:
         with suppress(*self._errors):
-            self._flush()
+            self.flush()
             if self.channel is not None and self.channel.connection is not None:
                 # Celery's event loop, which sends heartbeats, has ended.
                 self.channel.connection.send_heartbeat()
@@ -209,7 +208,7 @@ class AMQPConsumerStep(QueueStep):
                 if failures:
                     self._ended.wait(PAUSE.delay(failures - 1))
                 self._done.append((message, settlement))
-                self.c.call_soon(self._flush_soon.ack_log_error)
+                self.call_soon(self.flush)
             finally:
                 with self._progress:
                     self._running -= 1
@@ -243,8 +242,8 @@ class AMQPConsumerStep(QueueStep):
         message = f"message {id_!r:.80}" if id_ else "a message"
         return f"{self.title} failed to handle {message} of {received.queue!r}; {what}"
 
-    def _flush(self) -> None:
-        """Write the acks and rejects that are ready; in the main thread only."""
+    def flush(self) -> None:
+        """Write the acks and rejects that are ready; in one thread at a time."""
         while self._done:
             message, settlement = self._done.popleft()
             if is_lost(message):

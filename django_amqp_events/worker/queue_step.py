@@ -19,6 +19,7 @@ from ..backoff import Backoff
 from ..broker.delivery_reader import DeliveryReader
 from ..broker.reply_texts import names_queue
 from ..message.types import Received
+from . import signal_wakeup
 from .acks import Acks
 from .celery_internals import list_queues, shutdown_requested
 
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: The largest prefetch count that AMQP can express.
 MAX_PREFETCH: Final = 65535
+#: Seconds between two writes of acks while a pool stops.
+FLUSH_SECONDS: Final = 0.5
 #: Delays before a missing queue is checked again.
 MISSING_BACKOFF: Final = Backoff(1.0, 30.0)
 
@@ -59,6 +62,7 @@ class QueueStep(bootsteps.StartStopStep):
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self.c = c
+        self.call_soon = signal_wakeup.call_soon(c)
         self.channel: Any = None
         self._deliveries: Any = None
         self._probe: Any = None
@@ -123,12 +127,18 @@ class QueueStep(bootsteps.StartStopStep):
         if self.queues:
             c.call_soon(self._open, c.connection)
 
+    def flush(self) -> None:
+        """Write the acks and rejects that are ready."""
+
     def stop(self, c: Any) -> None:
         self._stopping = True
         self._known_to_exist.clear()
         channel = self.channel
         if channel is None or channel.connection is None or c.connection is None:
             return
+        if c.blueprint.state != bootsteps.RUN:
+            # The event loop has ended. A prefork pool that stops runs its timers.
+            c.timer.call_repeatedly(FLUSH_SECONDS, self.flush)
         tags = list(self._tags.values())
         self._tags.clear()
         try:

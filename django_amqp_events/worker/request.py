@@ -26,8 +26,14 @@ from ..exceptions import DirectCallError
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.text import printable
 from ..message.types import Payload
-from .billiard_internals import TERM_SIGNAME, ExceptionInfo, keep_result, unwrapped
-from .celery_internals import SettledRequest, apply_rate_limit, state
+from .billiard_internals import (
+    TERM_SIGNAME,
+    ExceptionInfo,
+    keep_result,
+    restart_time_limit,
+    unwrapped,
+)
+from .celery_internals import SettledRequest, apply_rate_limit, shutdown_requested, state
 from .dispatch import Delivery, celery_headers, delivery_info
 from .settlement import Settler
 from .task import HandlerRun
@@ -123,8 +129,11 @@ class EventRequest(SettledRequest):
         return result
 
     def _run_in_thread(self, *job: Any) -> Verdict | ExceptionInfo:
-        """Run the event when a thread is free; its connection may be lost by then."""
-        if not self.delivery.begin():
+        """Run the event when a thread is free, unless its connection is lost or the worker stops.
+
+        Celery 5.7 cancels what waits for a thread when the pool stops; older ones run it.
+        """
+        if shutdown_requested() or not self.delivery.begin():
             return REQUEUE
         self.on_accepted(os.getpid(), time.monotonic())
         return trace_event(*job)
@@ -136,14 +145,14 @@ class EventRequest(SettledRequest):
             return
         super().terminate(pool, signal)
 
-    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+    def cancel(self, pool: Any, signal: Any = None, **newer: Any) -> None:
         """End the run if the pool can; otherwise it continues and its verdict counts.
 
         In a solo worker Celery calls this in a signal handler, where the pool's
         NotImplementedError would interrupt the running handler and count as its failure.
         """
         try:
-            super().cancel(pool, signal, emit_retry)
+            super().cancel(pool, signal, **newer)
         except NotImplementedError:
             logger.info(
                 "%s[%s] continues, since this pool cannot end it",
@@ -415,6 +424,17 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
             handle(request)
 
     return handle_message
+
+
+def continue_runs() -> None:
+    """Keep track of the runs in pool processes, on a new connection."""
+    for request in tuple(state.active_requests):
+        if isinstance(request, EventRequest):
+            if (result := request.pool_result) is None:
+                # Celery 5.5 drops each job when a connection is lost, so its end is not reported.
+                state.task_ready(request)
+            else:
+                restart_time_limit(result)
 
 
 def keep_results() -> None:

@@ -30,7 +30,7 @@ from ..broker.isolation import isolate
 from ..exceptions import BrokerUnavailableError, PublishError, PublishTimeoutError
 from ..message.types import Message
 from .acks import Acks
-from .celery_internals import AckCallback, shutdown_requested
+from .celery_internals import shutdown_requested
 from .dispatch import Delivery
 from .outgoing import OutgoingMessages, announce
 from .prefetch import HOLDING
@@ -80,7 +80,6 @@ class Settler:
         self.acks = acks
         #: Called with the name of a handler and the seconds that a run of it took.
         self.on_ended: Callable[[str, float], object] | None = None
-        self._flush = AckCallback(self.flush)
         self._flushing = threading.Lock()
         # When a flush was requested that has not run yet.
         self._flush_requested: float | None = None
@@ -242,7 +241,7 @@ class Settler:
         now, requested = time.monotonic(), self._flush_requested
         if requested is None or now > requested + FLUSH_TIMEOUT:
             self._flush_requested = now
-            self.call_soon(self._flush.ack_log_error)
+            self.call_soon(self.flush)
 
     def _close(self, *deliveries: Delivery) -> None:
         """Release the runs that wait for these deliveries."""

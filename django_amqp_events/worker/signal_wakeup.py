@@ -1,5 +1,8 @@
 """Wake the event loop at a signal: an idle worker stops at once, a dead pool process is replaced.
 
+With kombu before 5.7, wake it for another thread too. Otherwise it would see what the thread has
+for it, such as the ack of a retried event, after a poll of up to a second.
+
 Python calls the handler of a signal during a poll, and then goes on polling (PEP 475). The loop
 would see a request to stop only at its next timer, without heartbeat events after ten seconds.
 
@@ -13,10 +16,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from celery.signals import worker_ready
+
+from .celery_internals import wakes_for_threads
+
+#: Written where a signal would be: there is no signal 0.
+_NO_SIGNAL: Final = b"\0"
 
 
 def connect() -> None:
@@ -24,25 +35,42 @@ def connect() -> None:
     worker_ready.connect(_install, dispatch_uid="django_amqp_events.signal_wakeup", weak=False)
 
 
+def call_soon(consumer: Any) -> Callable[..., Any]:
+    """Return what runs a function in a worker's event loop soon; may be called in any thread."""
+    if wakes_for_threads():
+        in_loop: Callable[..., Any] = consumer.call_soon
+        return in_loop
+    connect()
+
+    def call_soon(function: Callable[..., Any], *args: Any) -> None:
+        consumer.call_soon(function, *args)
+        if threading.current_thread() is not threading.main_thread():
+            with suppress(BlockingIOError):  # enough are written
+                os.write(_signals()[1], _NO_SIGNAL)
+
+    return call_soon
+
+
 def _install(sender: Any, **_: Any) -> None:
     if sender.hub is not None:
         # worker_ready is sent again after each lost connection, for which Celery resets the hub.
-        sender.hub.add_reader(_signals(), _woken, sender.hub, sender.pool)
+        sender.hub.add_reader(_signals()[0], _woken, sender.hub, sender.pool)
 
 
 def _woken(hub: Any, pool: Any) -> None:
-    if signal.SIGCHLD in _signals().recv(4096):
+    if signal.SIGCHLD in _signals()[0].recv(4096):
         # When what the process has written is read: a job that it has not acknowledged runs again.
         hub.call_soon(pool.maintain_pool)
 
 
 @cache
-def _signals() -> socket.socket:
-    """Return a socket from which the numbers of received signals can be read."""
+def _signals() -> tuple[socket.socket, int]:
+    """Return a socket that gets the numbers of signals, and the descriptor that writes to it."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
-    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    descriptor = writer.detach()
+    signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
     own = signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
     if own:
         # Only a signal with a handler is written.
@@ -56,4 +84,4 @@ def _signals() -> socket.socket:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=forget)
-    return reader
+    return reader, descriptor

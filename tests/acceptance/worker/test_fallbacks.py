@@ -21,12 +21,13 @@ FEATURES = (
     "chunks",
     "retries",
     "ONE_ERROR",
-    "ACKS_WHILE_STOPPING",
     "COLD_SHUTDOWN",
     "KEEP_RESULTS",
+    "TIME_LIMITS",
     "FINISH_WRITES",
+    "WAKING",
 )
-FOUND_AT_START = FEATURES[:6]
+FOUND_AT_START = FEATURES[:5]
 
 
 @pytest.mark.parametrize("name", ["_announce_revoked", "_context"])

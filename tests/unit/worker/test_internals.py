@@ -6,38 +6,35 @@ import dataclasses
 import os
 import re
 import signal
+import socket
 import threading
+import time
+from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 from billiard import common
 from billiard.pool import ApplyResult
-from celery.concurrency import prefork
 from kombu.asynchronous import Hub
-from kombu.message import Message
-from vine import promise
 
 from django_amqp_events import worker
 from django_amqp_events.broker import amqp_internals, fast_paths
 from django_amqp_events.broker.private_names import PrivateName
 from django_amqp_events.exceptions import ConfigurationError
-from django_amqp_events.worker import billiard_internals, celery_internals
-from django_amqp_events.worker.celery_internals import AckCallback, event_loop_is_busy
+from django_amqp_events.worker import billiard_internals, celery_internals, signal_wakeup
+from django_amqp_events.worker.celery_internals import event_loop_is_busy, wakes_for_threads
 
 MODULES = (amqp_internals, celery_internals, billiard_internals)
 REQUIRED = [name for module in MODULES for name in module.REQUIRED]
 OPTIONAL = [
     name
     for module, features in (
-        (
-            celery_internals,
-            ("ONE_ERROR", "ACKS_WHILE_STOPPING", "COLD_SHUTDOWN"),
-        ),
-        (billiard_internals, ("KEEP_RESULTS", "FINISH_WRITES")),
+        (celery_internals, ("ONE_ERROR", "COLD_SHUTDOWN")),
+        (billiard_internals, ("KEEP_RESULTS", "TIME_LIMITS", "FINISH_WRITES")),
     )
     for feature in features
     for name in getattr(module, feature)
@@ -80,16 +77,6 @@ def test_a_worker_does_not_start_without_a_name_that_it_needs(
     amqp_internals.check.cache_clear()
     with pytest.raises(ConfigurationError, match="does not exist, which is needed to"):
         module.check()
-
-
-def test_celery_takes_an_ack_callback_for_an_ack() -> None:
-    written: list[int] = []
-    callback = AckCallback(lambda: written.append(1))
-    assert prefork._is_ack_callback(promise(callback.ack_log_error))
-    assert prefork._is_ack_callback(promise(Message(None).ack_log_error))
-    assert not prefork._is_ack_callback(promise(written.append))
-    promise(callback.ack_log_error)()
-    assert written == [1]
 
 
 def test_a_signal_that_ends_a_pool_process_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +151,67 @@ class TestEventLoop:
         hub.call_soon(lambda: signal.raise_signal(signal.SIGUSR1))
         next(hub.create_loop(), None)
         assert seen == [False]
+
+
+def test_another_thread_wakes_a_loop_that_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kombu does so itself since 5.7."""
+    monkeypatch.setattr(celery_internals, "WAKING", (PrivateName("kombu:no", ""),))
+    wakes_for_threads.cache_clear()
+    sockets = socket.socketpair()
+    sockets[0].setblocking(False)
+    monkeypatch.setattr(signal_wakeup, "_signals", lambda: (sockets[0], sockets[1].fileno()))
+    hub, found = Hub(), list[str]()
+
+    def without_waking(function: Any, *args: Any) -> None:
+        hub._ready.add(partial(function, *args))
+
+    consumer = SimpleNamespace(hub=hub, pool=None, call_soon=without_waking)
+    call_soon = signal_wakeup.call_soon(consumer)
+    signal_wakeup._install(consumer)
+    poll, polled = hub.poller.poll, threading.Event()
+
+    def long_poll(_timeout: float) -> Any:
+        polled.set()
+        return poll(0 if found else 60)
+
+    monkeypatch.setattr(hub.poller, "poll", long_poll)
+    thread = threading.Thread(target=lambda: polled.wait() and call_soon(found.append, "this"))
+    thread.start()
+    began, loop = time.monotonic(), hub.create_loop()
+    while not found:
+        next(loop)
+    assert time.monotonic() - began < 30
+    thread.join()
+    call_soon(found.append, "that")
+    with pytest.raises(BlockingIOError):  # the loop's own thread needs no byte
+        sockets[0].recv(1)
+    hub.close()
+    for each in sockets:
+        each.close()
+    wakes_for_threads.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "spent", "left"),
+    [(None, 10, 4, (None, 6)), (5, 10, 4, (1, 6)), (5, 10, 7, (0, 3)), (5, 10, 20, (0, 0.01))],
+)
+def test_a_run_that_outlives_its_connection_keeps_its_time_limits(
+    soft: float | None, hard: float, spent: float, left: tuple[float | None, float]
+) -> None:
+    calls: list[Any] = []
+    result = ApplyResult(
+        {},
+        None,
+        soft_timeout=soft,
+        timeout=hard,
+        on_timeout_set=lambda _, *limits: calls.append(pytest.approx(limits, abs=0.5)),
+        on_timeout_cancel=lambda _: calls.append("cancel"),
+    )
+    billiard_internals.restart_time_limit(result)
+    assert calls == []
+    result._ack(None, time.monotonic() - spent, 1, None)
+    billiard_internals.restart_time_limit(result)
+    assert calls[1:] == ["cancel", left]
 
 
 @pytest.mark.parametrize("missing", [False, True])
