@@ -3,7 +3,9 @@
 
 PYTHON ?= python3
 ARGS ?=
-VENV = .venv/bin/python
+ENVIRONMENT ?= .venv
+LOCK ?= requirements/dev.txt
+VENV = $(ENVIRONMENT)/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help venv installed test test-all upstream check lint format matrix mutants faults bench demo serve show screenshots lock messages wheel clean broker-start \
@@ -13,7 +15,7 @@ help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv:  ## Create .venv from the lock file
-	@$(PYTHON) scripts/bootstrap.py
+	@$(PYTHON) scripts/bootstrap.py --venv $(ENVIRONMENT) --lock $(LOCK)
 
 installed: venv
 	@$(VENV) scripts/wheel.py
@@ -37,7 +39,7 @@ format: venv  ## Format the code and apply fixes by ruff
 upstream:  ## Test the newest pre-releases of Celery, kombu, py-amqp, billiard and Django
 	@$(PYTHON) scripts/upstream.py $(ARGS)
 
-matrix:  ## Run `make test` on fresh Debian 12, 13, forky, and on PostgreSQL and MariaDB (ARGS=all, ARGS=faults, ARGS="debian12 -- -k x")
+matrix:  ## Run `make test` on fresh Debian 12, 13, forky, on PostgreSQL, MariaDB, Celery 5.5, 5.6 (ARGS=all, ARGS=faults, ARGS="debian12 -- -k x")
 	@$(PYTHON) scripts/matrix.py $(ARGS)
 
 mutants: installed  ## Change one operator or number at a time, and count what the tests notice (ARGS="--count 60 --seed 7")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compile requirements/ from pyproject.toml, with hashes, for all supported Pythons.
 
-    python3 scripts/lock.py [dev.txt] [example.txt] [deploy.txt] [bench.txt] [mutants.txt]
-        [--upgrade]
+    python3 scripts/lock.py [dev.txt] [celery-5.5.txt] [celery-5.6.txt] [example.txt]
+        [deploy.txt] [bench.txt] [mutants.txt] [--upgrade]
 
 uv asks pip's main index, as this machine configures it. It does not ask additional indexes: uv
 reads the hashes of a version from one place, and a folder with the wheel of one Python would leave
@@ -24,11 +24,20 @@ HEADER = """\
 # Made by `make lock` from pyproject.toml: {what}, Python 3.11 to 3.14.
 # Installed with: pip install --require-hashes --no-deps -r requirements/{name}
 """
+DEVELOPMENT = ("--all-extras", "--group", "pyproject.toml:dev", "pyproject.toml")
 #: File name: description, arguments of uv. The peers of benchmarks/ are installed on their own.
 LOCKS = {
     "dev.txt": (
         "all that a developer needs, and all extras",
-        ("--all-extras", "--group", "pyproject.toml:dev", "pyproject.toml"),
+        DEVELOPMENT,
+    ),
+    "celery-5.5.txt": (
+        "dev.txt with the oldest supported Celery",
+        ("--group", "pyproject.toml:celery-5-5", *DEVELOPMENT),
+    ),
+    "celery-5.6.txt": (
+        "dev.txt with Celery 5.6",
+        ("--group", "pyproject.toml:celery-5-6", *DEVELOPMENT),
     ),
     "example.txt": (
         "what the image of the example project needs",

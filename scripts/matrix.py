@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the tests on fresh Debian systems, and here on PostgreSQL and MariaDB.
+"""Run the tests on fresh Debian systems, and here on other databases and older Celerys.
 
     sudo python3 scripts/matrix.py [all | faults] [system ...] [-- arguments of the tests]
 
@@ -10,6 +10,8 @@ Runs `make test`; with `all` `make test-all`, with `faults` `make faults`. The s
     forky         Python 3.14, RabbitMQ 4.3, the newest Django
     postgresql    this machine, its default database on a private PostgreSQL
     mariadb       the same on a private MariaDB
+    celery-5.5    this machine, with the oldest supported Celery, kombu and billiard
+    celery-5.6    the same with Celery 5.6
 
 Python 3.11 gets Django 5.2 from the lock file, because later Djangos need 3.12. debootstrap creates
 each Debian below .run/matrix/ with nothing but Python, make and git, from apt's mirror; `make` runs
@@ -36,7 +38,9 @@ MATRIX = ROOT / ".run" / "matrix"
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
 TARGETS = {"all": "test-all", "faults": "faults"}
 DEBIAN = {"debian12": "bookworm", "debian13": "trixie", "forky": "forky"}
-SYSTEMS = (*DEBIAN, "postgresql", "mariadb")
+DATABASES = ("postgresql", "mariadb")
+CELERYS = ("celery-5.5", "celery-5.6")
+SYSTEMS = (*DEBIAN, *DATABASES, *CELERYS)
 LEFT_OUT = shutil.ignore_patterns(".run", ".venv", "dist", "build", "__pycache__", ".*_cache")
 
 
@@ -47,7 +51,7 @@ def main() -> int:
     if unknown := set(systems) - set(SYSTEMS):
         raise ScriptError(f"Unknown: {' '.join(unknown)}. Choose from {', '.join(SYSTEMS)}.")
     # The fault table uses PostgreSQL on each system.
-    systems = systems or list(DEBIAN if target == "faults" else SYSTEMS)
+    systems = systems or [each for each in SYSTEMS if target != "faults" or each not in DATABASES]
     if os.geteuid() != 0 and set(systems) & set(DEBIAN):
         raise ScriptError("chroot needs root: sudo make matrix. ARGS=postgresql does not.")
     # Like Ctrl-C: the command that runs is ended, and all of its namespace.
@@ -65,6 +69,8 @@ def passes(name: str, target: str, arguments: str) -> bool:
     command = ["make", target, f"ARGS={arguments}"]
     if name in DEBIAN:
         command = in_chroot(name, shlex.join(command))
+    elif name in CELERYS:
+        command += [f"ENVIRONMENT=.run/{name}", f"LOCK=requirements/{name}.txt"]
     else:
         command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *command]
     with log.open("wb") as output:
