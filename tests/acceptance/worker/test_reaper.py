@@ -190,7 +190,7 @@ def test_the_reaper_ends_with_its_parent(core):
     program = (
         "import os, subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-m', 'django', 'events_reaper', '--parent',"
-        " str(os.getpid())], start_new_session=True)\n"
+        " str(os.getpid())], start_new_session=True, stdout=sys.stderr)\n"
         "print(child.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
