@@ -22,10 +22,11 @@ class DjangoAmqpEventsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def import_models(self) -> None:
-        """Refuse a Django for which the models cannot be imported."""
+        """End the process if Django is not supported, since the models could not be imported."""
         from . import versions
 
-        versions.check("django")
+        for problem, remedy in versions.unsupported("django"):
+            raise SystemExit(f"django_amqp_events: {problem}; {remedy}")
         super().import_models()
 
     def ready(self) -> None:

@@ -61,13 +61,13 @@ def unsupported(*libraries: str) -> Iterator[tuple[str, str]]:
 
 
 @cache
-def check(*libraries: str) -> None:
+def check() -> None:
     """Check the installed versions.
 
     Raises:
         ConfigurationError: one is not supported.
     """
-    for problem, remedy in unsupported(*libraries):
+    for problem, remedy in unsupported():
         raise ConfigurationError(f"{problem}; {remedy}")
 
 

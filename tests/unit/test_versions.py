@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from django.apps import apps
 
 from django_amqp_events import versions
 from django_amqp_events.broker import amqp_internals
@@ -54,3 +55,9 @@ def test_no_connection_is_opened_with_another_version(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigurationError, match=r"billiard 5\.4\.0 is not .*; run `pip"):
         amqp_internals.check()
     versions.check.cache_clear()
+
+
+def test_no_process_starts_with_another_django(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "version", lambda name: "4.2.30")
+    with pytest.raises(SystemExit, match=r'django 4\.2\.30 is not .*; run `pip install "django>=5'):
+        apps.get_app_config("django_amqp_events").import_models()
