@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
-import celery
 import pytest
 
 from broker import Node
@@ -163,24 +162,6 @@ def test_only_runs_in_progress_are_repeated_after_a_cut(
     until(lambda: ended(core, ids), 30)
     eyes.empty(QUEUES[0])
     assert len(core.ledger(what="start")) <= 8 + 2
-
-
-@pytest.mark.skipif(celery.VERSION < (5, 6), reason="Celery drops the jobs of the pool")
-def test_a_run_keeps_its_time_limit_after_a_cut(fresh_eyes: Eyes, service: Make) -> None:
-    """Otherwise it would keep the only process from the next events."""
-    eyes = fresh_eyes
-    core = service(eyes)
-    core.declare()
-    queue = "core.testproject.limited"
-    worker = core.worker("prefork", 1, "-Q", queue)
-    event_id = eyes.event("core.act.limited", {"plan": ["file:never", "ok"]})
-    until(lambda: core.runs(event_id))
-    name = consuming(eyes)
-    eyes.cut({"name": name})
-    until(lambda: eyes.consumers(queue) == 1 and consuming(eyes) != name, 30)
-    until(lambda: ended(core, [event_id]), 60)
-    eyes.empty(queue, "core:delay.1s")
-    assert "time limit" in worker.log
 
 
 def test_the_broker_is_gone_without_a_word(fresh_eyes: Eyes, service: Make) -> None:
