@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import celery
 import pytest
 from asgiref.sync import sync_to_async
 from celery import current_app
@@ -293,7 +294,8 @@ def test_no_socket_is_opened_and_no_result_is_stored(
     assert broker.advance(5) == 3
     assert len(broker.archived) == 1
     assert opened == []
-    assert stored == []
+    if celery.VERSION >= (5, 6):  # before, it stores failures
+        assert stored == []
 
 
 def test_a_handler_sees_a_celery_request(broker: MemoryBackend) -> None:
