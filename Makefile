@@ -8,7 +8,7 @@ LOCK ?= requirements/dev.txt
 VENV = $(ENVIRONMENT)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults bench demo serve show screenshots lock messages wheel clean broker-start \
+.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults bench demo serve show docs screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## List the targets
@@ -66,6 +66,11 @@ broker-stop:  ## Stop the private RabbitMQ
 
 show: venv  ## Show measured delays beside their schedule, and which handlers get a retry (two minutes)
 	@$(VENV) -m benchmarks.delays $(ARGS)
+
+docs:  ## Build the documentation into .run/docs/html; every warning is an error
+	@$(PYTHON) scripts/bootstrap.py --venv .run/docs/venv --lock requirements/docs.txt
+	@.run/docs/venv/bin/python -m sphinx -W --keep-going -n -q -d .run/docs/doctrees docs .run/docs/html
+	@echo .run/docs/html/index.html
 
 screenshots: venv  ## Photograph the admin into .run/screenshots (ARGS=--docs: into docs/images)
 	@$(VENV) scripts/screenshots.py $(ARGS)

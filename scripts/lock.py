@@ -2,7 +2,7 @@
 """Compile requirements/ from pyproject.toml, with hashes, for all supported Pythons.
 
     python3 scripts/lock.py [dev.txt] [celery-5.5.txt] [celery-5.6.txt] [example.txt]
-        [deploy.txt] [bench.txt] [mutants.txt] [--upgrade]
+        [deploy.txt] [bench.txt] [mutants.txt] [docs.txt] [--upgrade]
 
 uv asks pip's main index, as this machine configures it. It does not ask additional indexes: uv
 reads the hashes of a version from one place, and a folder with the wheel of one Python would leave
@@ -59,6 +59,11 @@ LOCKS = {
     "mutants.txt": (
         "what scripts/mutants.py runs in",
         ("--no-emit-package", "yattag", "--group", "pyproject.toml:mutants"),
+    ),
+    # autodoc imports the package.
+    "docs.txt": (
+        "what builds docs/ and checks the package's metadata",
+        ("--extra", "contracts", "--group", "pyproject.toml:docs", "pyproject.toml"),
     ),
     "bench.txt": ("the peers of benchmarks/", ("--group", "pyproject.toml:peers")),
 }

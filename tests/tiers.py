@@ -25,6 +25,7 @@ _LATER: Final = {
     r"browser/": "the admin's own tests read the same pages without a browser",
     r"asyncapi/": "npm installs a validator; unit tests cover the documents",
     r"deploy/": "it installs linters, and the packages of an image",
+    r"packaging/": "it installs Sphinx, twine, and the package in empty environments",
     r"acceptance/example/": "`make demo` counts the same",
     r"acceptance/publish/test_message_format\.py": "the contract covers the formats",
     r"acceptance/monitor/test_metrics\.py::test_prometheus": "it installs Prometheus",
@@ -75,4 +76,4 @@ def later(node_id: str) -> bool:
 
 def ignored(path: str) -> bool:
     """Return True if all tests of a folder, relative to tests/, wait for `make test-all`."""
-    return path in {"asyncapi", "browser", "deploy"}
+    return path in {"asyncapi", "browser", "deploy", "packaging"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import run
+from tests.environments import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -52,17 +51,9 @@ class Container:
                     yield arguments[1:]
 
 
-@cache
 def tools() -> Path:
-    """Return the folder of the programs in requirements/deploy.txt, installed once per .venv."""
-    venv = Path(sys.prefix) / "share" / "deploy-tools"
-    venv.parent.mkdir(exist_ok=True)
-    with venv.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test processes may need them
-        requirements = ROOT / "requirements" / "deploy.txt"
-        bootstrap = ROOT / "scripts" / "bootstrap.py"
-        run(sys.executable, bootstrap, "--venv", venv, "--lock", requirements)
-    return venv / "bin"
+    """Return the folder of the programs in requirements/deploy.txt."""
+    return environment("deploy") / "bin"
 
 
 def read_yaml(text: str) -> list[Any]:

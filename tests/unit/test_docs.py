@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import django_amqp_events
-from django_amqp_events import conf, exceptions
+from django_amqp_events import conf, exceptions, signals
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import build
@@ -138,6 +138,56 @@ def test_imports_of_the_examples_are_public(page: str) -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "django_amqp_events":
                 for alias in node.names:
                     assert alias.name in django_amqp_events.__all__, f"{page}: {alias.name}"
+
+
+def test_every_page_is_in_one_table_of_contents_where_the_index_lists_it() -> None:
+    text = (ROOT / "docs" / "index.md").read_text()
+    trees = re.findall(
+        r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)^```", text, re.DOTALL | re.MULTILINE
+    )
+    pages = [page for tree in trees for page in tree.split()]
+    assert sorted(pages) == sorted({page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"})
+    assert pages == re.findall(r"^- \[.*?\]\(([\w-]+)\.md\)", text, re.MULTILINE)
+
+
+def test_what_users_import_is_on_the_page_of_the_public_api() -> None:
+    """All that the package exports, and all that an example of any page imports."""
+    text = (ROOT / "docs" / "api.md").read_text()
+    listed = re.findall(r"auto(?:class|function):: (?:django_amqp_events\.)?([\w.]+)", text)
+    whole = set(re.findall(r"automodule:: ([\w.]+)\n", text))
+    imported = [
+        f"{node.module}.{alias.name}".removeprefix("django_amqp_events.")
+        for page in PAGES
+        for _, code in blocks(page)
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.ImportFrom) and node.module
+        if node.module.partition(".")[0] == "django_amqp_events" and node.module not in whole
+        for alias in node.names
+    ]
+    for name in {*django_amqp_events.__all__, *imported} - vars(exceptions).keys():
+        wanted = name.removeprefix("conf.")  # from_env is in both
+        assert any(f"{one}.".startswith(f"{wanted}.") for one in listed), wanted
+
+
+def test_every_signal_and_exception_is_described() -> None:
+    """Their modules' docstrings are sections of docs/api.md."""
+    for name, value in vars(signals).items():
+        if isinstance(value, signals.Signal):
+            assert f"``{name}``" in (signals.__doc__ or ""), name
+    tree = re.findall(r"\w+", exceptions.__doc__ or "")
+    for name, value in vars(exceptions).items():
+        if isinstance(value, type) and value.__module__ == exceptions.__name__:
+            assert name in tree, name
+            assert value.__doc__, name
+
+
+def test_the_glossary_has_the_parts_of_a_service() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    terms = set(re.findall(r"^\| ([a-z ]+?) \|", text, re.MULTILINE))
+    names = Names("", "billing", "events")
+    queues = (names.archive, names.graveyard, names.dead, names.abyss)
+    assert terms >= {name.removeprefix("billing:") for name in queues}
+    assert terms >= {"mirror", "relay", "reaper", "batch runner", "companion", "worker"}
 
 
 def test_every_publish_error_has_its_row() -> None:

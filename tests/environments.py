@@ -1,0 +1,31 @@
+"""Virtual environments from the lock files of tools that the suite's own has no room for."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+from functools import cache
+from pathlib import Path
+
+from machine import run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@cache
+def environment(name: str) -> Path:
+    """Return the environment of requirements/NAME.txt, installed once per .venv."""
+    venv = Path(sys.prefix) / "share" / f"{name}-tools"
+    venv.parent.mkdir(exist_ok=True)
+    with venv.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test processes may need it
+        requirements = ROOT / "requirements" / f"{name}.txt"
+        run(
+            sys.executable,
+            ROOT / "scripts" / "bootstrap.py",
+            "--venv",
+            venv,
+            "--lock",
+            requirements,
+        )
+    return venv
