@@ -2,7 +2,7 @@
 """Build the package, and install the wheel into this Python's environment if it has changed.
 
     .venv/bin/python scripts/wheel.py             # install, if anything changed
-    .venv/bin/python scripts/wheel.py --build     # sdist and wheel into dist/
+    .venv/bin/python scripts/wheel.py --build     # sdist and wheel into dist/, or another folder
 
 The wheel is built from the sdist, so that a file missing there is noticed at once.
 """
@@ -27,11 +27,11 @@ OFFLINE = ("--no-index", "--no-deps", "--disable-pip-version-check")
 
 
 def main() -> int:
-    if sys.argv[1:] == ["--build"]:
-        target = ROOT / "dist"
+    if sys.argv[1:2] == ["--build"]:
+        target = Path(sys.argv[2]).resolve() if sys.argv[2:] else ROOT / "dist"
         shutil.rmtree(target, ignore_errors=True)
         build(target)
-        print(*sorted(path.relative_to(ROOT) for path in target.iterdir()), sep="\n")
+        print(*sorted(target.iterdir()), sep="\n")
         return 0
     wanted = fingerprint()
     if not STAMP.exists() or STAMP.read_text() != wanted:

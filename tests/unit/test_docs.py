@@ -26,8 +26,12 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 PAGES = (
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
     *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
 )
+#: Where README links to, since the package index shows it too.
+REPOSITORY = "https://github.com/django-amqp-events/django-amqp-events/blob/main"
 #: Pages whose examples are run here; docs/testing.md has its own test module.
 RUN = (
     "README.md",
@@ -102,14 +106,25 @@ def test_the_settings_of_the_readme_are_ten_lines_and_no_more() -> None:
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in LINK.findall(text):
-        if target.startswith(("http://", "https://")):
+        place = (ROOT / page).parent
+        if target.startswith(f"{REPOSITORY}/"):
+            place, target = ROOT, target.removeprefix(f"{REPOSITORY}/")  # noqa: PLW2901
+        elif target.startswith(("http://", "https://")):
             continue
         path, _, anchor = target.partition("#")
-        file = (ROOT / page).parent / path if path else ROOT / page
+        file = place / path if path else ROOT / page
         assert file.exists(), f"{page}: {target}"
         if anchor:
             slugs = {slug(title) for title in HEADING.findall(file.read_text())}
             assert anchor in slugs, f"{page}: {target}"
+
+
+def test_the_readme_is_short_and_has_absolute_links() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) < 900
+    assert [link for link in LINK.findall(text) if not link.startswith("https://")] == []
+    _, code = next(blocks("README.md"))
+    assert len([line for line in code.splitlines() if line.strip()]) <= 8
 
 
 def slug(title: str) -> str:
@@ -232,6 +247,7 @@ def test_versions_that_the_readme_names_are_those_of_the_package() -> None:
     if not (ROOT / "pyproject.toml").exists():
         pytest.skip("no pyproject.toml beside the suite")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"{project['urls']['Repository']}/blob/main" == REPOSITORY
     text = (ROOT / "README.md").read_text()
     assert f"Version {project['version'].removesuffix('.0')}:" in text
     assert f"Python {project['requires-python'].removeprefix('>=')} to" in text
