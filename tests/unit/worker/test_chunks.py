@@ -202,12 +202,13 @@ class Process:
 
         monkeypatch.setattr(chunks, "trace_event", trace)
 
-    def run(self, job: int = -1) -> int:
-        """Run a job, report it to the worker, and return the number of handled events."""
+    def run(self, job: int = -1, *, told: bool = True) -> int:
+        """Run a job, tell the worker its result, and return the number of handled events."""
         worker = self._worker
         jobs: list[Any] = [(name,) for name in worker.jobs[job]]
         found = chunks.run(worker.numbers[job], worker.tokens[job], worker.marks[job], jobs)
-        worker.told[job](found)
+        if told:
+            worker.told[job](found)
         return found[0]
 
 
@@ -239,6 +240,21 @@ def test_a_chunk_is_run_to_its_end(worker: Worker, process: Process) -> None:
     assert process.run() == 8
     assert worker.handled == ["fast", *["slow"] * 9]
     assert not worker.turn()
+
+
+@pytest.mark.parametrize("stopped_after", [1, 3, 8])
+@pytest.mark.parametrize("end", ["pool", "process"])
+def test_no_handled_event_is_settled_as_unknown(
+    worker: Worker, process: Process, stopped_after: int, end: str
+) -> None:
+    """A pool that stops may lose the result of a chunk; a process may end before it writes it."""
+    process.between[stopped_after] = worker.chunks.stop
+    assert process.run(told=False) == stopped_after
+    if end == "process":
+        worker.failed[-1](None)
+        assert worker.lost == ["slow"] * (stopped_after < 8)  # it may have begun the next one
+    worker.chunks.finish()
+    assert worker.handled == ["fast", "slow", *["slow"] * stopped_after]
 
 
 def test_events_behind_a_slow_one_move_to_another_process(
