@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final
 from uuid import uuid4
 
@@ -182,7 +183,10 @@ class Seen:
     def all(self, case: Case) -> dict[str, Any]:
         return {
             "event": case.plainly(self.task_events(case)),
-            "signal": case.plainly(self.signals(case)),
+            # Of a run that is terminated, two processes tell at the same time.
+            "signal": sorted(case.plainly(self.signals(case)), key=itemgetter("signal"))
+            if case.step == "terminate"
+            else case.plainly(self.signals(case)),
             "row": case.plainly(self.rows(case)),
             "log": self.log(case),
         }
