@@ -205,7 +205,7 @@ class EventStep(QueueStep):
     def shutdown(self, c: Any) -> None:
         self._close_inbound()
         if self.chunks is not None:
-            self.chunks.finish()
+            self.chunks.read_reports()
         if self._prepared and not self.settler.drain(DRAIN_TIMEOUT):
             logger.warning(
                 "shut down before all messages were confirmed; RabbitMQ delivers their events again"

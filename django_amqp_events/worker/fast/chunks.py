@@ -135,7 +135,7 @@ def run(
         the number of handled events, the verdict of the next one if it was not handled, and the
         seconds of the last run.
     """
-    seconds = 0.0
+    seconds, last = 0.0, len(jobs) - 1
     for index, job in enumerate(jobs):
         # Without the main process no event could be acked.
         if index and (os.getppid() != _main or _take_tokens(pipe, 1) != bytes([token])):
@@ -145,10 +145,10 @@ def run(
         seconds = time.perf_counter() - began
         if verdict is not HANDLED:
             return index, verdict, seconds
-        # The last one too: see `Chunks.finish`.
-        os.write(_reports[1], _REPORT.pack(number, index, seconds))
         if seconds > SLOW_RUN:
             return index + 1, None, seconds
+        if index != last:
+            os.write(_reports[1], _REPORT.pack(number, index, seconds))
     return len(jobs), None, seconds
 
 
@@ -159,10 +159,9 @@ class Chunk:
         settled, begun: numbers of events that have a verdict, and that are known to have begun.
         since: monotonic time since which the running event is known to run.
         accepted: process id and time of the first run.
-        reported: handled events and seconds of the last run, by the last report.
     """
 
-    __slots__ = ("accepted", "begun", "job", "pipe", "reported", "requests", "settled", "since")
+    __slots__ = ("accepted", "begun", "job", "pipe", "requests", "settled", "since")
 
     def __init__(self, requests: list[EventRequest]) -> None:
         self.requests = requests
@@ -170,7 +169,6 @@ class Chunk:
         self.settled = self.begun = 0
         self.since: float | None = None
         self.accepted: tuple[int, float] | None = None
-        self.reported = (0, 0.0)
         self.job: Any = None
 
     @property
@@ -273,17 +271,6 @@ class Chunks:
             _take_tokens(pipe, MAX_EVENTS)
         if self._chunks:
             self.read_reports()
-
-    def finish(self) -> None:
-        """Settle what was handled, when the pool has ended.
-
-        Celery's pool may stop reading the results of a process while it ends, although the process
-        waits for it for half a minute (``ResultHandler.on_stop_not_started``). The last event of a
-        chunk would be delivered and run again.
-        """
-        self.read_reports()
-        for chunk in self._chunks.values():
-            self._handled(chunk, *chunk.reported)
 
     def is_running(self, request: EventRequest) -> bool:
         """Return True if a process runs this event and no other waits behind it."""
@@ -414,7 +401,7 @@ class Chunks:
             self._end(number)
             return  # the pool is closed; RabbitMQ delivers them again
         chunk.job = job
-        requests[0].pool_result = job  # for keep_results
+        self._keep_result(chunk)
         self._schedule_reports()
         self.submitted["jobs"] += 1
         self.submitted["events"] += len(requests)
@@ -494,11 +481,7 @@ class Chunks:
         while self._reported:
             number, index, seconds = self._reported.popleft()
             chunk = self._chunks.get(number)
-            if chunk is None:
-                continue
-            chunk.reported = (index + 1, seconds)
-            # The job's result settles the last one, after the report that the job has begun.
-            if index + 1 < len(chunk.requests):
+            if chunk is not None:
                 self._handled(chunk, index + 1, seconds)
                 chunk.since = time.monotonic()
 
@@ -527,7 +510,6 @@ class Chunks:
             self._reclaim(chunk)
         self.read_reports()
         self._end(number)
-        self._handled(chunk, *chunk.reported)
         if chunk.settled < len(chunk.requests):
             lost = chunk.requests[chunk.settled]
             chunk.settled += 1
@@ -555,6 +537,14 @@ class Chunks:
                 seconds if known is None else known + AVERAGE_WEIGHT * (seconds - known)
             )
             request.on_success(HANDLED)
+        if chunk.accepted is None and chunk.left:
+            # The report was read before that of the job's beginning.
+            self._keep_result(chunk)
+
+    @staticmethod
+    def _keep_result(chunk: Chunk) -> None:
+        """Let the first open event know the job, so that a stopping pool keeps its result."""
+        chunk.requests[chunk.settled].pool_result = chunk.job
 
     def _end(self, number: int) -> None:
         chunk = self._chunks.pop(number, None)
