@@ -19,7 +19,7 @@ _CODES: Final = {
     "handling": "E006 E008 E009 E010 E012 E013 E014 E040 W040",
     "metrics": "E090",
     "outbox": "E025",
-    "pools": "E019 W006 W007 W026 W027",
+    "pools": "E019 E031 W006 W007 W026 W027",
     "publishing": "W017",
     "redis": "E016 E027 W016",
     "settings": "E002 E003 E004 E007 W010 W018 W022 W023",
