@@ -8,6 +8,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import make_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -180,7 +181,11 @@ HINTS = st.recursive(st.sampled_from(SCALARS + BARE), _inner, max_leaves=5)
 
 @given(hint=HINTS, form=st.sampled_from([*FORMS]), words=st.booleans())
 def test_a_document_has_no_changes_from_itself(hint: Any, form: str, words: bool) -> None:
-    function = unpacked(typed_dict(value=NotRequired[hint], other=int)) if words else contract(hint)
+    function = contract(hint)
+    if words:
+        # What typing itself refuses there cannot be written in a project either.
+        with suppress(TypeError, SyntaxError):
+            function = unpacked(typed_dict(value=NotRequired[hint], other=int))
     assert changes(function, function, form) == []
     for write in FORMS.values():
         document = write(service(function))
