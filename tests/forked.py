@@ -71,7 +71,8 @@ class Popen(subprocess.Popen[Any]):
         command = [os.fspath(word) for word in given["args"]]
         environ = dict(os.environ if given["env"] is None else given["env"])
         program = command[0] == sys.executable and command[1] in ("-m", "-c")
-        if not program or REAL_START in environ:
+        # `make faults` and other tools outside of pytest have no fork server.
+        if not program or REAL_START in environ or SOCKET not in os.environ:
             super()._execute_child(*args)  # type: ignore[misc]
             return
         request = {
