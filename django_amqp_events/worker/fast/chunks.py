@@ -538,12 +538,12 @@ class Chunks:
             )
             request.on_success(HANDLED)
         if chunk.accepted is None and chunk.left:
-            # The report was read before that of the job's beginning.
+            # The report came before the pool knew that a process has begun the job.
             self._keep_result(chunk)
 
     @staticmethod
     def _keep_result(chunk: Chunk) -> None:
-        """Let the first open event know the job, so that a stopping pool keeps its result."""
+        """Have the first open event refer to the job, so that a stopping pool keeps its result."""
         chunk.requests[chunk.settled].pool_result = chunk.job
 
     def _end(self, number: int) -> None:
