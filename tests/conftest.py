@@ -123,6 +123,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         plugins.register(Early(reporter))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Let the first process compile the tests, and the others read what it has written."""
+    with ExitStack() as stack:
+        if shared := os.environ.get(SHARED):
+            lock = stack.enter_context((Path(shared) / "collection").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that repeated too many tests."""
@@ -235,6 +248,24 @@ def _threads_close_what_they_opened() -> Iterator[None]:
         patch.object(sqlite3.dbapi2, "connect", partial(sqlite3.connect, factory=_Connection)),
         patch.object(sqlite3, "connect", partial(sqlite3.connect, factory=_Connection)),
     ):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _flushes_keep_permissions() -> Iterator[None]:
+    """Let a test that commits leave content types and permissions, which migrate made, in place.
+
+    Django empties these tables too, and makes the rows again after each such test.
+    """
+
+    def sql_flush(style: Any, connection: Any, **options: bool) -> list[str]:
+        tables = connection.introspection.django_table_names(only_existing=True)
+        kept = {"django_content_type", "auth_permission"}
+        statements: list[str] = connection.ops.sql_flush(style, {*tables} - kept, **options)
+        return statements
+
+    flush = "django.core.management.commands.flush"
+    with patch(f"{flush}.sql_flush", sql_flush), patch(f"{flush}.emit_post_migrate_signal"):
         yield
 
 

@@ -215,6 +215,20 @@ class Service:
             _DEFINITIONS[key] = json.loads(self.python(_TOPOLOGY + _DESCRIBE).splitlines()[-1])
         self.eyes.http("POST", "/api/definitions/{vhost}", _DEFINITIONS[key])
 
+    def migrate(self) -> None:
+        """Create the tables, as migrate does. In SQLite, all but the first are copies."""
+        file = self.where / "db.sqlite3"
+        elsewhere = self.environ.keys() & {"TESTPROJECT_DATABASE", "TESTPROJECT_RESULTS"}
+        fresh = not elsewhere and not file.exists()
+        if fresh and _MIGRATED:
+            file.write_bytes(_MIGRATED[0])
+            return
+        self.python(
+            "from django.core.management import call_command as c\nc('migrate', verbosity=0)"
+        )
+        if fresh:
+            _MIGRATED.append(file.read_bytes())
+
     def control(self, *arguments: str, seconds: int = 5) -> str:
         """``celery control`` or ``celery inspect``."""
         timeout = ("--timeout", str(seconds))
@@ -262,6 +276,8 @@ print(json.dumps(describe(made)))
 """
 #: Topologies by what they follow from.
 _DEFINITIONS: dict[str, Any] = {}
+#: The SQLite file of a service that was migrated.
+_MIGRATED: list[bytes] = []
 
 
 class Eyes:

@@ -61,7 +61,7 @@ def make(service: Make, eyes: Eyes, **options: Any) -> Service:
     made: Service = service(eyes, "replays", **{"handlers": "replays", **options})
     made.declare()
     if "environ" not in options:
-        migrate(made)
+        made.migrate()
     return made
 
 
@@ -80,12 +80,6 @@ def archive() -> list[dict[str, Any]]:
         }
         for event in events.prefetch_related("failure_set", "replay_set__event")
     ]
-
-
-def migrate(service: Service) -> None:
-    service.python(
-        "from django.core.management import call_command as c\nc('migrate', verbosity=0)"
-    )
 
 
 def mirror(service: Service, lease: float = 60) -> Worker:

@@ -23,7 +23,6 @@ import pytest
 from .conftest import Make
 from .harness import Eyes, Service, Worker, until
 from .peering import interpreter
-from .replaying import migrate
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -126,7 +125,7 @@ def test_from_celery_amqp_events(fresh_eyes: Eyes, service: Make) -> None:
             },
         },
     )
-    migrate(new)
+    new.migrate()
     eyes.http(
         "PUT", "/api/queues/{vhost}/billing:archived", {"durable": True, "arguments": ARCHIVED}
     )
@@ -298,7 +297,7 @@ def billing_service(make: Make, eyes: Eyes, **events: Any) -> Service:
         events={"TOPOLOGY": "verify", "RENAMED_HANDLERS": renamed, **events},
         environ={"TESTPROJECT_RELEASE": "task"},
     )
-    migrate(billing)
+    billing.migrate()
     return billing
 
 

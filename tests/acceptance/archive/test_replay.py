@@ -14,7 +14,6 @@ from ..harness import Eyes, Service, task_id, until
 from ..replaying import (
     fix,
     make,
-    migrate,
     mirror,
     mirror_once,
     mirrored,
@@ -87,7 +86,7 @@ def test_a_project_without_time_zones(fresh_eyes: Eyes, service: Make) -> None:
         events={"PUBLISH": "outbox"},
         environ={"TESTPROJECT_NO_TZ": "yes"},
     )
-    migrate(local)
+    local.migrate()
     local.worker("threads", 2)
     mirror(local)
     local.python(

@@ -27,7 +27,7 @@ QUEUE = f"{NAME}.testproject.act"
 def core(service: Make, fresh_eyes: Eyes) -> Service:
     made = service(fresh_eyes, NAME, handlers="core")
     made.declare()
-    made.python("from django.core.management import call_command\ncall_command('migrate', '-v0')")
+    made.migrate()
     return made
 
 
@@ -92,7 +92,7 @@ def test_a_broker_that_is_away_restarts_nothing(core: Service, pool: str) -> Non
 def test_a_broker_that_stops(private_node: Node, node_eyes: Eyes, service: Make) -> None:
     core = service(node_eyes, NAME, handlers="core")
     core.declare()
-    core.python("from django.core.management import call_command\ncall_command('migrate', '-v0')")
+    core.migrate()
     events_worker(core, "--no-batches")
     parts = ("--part", "worker", "--part", "relay", "--part", "mirror")
     until(lambda: ready(core, *parts), 60)

@@ -67,7 +67,7 @@ def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -
         environ={"TESTPROJECT_SNAPSHOTS": "3"},
     )
     core.declare()
-    core.python("from django.core.management import call_command\ncall_command('migrate', '-v0')")
+    core.migrate()
     (port,) = free_ports(1)
     worker = events_worker(core, "-P", pool, "-c", "2", "--metrics-port", str(port)).wait_ready()
     for number in range(20):

@@ -69,7 +69,7 @@ def alive(pid: int) -> bool:
 def core(service: Make, fresh_eyes: Eyes) -> Service:
     made = service(fresh_eyes, constants={"management.companion.CHECK_INTERVAL": 0.5})
     made.declare()
-    made.python("from django.core.management import call_command\ncall_command('migrate', '-v0')")
+    made.migrate()
     return made
 
 
@@ -175,7 +175,7 @@ def test_many_isolated_events_run_several_at_a_time(core, fresh_eyes):
     """A reaper has one unacknowledged event, so a killed process affects no other event."""
     companion = command(core, "events_companion", "--no-mirror")
     poison = isolate(fresh_eyes, *[["kill"]] * 5)
-    good = isolate(fresh_eyes, *[["sleep:0.4"]] * 60)
+    good = isolate(fresh_eyes, *[["sleep:0.3"]] * 50)
     until(lambda: len(beside(companion.pid, "events_reaper")) >= 2, 40, "there are two reapers")
     until(lambda: companion.log.count("consuming 2 queues") >= 2, 40, "both consume")
     until(lambda: len(core.ledger(what="start")) >= 12, 40, "they work")

@@ -42,7 +42,6 @@ from .test_hostile_table import (
     REPLAY,
     Case,
     forged,
-    migrate,
     mirror,
     plan,
     put,
@@ -222,7 +221,7 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
     eyes = fresh_eyes
     core = service(eyes)
     core.declare()
-    migrate(core)
+    core.migrate()
     mirroring = mirror(core)
     replay_id = replayed(core, eyes)
     worker = core.worker("threads", 2, "-X", SLOW).wait_ready()
@@ -341,7 +340,7 @@ def test_memory_stays_bounded(fresh_eyes: Eyes, service: Make) -> None:
     eyes = fresh_eyes
     core = service(eyes)
     core.declare()
-    migrate(core)
+    core.migrate()
     worker = core.worker("prefork", 2).wait_ready()
     processes = [worker, mirror(core), reaper(core)]
     first = eyes.event(ACT, {"plan": ["ok"]})

@@ -462,10 +462,6 @@ def command(service: Service, name: str, *arguments: str, ready: str) -> Worker:
     return service.start(name, *arguments).wait_ready(40, ready)
 
 
-def migrate(service: Service) -> None:
-    service.python("from django.core.management import call_command; call_command('migrate')")
-
-
 def mirror(service: Service) -> Worker:
     return command(service, "events_mirror", ready="mirroring core:archive")
 
@@ -520,7 +516,7 @@ def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, p
     eyes = fresh_eyes
     core = service(eyes)
     core.declare()
-    migrate(core)
+    core.migrate()
     channel = eyes.channel()
     # No event of a handler's name looks like these, but a pattern's may.
     for pattern in ("core.odd.*", "#.core.act"):

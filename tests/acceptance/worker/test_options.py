@@ -135,9 +135,7 @@ def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> N
     """django-celery-results has the real exception under an id of each handler's own."""
     eyes = fresh_eyes
     options = make(service, eyes, celery={"result_backend": "django-db", "result_extended": True})
-    options.python(
-        "from django.core.management import call_command as c\nc('migrate', verbosity=0)"
-    )
+    options.migrate()
     options.worker("prefork", 2, "-Q", "options.testproject.act,options.testproject.kept")
     (good,) = publish(eyes, 1, "ok")
     (bad,) = publish(eyes, 1, "fail:the real one")

@@ -11,7 +11,6 @@ from ..conftest import Make
 from ..harness import Eyes, Service, task_id, until
 from ..replaying import (
     fix,
-    migrate,
     mirrored,
     replay,
 )
@@ -57,7 +56,7 @@ def test_one_result_per_event_handler_and_replay(
     eyes = fresh_eyes
     replays = service(eyes, "replays", handlers="replays", celery=BACKEND)
     replays.declare()
-    migrate(replays)
+    replays.migrate()
     replays.worker(pool, 2)
     eyes.event(SHARED, {"plan": ["unless:fixed"]})
     first = {each["handler"]: each for each in mirrored(replays, 2, state="archived")}
@@ -116,7 +115,7 @@ def test_the_result_of_a_replay_is_of_todays_handler(fresh_eyes: Eyes, service: 
     where = None
     old = deployed("billing.old")
     where = old.where
-    migrate(old)
+    old.migrate()
     worker = old.worker("threads", 1)
     event_id = eyes.event("replays.renamed", {"plan": ["unless:fixed"]})
     mirrored(old, state="archived")

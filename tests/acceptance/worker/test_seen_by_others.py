@@ -19,7 +19,6 @@ import pytest
 
 from ..conftest import Make
 from ..harness import Eyes, Service, task_id, until
-from ..replaying import migrate
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -222,7 +221,7 @@ def test_a_handler_is_seen_as_a_task_is(fresh_eyes: Eyes, service: Make, pool: s
         },
     )
     seen.declare()
-    migrate(seen)
+    seen.migrate()
     listen(eyes)
     steps = STEPS | (PREFORK if pool == "prefork" else {})
     cases = [Case(side, step, options) for step, options in steps.items() for side in SIDES]

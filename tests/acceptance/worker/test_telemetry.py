@@ -16,7 +16,7 @@ from tests.forked import REAL_START
 
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, task_id, until
-from ..replaying import fix, migrate, mirrored, replay
+from ..replaying import fix, mirrored, replay
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 EVENT, HANDLER = "traced.order", "testproject.act"
@@ -47,7 +47,7 @@ def make_traced(fresh_eyes: Eyes, service: Make) -> Any:
             environ[REAL_START] = "1"
         made = service(fresh_eyes, "traced", handlers="traced", environ=environ, **options)
         made.declare()
-        migrate(made)
+        made.migrate()
         return made
 
     return make
