@@ -243,6 +243,124 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "alert-stale": _("Last collected: %(at)s. Start events_mirror or events_worker."),
     "alert-stale-never": _("Never collected. Start events_mirror or events_worker."),
+    # -- what queues and outboxes contain
+    "both": "%(first)s; %(then)s",
+    "empty": _("empty"),
+    "queue-active-archive": ngettext_lazy(
+        "%(count)s message being mirrored", "%(count)s messages being mirrored", "count"
+    ),
+    "queue-active-graveyard": ngettext_lazy(
+        "%(count)s isolated event being run alone",
+        "%(count)s isolated events being run alone",
+        "count",
+    ),
+    "queue-active-handler": ngettext_lazy(
+        "%(count)s event being handled", "%(count)s events being handled", "count"
+    ),
+    "queue-consumed": _("%(what)s, consumed"),
+    "queue-dead-letters": _(
+        "%(what)s, in transfer to %(exchange)s: if that lasts more than 3 minutes, run manage.py "
+        "events_declare --check"
+    ),
+    "queue-dead-letters-kept": _(
+        "%(what)s, but %(exchange)s is missing: run manage.py events_declare"
+    ),
+    "queue-delayed": _("%(number)s delayed, the next returns within %(seconds)s s"),
+    "queue-missing": _("missing: run manage.py events_declare"),
+    "queue-past-due": ngettext_lazy(
+        "%(count)s event past due", "%(count)s events past due", "count"
+    ),
+    "queue-paused": ngettext_lazy(
+        "%(count)s event waits for %(name)s until a worker has a free process, or its rate limit "
+        "allows",
+        "%(count)s events wait for %(name)s until a worker has a free process, or its rate limit "
+        "allows",
+        "count",
+    ),
+    "queue-poison-abyss": ngettext_lazy(
+        "poison: %(count)s event that killed every consumer; check the logs of workers and "
+        "reaper, then run `manage.py events_recover`",
+        "poison: %(count)s events that killed every consumer; check the logs of workers and "
+        "reaper, then run `manage.py events_recover`",
+        "count",
+    ),
+    "queue-poison-consumed": ngettext_lazy(
+        "poison: %(count)s event that ended the reaper, being archived; check its log",
+        "poison: %(count)s events that ended the reaper, being archived; check its log",
+        "count",
+    ),
+    "queue-poison-unconsumed": ngettext_lazy(
+        "poison: %(count)s event that ended the reaper, no consumer: run `manage.py events_reaper`",
+        "poison: %(count)s events that ended the reaper, no consumer: run `manage.py "
+        "events_reaper`",
+        "count",
+    ),
+    "queue-rejected": ngettext_lazy(
+        "%(count)s event rejected", "%(count)s events rejected", "count"
+    ),
+    "queue-remedy-archive": _("run `manage.py events_companion` or events_worker"),
+    "queue-remedy-graveyard": _("run `manage.py events_reaper` or events_worker"),
+    "queue-remedy-handler": _("start a worker"),
+    "queue-replacing": _("a recreation was interrupted: run manage.py events_declare to finish it"),
+    "queue-stale": _("no longer declared: run manage.py events_declare --delete-stale"),
+    "queue-stale-delayed": _("no longer declared; %(number)s delayed events still return"),
+    "queue-stale-events": ngettext_lazy(
+        "no longer declared, with %(count)s event: declare its handler again and start a worker; "
+        "or run `manage.py events_recover %(name)s` and replay them",
+        "no longer declared, with %(count)s events: declare its handler again and start a worker; "
+        "or run `manage.py events_recover %(name)s` and replay them",
+        "count",
+    ),
+    "queue-unconsumed": _("%(what)s, no consumer: %(remedy)s"),
+    "queue-unreadable": _("unreadable: %(reply)s"),
+    "queue-waiting-archive": ngettext_lazy(
+        "%(count)s message waits to be mirrored",
+        "%(count)s messages wait to be mirrored",
+        "count",
+    ),
+    "queue-waiting-graveyard": ngettext_lazy(
+        "%(count)s isolated event waits to be run alone",
+        "%(count)s isolated events wait to be run alone",
+        "count",
+    ),
+    "queue-waiting-handler": ngettext_lazy(
+        "%(count)s event waits for %(name)s", "%(count)s events wait for %(name)s", "count"
+    ),
+    "rows-attempts": ngettext_lazy(
+        "%(count)s failed attempt", "%(count)s failed attempts", "count"
+    ),
+    "rows-due": _("due, for a relay"),
+    "rows-failing": ngettext_lazy(
+        "%(count)s event is retried after up to %(attempts)s: %(error)s",
+        "%(count)s events are retried after up to %(attempts)s: %(error)s",
+        "count",
+    ),
+    "rows-held": ngettext_lazy(
+        "%(count)s event is awaiting confirmation; if the publisher has died, a relay takes over "
+        "within %(seconds)s s",
+        "%(count)s events are awaiting confirmation; if the publisher has died, a relay takes over "
+        "within %(seconds)s s",
+        "count",
+    ),
+    "rows-others": _("other services use the table too: %(services)s"),
+    "rows-overdue": ngettext_lazy(
+        "%(count)s event is due and no relay publishes it: run events_relay",
+        "%(count)s events are due and no relay publishes them: run events_relay",
+        "count",
+    ),
+    "rows-stray": ngettext_lazy(
+        "%(count)s event is due in service '%(service)s' and no relay publishes it: run its "
+        "events_relay, or if this service had that name, events_relay --service %(service)s",
+        "%(count)s events are due in service '%(service)s' and no relay publishes them: run its "
+        "events_relay, or if this service had that name, events_relay --service %(service)s",
+        "count",
+    ),
+    "rows-stuck": _(
+        "%(number)s of these for more than %(minutes)s minutes: check whether RabbitMQ blocks "
+        "publishers (memory or disk alarm)"
+    ),
+    "rows-unreadable": _("cannot be read: %(error)s"),
+    "rows-unreadable-migrate": _("cannot be read: %(error)s; run `manage.py migrate`"),
     # -- outbox
     "outbox-changed": _("it changed meanwhile; check it again"),
     "outbox-discarded": _("it is discarded"),

@@ -44,6 +44,7 @@ from ..models import (
 )
 from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Kind, Record
+from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from . import charts
 from .base import WATCHED_SECONDS, Pages
@@ -403,7 +404,7 @@ def _queues(
                 "name": line(name, 300),
                 "role": role,
                 "severity": severity,
-                "meaning": visible(figures.get("meaning", _("not read yet")), TEXT),
+                "meaning": text(Reason.from_json(figures.get("meaning", _("not read yet"))), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
                 "consumed": moment(consumed.get(name)),
                 "limit": _limit(queue) if queue else "",

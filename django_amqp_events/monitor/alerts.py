@@ -173,13 +173,16 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
             lag,
             limits.outbox_lag,
             Reason(
-                "alert-outbox-lag", database=database, age=_seconds(lag), meaning=each["meaning"]
+                "alert-outbox-lag",
+                database=database,
+                age=_seconds(lag),
+                meaning=Reason.from_json(each["meaning"]),
             ),
         )
     for name, queue in document["queues"].items():
         if queue.get("role") == "abyss" and queue.get("ready") is not None:
             poisoned = queue["severity"] == "error"
-            found["abyss", name] = Reason.of(queue.get("meaning", "")) if poisoned else None
+            found["abyss", name] = Reason.from_json(queue.get("meaning", "")) if poisoned else None
     return found
 
 

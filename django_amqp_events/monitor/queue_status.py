@@ -12,7 +12,7 @@ from celery import Celery
 
 from ..broker.provisioning import drift
 from ..broker.provisioning.amqp_api import Amqp, session
-from ..broker.provisioning.inspection import REMEDY, role_of
+from ..broker.provisioning.inspection import role_of
 from ..broker.provisioning.management_api import ManagementApi
 from ..broker.queue_depth import Depth
 from ..broker.topology import (
@@ -22,7 +22,7 @@ from ..broker.topology import (
     Topology,
 )
 from ..conf import Settings
-from ..message.text import counted
+from ..reasons import Reason
 
 Severity = Literal["ok", "warning", "error", "unknown"]
 
@@ -40,14 +40,13 @@ class QueueStatus:
             includes dead letters in transfer.
         published, delivered: messages per second, if the management API has statistics.
         paused: no worker consumes it now, but one will by itself.
-        meaning: one sentence.
     """
 
     name: str
     role: Role
     state: Literal["ok", "missing", "stale", "unknown"]
     severity: Severity
-    meaning: str
+    meaning: Reason
     ready: int | None = None
     unacked: int | None = None
     total: int | None = None
@@ -148,10 +147,10 @@ def _status_of(
     try:
         depth = amqp.depth(queue.name)
     except amqp_errors.ChannelError as exc:
-        meaning = f"unreadable: {exc.reply_text}"
+        meaning = Reason("queue-unreadable", reply=exc.reply_text)
         return build(state="unknown", severity="unknown", meaning=meaning)
     if depth is None:
-        return build(state="missing", severity="error", meaning=f"missing: {REMEDY}")
+        return build(state="missing", severity="error", meaning=Reason("queue-missing"))
     unacked = stats.get("messages_unacknowledged")
     stuck = 0
     if stats.get("messages") is not None:
@@ -190,99 +189,59 @@ def _rate(stats: Mapping[str, Any], what: str) -> float | None:
 
 def _stale_meaning(
     names: Names, queue: Queue, messages: int, consumers: int
-) -> tuple[Severity, str]:
+) -> tuple[Severity, Reason]:
     if drift.is_shadow(names, queue.name):
-        return "error", f"a recreation was interrupted: {REMEDY} to finish it"
+        return "error", Reason("queue-replacing")
     if queue.role == "delay" and messages:
-        return "ok", f"no longer declared; {messages} delayed events still return"
+        return "ok", Reason("queue-stale-delayed", number=messages)
     if messages and not consumers:
-        return "error", (
-            f"no longer declared, with {counted(messages, 'event')}: declare its handler again and "
-            f"start a worker; or run `manage.py events_recover {queue.name}` and replay them"
-        )
-    return "warning", f"no longer declared: {REMEDY} --delete-stale"
+        return "error", Reason("queue-stale-events", count=messages, name=queue.name)
+    return "warning", Reason("queue-stale")
 
 
-def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, str]:
+def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, Reason]:
     """Distinguish dead letters that cannot be transferred from those in transfer."""
     target = queue.arguments.get("x-dead-letter-exchange", "")
-    what = counted(stuck, "event") + (" past due" if queue.role == "delay" else " rejected")
+    what = Reason("queue-past-due" if queue.role == "delay" else "queue-rejected", count=stuck)
     try:
         there = not target or amqp.exchange_exists(target)
     except amqp_errors.ChannelError:
         there = True
     if not there:
-        return "error", f"{what}, but {target} is missing: {REMEDY}"
+        return "error", Reason("queue-dead-letters-kept", what=what, exchange=target)
     # RabbitMQ retries a dead letter after three minutes.
-    return "warning", (
-        f"{what}, in transfer to {target}: if that lasts more than 3 minutes, {REMEDY} --check"
-    )
+    return "warning", Reason("queue-dead-letters", what=what, exchange=target)
 
 
 def _meaning(
     names: Names, queue: Queue, depth: Depth, *, unacked: int, stuck: int, paused: bool
-) -> tuple[Severity, str]:
+) -> tuple[Severity, Reason]:
     own = queue.name.removeprefix(names.prefix)
     ready, consumers = depth.ready, depth.consumers
-
-    def emptied(waiting: str, active: str, remedy: str) -> tuple[Severity, str]:
-        """Describe a queue that one of our processes consumes."""
-        no_consumer = f"no consumer: {remedy}"
-        if ready:
-            return ("ok", f"{waiting}, consumed") if consumers else (
-                "error", f"{waiting}, {no_consumer}"
-            )  # fmt: skip
-        if unacked:
-            return "ok", active
-        return "ok", "empty" if consumers else f"empty, {no_consumer}"
-
     match queue.role:
         case "handler" if paused:
-            return "ok", (
-                f"{_waiting(ready, 'event')} for {own} until a worker has a free process, or its "
-                f"rate limit allows"
-            )
-        case "handler":
-            return emptied(
-                f"{_waiting(ready, 'event')} for {own}",
-                f"{counted(unacked, 'event')} being handled",
-                "start a worker",
-            )
-        case "delay":
-            seconds = (queue.arguments.get("x-message-ttl") or 0) // 1000
-            if ready:
-                return "ok", f"{ready} delayed, the next returns within {seconds} s"
-            return "ok", "empty"
-        case "archive":
-            # Failures, and the outcomes of replays.
-            return emptied(
-                f"{_waiting(ready, 'message')} to be mirrored",
-                f"{counted(unacked, 'message')} being mirrored",
-                "run `manage.py events_companion` or events_worker",
-            )
+            return "ok", Reason("queue-paused", count=ready, name=own)
         case "graveyard" if not ready and not unacked:
-            return "ok", "empty"  # a reaper runs while there is something to isolate
-        case "graveyard":
-            return emptied(
-                f"{_waiting(ready, 'isolated event')} to be run alone",
-                f"{counted(unacked, 'isolated event')} being run alone",
-                "run `manage.py events_reaper` or events_worker",
+            return "ok", Reason("empty")  # a reaper runs while there is something to isolate
+        case "handler" | "archive" | "graveyard" as role:
+            remedy = Reason(f"queue-remedy-{role}")
+            if not ready and unacked:
+                return "ok", Reason(f"queue-active-{role}", count=unacked)
+            what = (
+                Reason(f"queue-waiting-{role}", count=ready, name=own) if ready else Reason("empty")
             )
+            if not consumers:
+                unconsumed = Reason("queue-unconsumed", what=what, remedy=remedy)
+                return "error" if ready else "ok", unconsumed
+            return "ok", Reason("queue-consumed", what=what) if ready else what
+        case "delay" if ready:
+            seconds = (queue.arguments.get("x-message-ttl") or 0) // 1000
+            return "ok", Reason("queue-delayed", number=ready, seconds=seconds)
         case "dead" | "abyss" if ready or unacked or stuck:
-            poison = f"poison: {counted(max(ready, unacked + stuck, 1), 'event')}"
+            poison = max(ready, unacked + stuck, 1)
             if queue.role == "abyss":
-                return "error", (
-                    f"{poison} that killed every consumer; check the logs of workers and reaper, "
-                    f"then run `manage.py events_recover`"
-                )
-            if consumers:
-                return "error", f"{poison} that ended the reaper, being archived; check its log"
-            return "error", (
-                f"{poison} that ended the reaper, no consumer: run `manage.py events_reaper`"
-            )
+                return "error", Reason("queue-poison-abyss", count=poison)
+            code = "queue-poison-consumed" if consumers else "queue-poison-unconsumed"
+            return "error", Reason(code, count=poison)
         case _:
-            return "ok", "empty"
-
-
-def _waiting(number: int, noun: str) -> str:
-    return f"{counted(number, noun)} wait" + ("s" if number == 1 else "")
+            return "ok", Reason("empty")

@@ -66,7 +66,8 @@ class SnapshotTaker:
             ``version``, ``vhost``, ``exact`` and ``alarms`` if known; ``api_error``.
         ``queues``
             by name: role, severity, meaning, state, ready, unacked, total, consumers, published,
-            delivered, paused, without unknown values. Empty while RabbitMQ is unreachable.
+            delivered, paused, without unknown values. Empty while RabbitMQ is unreachable. A
+            meaning, and the broker's error, is a reason (:mod:`django_amqp_events.reasons`).
         ``consumed``
             when each queue last had a consumer, by name.
         ``drift``
@@ -169,7 +170,7 @@ class SnapshotTaker:
             part: dict[str, Any] = {
                 "database": each.alias,
                 "severity": each.severity,
-                "meaning": visible(each.meaning, 500),
+                "meaning": each.meaning,
             }
             if isinstance(each, outbox.OutboxStatus):
                 lag = (now - each.oldest).total_seconds() if each.oldest else 0.0
@@ -274,5 +275,7 @@ def _moment(value: datetime | str) -> datetime:
     return value if isinstance(value, datetime) else datetime.fromisoformat(value)
 
 
-def _text(value: object) -> str:
+def _text(value: object) -> Any:
+    if isinstance(value, Reason):
+        return value.as_json()
     return value.isoformat() if isinstance(value, datetime) else str(value)

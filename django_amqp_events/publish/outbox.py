@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
@@ -12,7 +13,6 @@ from django.db.models import Count, Min, Q, QuerySet
 
 from ..conf import Settings
 from ..databases import Now, error_line
-from ..message.text import counted
 from ..reasons import Reason
 from .outbox_rows import LEASE, aliases, no_table
 from .outbox_rows import rows as rows  # noqa: PLC0414 - a re-export, for mypy
@@ -29,10 +29,6 @@ STUCK: Final = timedelta(minutes=10)
 _NEVER: Final = timedelta(days=365_000)
 #: Failed attempts after which a row's error is considered permanent.
 PERSISTENT: Final = 3
-
-
-def _are(number: int) -> str:
-    return counted(number, "event") + (" is" if number == 1 else " are")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,35 +65,27 @@ class OutboxStatus:
         return "warning" if self.failing or self.stuck else "ok"
 
     @property
-    def meaning(self) -> str:
-        """Describe why rows are in the outbox; what needs an action comes first."""
+    def meaning(self) -> Reason:
+        """Why rows are in the outbox; what needs an action comes first."""
         said = []
         if self.overdue:
-            said.append(f"{_are(self.overdue)} due and no relay publishes them: run events_relay")
+            said.append(Reason("rows-overdue", count=self.overdue))
         for name, count in sorted(self.stray.items()):
-            said.append(
-                f"{_are(count)} due in service {name!r} and no relay publishes them: run its "
-                f"events_relay, or if this service had that name, events_relay --service {name}"
-            )
+            said.append(Reason("rows-stray", count=count, service=name))
         if self.failing:
+            attempts = Reason("rows-attempts", count=self.attempts)
             said.append(
-                f"{_are(self.failing)} retried after up to "
-                f"{counted(self.attempts, 'failed attempt')}: {self.error}"
+                Reason("rows-failing", count=self.failing, attempts=attempts, error=self.error)
             )
         if self.held:
-            said.append(
-                f"{_are(self.held)} awaiting confirmation; if the publisher has died, a relay "
-                f"takes over within {LEASE:g} s"
-            )
+            said.append(Reason("rows-held", count=self.held, seconds=f"{LEASE:g}"))
         if self.stuck:
-            said.append(
-                f"{self.stuck} of these for more than {STUCK.seconds // 60} minutes: check whether "
-                f"RabbitMQ blocks publishers (memory or disk alarm)"
-            )
+            said.append(Reason("rows-stuck", number=self.stuck, minutes=STUCK.seconds // 60))
         if self.others:
-            named = ", ".join(f"{name} ({count})" for name, count in sorted(self.others.items()))
-            said.append(f"other services use the table too: {named}")
-        return "; ".join(said) or ("due, for a relay" if self.total else "empty")
+            named = [f"{name} ({count})" for name, count in sorted(self.others.items())]
+            said.append(Reason("rows-others", services=named))
+        said = said or [Reason("rows-due" if self.total else "empty")]
+        return reduce(lambda first, then: Reason("both", first=first, then=then), said)
 
 
 def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
@@ -111,8 +99,8 @@ def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
             state = count_pending(alias, settings.service)
         except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
             if alias == settings.database and settings.publish == "outbox":
-                remedy = "; run `manage.py migrate`" if no_table(exc) else ""
-                found.append(UnreachableOutbox(alias, f"cannot be read: {error_line(exc)}{remedy}"))
+                code = "rows-unreadable-migrate" if no_table(exc) else "rows-unreadable"
+                found.append(UnreachableOutbox(alias, Reason(code, error=error_line(exc))))
             continue
         if state.total or state.others or alias == settings.database:
             found.append(state)
@@ -124,7 +112,7 @@ class UnreachableOutbox:
     """An outbox that cannot be read."""
 
     alias: str
-    meaning: str
+    meaning: Reason
     severity: str = "unknown"
 
 

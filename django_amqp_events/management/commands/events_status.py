@@ -136,7 +136,7 @@ class Command(ReportCommand):
         for queue in shown:
             numbers = [getattr(queue, column) for column in _COLUMNS]
             cells = ("?" if number is None else str(number) for number in numbers)
-            rows.append((queue.name, *cells, queue.meaning))
+            rows.append((queue.name, *cells, str(queue.meaning)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for index, (name, *figures, meaning) in enumerate(rows):
             columns = [each.rjust(width) for each, width in zip(figures, widths[1:], strict=False)]

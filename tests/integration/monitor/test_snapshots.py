@@ -14,6 +14,7 @@ from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.models import Alert, Snapshot
 from django_amqp_events.monitor import alerts, queue_status, snapshots
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
+from django_amqp_events.reasons import Reason
 from tests.conftest import SERVERS, Vhost
 
 from ..archiving import (
@@ -117,7 +118,7 @@ def test_snapshot_contains_queues_and_open_events(billing, exact, monkeypatch):
     watcher(billing).look(later)
     about = Snapshot.objects.latest("at").about
     assert about["queues"][QUEUE]["severity"] == "error"
-    assert "start a worker" in about["queues"][QUEUE]["meaning"]
+    assert "start a worker" in str(Reason.from_json(about["queues"][QUEUE]["meaning"]))
     assert about["consumed"] == {QUEUE: now.isoformat()}, "when it was last seen"
 
 

@@ -808,7 +808,7 @@ def test_endless_lease_is_reported(wire: Wire):
     table().update(created_at=Now() - outbox.STUCK - timedelta(seconds=1))
     state = outbox.count_pending(ALIAS, "shop")
     assert (state.held, state.stuck, state.severity) == (2, 2, "warning")
-    assert "more than 10 minutes" in state.meaning
+    assert "more than 10 minutes" in str(state.meaning)
 
 
 def test_a_lease_is_renewed_before_a_connection_is_made(

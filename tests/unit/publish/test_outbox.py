@@ -104,7 +104,7 @@ def test_ids_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_words():
-    assert OutboxStatus(alias="default").meaning == "empty"
+    assert str(OutboxStatus(alias="default").meaning) == "empty"
     assert OutboxStatus(alias="default").severity == "ok"
     state = OutboxStatus(
         alias="default",
@@ -124,10 +124,10 @@ def test_words():
         "2 events are awaiting confirmation",
         "b (1)",
     ):
-        assert words in state.meaning
+        assert words in str(state.meaning)
     assert OutboxStatus(alias="default", total=1, failing=1, attempts=1).severity == "warning"
     assert OutboxStatus(alias="default", total=1, failing=1, attempts=3).severity == "error"
-    assert OutboxStatus(alias="default", total=1).meaning == "due, for a relay"
+    assert str(OutboxStatus(alias="default", total=1).meaning) == "due, for a relay"
 
 
 # -- in tests and development no table is needed ------------------------------------------------
@@ -195,7 +195,7 @@ def test_unreadable_database_is_reported(monkeypatch: pytest.MonkeyPatch):
     """No database may be used here; only callers that need it get an error."""
     found = outbox.read_status(Settings(service="shop", publish="outbox"))
     assert [type(each) for each in found] == [UnreachableOutbox]
-    assert "cannot be read" in found[0].meaning
+    assert "cannot be read" in str(found[0].meaning)
     assert outbox.read_status(Settings(service="shop", publish="immediate")) == []
 
 
