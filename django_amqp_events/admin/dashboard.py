@@ -16,9 +16,8 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
-from django.utils.formats import date_format, localize
+from django.utils.formats import localize
 from django.utils.html import format_html
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
@@ -31,7 +30,7 @@ from ..broker import topology
 from ..broker.topology import Queue, Topology
 from ..catalogue import entries
 from ..conf import Settings
-from ..declare.registry import Handler, Registry
+from ..declare.registry import Registry
 from ..models import (
     Alert,
     ArchiveAction,
@@ -46,9 +45,9 @@ from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Kind, Record
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
-from . import charts
+from . import charts, pictures
 from .base import WATCHED_SECONDS, Pages
-from .charts import Node, Picture, Row
+from .charts import Node, Picture
 from .filters import settings_and_registry
 from .formatting import number as formatted
 from .lists import TOO_LONG, count
@@ -63,7 +62,6 @@ QUEUES: Final = 200
 #: Events and patterns of the catalogue.
 ENTRIES: Final = 200
 SHOWN_BATCHES: Final = 10
-CURVE_POINTS: Final = 96
 COUNTED_OVERDUE: Final = 1_000
 VALUE_CHARACTERS: Final = 1_000
 #: The models whose pages it links to.
@@ -120,12 +118,12 @@ class DashboardAdmin(Pages):
             "dull": sum(each["dull"] for each in queues),
             "audit": self._audit(request),
             "pictures": [
-                _throughput(series),
-                _backlog(service, now),
-                _ages(opened),
+                pictures.throughput(series),
+                pictures.backlog(service, now),
+                pictures.ages(opened),
                 self._groups(request),
-                _depths(queues),
-                _returning(queues, seen),
+                pictures.depths(queues),
+                pictures.returning(queues, seen.at),
             ],
             "batches": self._batches(request),
             **(extra_context or {}),
@@ -173,7 +171,7 @@ class DashboardAdmin(Pages):
         self._check(request)
         found = settings_and_registry()
         context = {
-            "handlers": _schedules(found[1])[:QUEUES] if found else [],
+            "handlers": pictures.schedules(found[1])[:QUEUES] if found else [],
             "configured": found is not None,
         }
         return self._page(request, "retries", None, context)
@@ -454,101 +452,6 @@ def _node(queue: Mapping[str, Any]) -> Node:
         consuming = _("%(number)s consuming") % {"number": queue["consumers"]}
         shown = f"{shown} · {consuming}"
     return shown, "error" if queue["drift"] else queue["severity"]
-
-
-def _throughput(series: statistics.Series) -> Picture:
-    return charts.bars(
-        _("Archived, succeeded, discarded per hour"),
-        [f"{localtime(hour):%H}" for hour in series.hours],
-        [
-            ("ae-fill-bad", _("archived"), series.archived),
-            ("ae-fill", _("succeeded"), series.succeeded),
-            ("ae-fill-quiet", _("discarded"), series.discarded),
-        ],
-        of=_("Hour"),
-    )
-
-
-def _backlog(service: str, now: datetime) -> Picture:
-    """Draw the open events of the last day, one snapshot per quarter of an hour."""
-    since = now - statistics.DAY
-    step = statistics.DAY / CURVE_POINTS
-    newest: dict[int, tuple[datetime, int]] = {}
-    taken = snapshots.rows(service).filter(at__gte=since).order_by("at")
-    for at, number in taken.values_list("at", "open")[: statistics.READ_ROWS]:
-        newest[int((at - since) / step)] = (at, number)
-    return charts.area(
-        _("Open events over 24 hours"),
-        [(at.timestamp(), f"{localtime(at):%H:%M}", number) for at, number in newest.values()],
-        of=(_("Time"), _("Open events")),
-    )
-
-
-def _ages(opened: statistics.OpenEvents) -> Picture:
-    hour, day = pgettext("hours", "h"), pgettext("days", "d")
-    labels = [f"< 1 {hour}", f"< 6 {hour}", f"< 1 {day}", f"< 3 {day}", f"< 7 {day}", f"≥ 7 {day}"]
-    return charts.bars(
-        _("Age of open events"),
-        labels,
-        [("ae-fill-bad", _("open events"), opened.ages)],
-        of=_("Age"),
-    )
-
-
-def _depths(queues: list[dict[str, Any]]) -> Picture:
-    deep = [each for each in queues if each["role"] != "delay" and each["ready"] is not None]
-    deep.sort(key=lambda each: -each["ready"])
-    return charts.lying(
-        _("Waiting messages by queue"),
-        [
-            Row(
-                each["name"],
-                each["ready"],
-                css="ae-fill-bad" if each["severity"] == "error" else "ae-fill",
-            )
-            for each in deep[:12]
-        ],
-        of=(_("Queue"), _("Ready")),
-    )
-
-
-def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
-    """Draw the events in delay queues by return time."""
-    delayed = [each for each in queues if each["role"] == "delay" and each["ready"]]
-    delayed.sort(key=lambda each: each["delay"])
-    return charts.lying(
-        _("Delayed events by return time"),
-        [
-            Row(
-                _("within %(time)s, by %(when)s")
-                % {
-                    "time": duration(each["delay"]),
-                    "when": date_format(
-                        localtime(seen.at + timedelta(seconds=each["delay"])), "TIME_FORMAT"
-                    )
-                    if seen.at
-                    else "?",
-                }
-                if each["delay"]
-                else each["name"],
-                each["ready"],
-            )
-            for each in delayed
-        ],
-        of=(_("Returns"), _("Events")),
-    )
-
-
-def _schedules(registry: Registry) -> list[tuple[Handler, str, Picture]]:
-    """Return each handler with the time from its first failure to the archive, and a picture."""
-    return [
-        (
-            handler,
-            duration(handler.policy.total()),
-            charts.schedule(line(handler.name, 300), handler.policy.schedule()),
-        )
-        for handler in sorted(registry.handlers.values(), key=lambda each: each.name)
-    ]
 
 
 def _capped(number: int, cap: int | None) -> str:
