@@ -45,6 +45,7 @@ from ..exceptions import (
 )
 from ..logs import message_fields
 from ..message import archive_message, decoding
+from ..message.content_digest import content_digest
 from ..message.headers import EVENT_ARCHIVE, EVENT_OUTCOME
 from ..message.text import counted, parse_moment
 from ..message.types import Message, Progress, Received
@@ -232,7 +233,7 @@ class RecoveredCopies:
         reason, message, event = self._build(received)
         if not decoding.is_nameless(event):
             return reason, message
-        key = ("" if received.redelivered else self._run, archive_message.content(message))
+        key = ("" if received.redelivered else self._run, content_digest(message))
         copy = archive_message.Copy(run=key[0], number=self._alike[key])
         self._alike[key] += 1
         return reason, archive_message.marked(message, copy)

@@ -27,6 +27,7 @@ from ..databases import check_commits, error_line, is_refusal, pieces
 from ..logs import event_fields
 from ..message import archive_message
 from ..message.archive_message import Archived
+from ..message.content_digest import content_digest
 from ..message.types import Received, derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import search_values, states
@@ -181,7 +182,7 @@ def read(messages: Sequence[Received], settings: Settings, alike: Counter[UUID])
             item = _item(message, settings.service, now)
         except Exception as exc:
             logger.exception("an archive message cannot be read; its bytes are kept")
-            first_id = derived_id(settings.service, archive_message.content(message))
+            first_id = derived_id(settings.service, content_digest(message))
             item = _bare(message, exc, settings.service, now, first_id)
         # What was archived has a time, so two are equal only if it was published twice.
         if isinstance(item, _Entry) and item.archived.content and not item.archived.text:
@@ -209,7 +210,7 @@ def _item(message: Received, service: str, now: datetime) -> Item:
     replay_id = parse_uuid(found.event.replay_id or "")
     if found.outcome == "succeeded" and replay_id is not None:
         return _Outcome(replay_id, _moment(found.at) or now)
-    first_id = derived_id(service, archive_message.content(message))
+    first_id = derived_id(service, content_digest(message))
     return _bare(message, ValueError("it has an unknown outcome"), service, now, first_id)
 
 

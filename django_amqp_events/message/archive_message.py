@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,10 +12,11 @@ from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID
 
-from ..conf import MAX_NAME
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
 from . import decoding
+from .content_digest import content_digest
+from .fitting import MAX_TRACEBACK, fitted_archive
 from .formats import wire_format
 from .headers import (
     EVENT_ARCHIVE,
@@ -24,15 +24,11 @@ from .headers import (
     EVENT_HANDLER,
     EVENT_ID,
     EVENT_OUTCOME,
-    EVENT_UNREADABLE,
     FORMAT,
-    IDENTITY_HEADERS,
     MAX_HEADERS,
     basic_properties,
-    dispensability,
     identity_headers,
     is_broker_header,
-    table_size,
 )
 from .text import (
     as_text,
@@ -52,16 +48,11 @@ from .types import (
     task_id,
 )
 
-MAX_TRACEBACK: Final = 20_000
 #: Files of installed packages, of Python itself, and of this package wherever it is.
 INSTALLED: Final = re.compile(
     r"(site|dist)-packages|/lib(64)?/python3|<frozen |[/\\]django_amqp_events[/\\]"
 )
 _LOCATION: Final = ("module", "line", "function")
-#: Entries of a header table that count deliveries: a short name, a type, a number.
-_COUNT: Final = re.compile(
-    rb"\x10x-(?:delivery|acquired)-count(?:[lLT].{8}|[iI].{4}|[sUu].{2}|[bB].)", re.DOTALL
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +260,7 @@ def build(
         exchange=exchange,
         routing_key=routing_key_text(received.event_key),
         body=received.body,
-        headers=_fit(kept, archive, MAX_HEADERS),
+        headers=fitted_archive(kept, archive, MAX_HEADERS),
         properties=basic_properties(
             task_id(service, handler or "", event, progress.replay_id) if event else None,
             content_type=received.properties.get("content_type"),
@@ -325,74 +316,6 @@ def marked(message: Message, copy: Copy) -> Message:
     return replace(message, headers={**message.headers, EVENT_COPY: text})
 
 
-def fitted(message: Message, most: int) -> Message:
-    """Return an archive message with headers of at most *most* bytes, cut as :func:`build` does."""
-    kept = dict(message.headers)
-    archive = json.loads(kept.pop(EVENT_ARCHIVE))
-    return replace(message, headers=_fit(kept, archive, most))
-
-
-def _fit(kept: dict[str, Any], archive: dict[str, Any], most: int) -> dict[str, Any]:
-    """Join the original headers and the archive header below *most* bytes.
-
-    The traceback is cut first, then the history, the frames and the deaths; then the publisher's
-    largest headers, those of CloudEvents after the others, the texts, and at last the identity
-    headers. ``cut`` names all of these.
-    """
-    # Summed once, since a publisher may set tens of thousands of headers.
-    sizes = {key: table_size({key: value}) for key, value in kept.items()}
-    total = sum(sizes.values())
-
-    def cut(what: str) -> None:
-        if what not in archive["cut"]:
-            archive["cut"].append(what)
-
-    def room() -> int:
-        return most - total - len(compact_json(archive).encode()) - len(EVENT_ARCHIVE) - 64
-
-    for limit in (MAX_TRACEBACK // 4, MAX_TRACEBACK // 16, 0):
-        if room() >= 0:
-            break
-        archive["traceback"] = cut_middle(archive["traceback"], limit)
-        cut("traceback")
-    for what, empty in (("history", []), ("frames", []), ("deaths", []), ("properties", {})):
-        if room() >= 0:
-            break
-        archive[what] = empty
-        cut(what)
-
-    def drop(names: Collection[str]) -> None:
-        nonlocal total
-        if not names or room() >= 0:
-            return
-        # First, since it needs room itself.
-        cut("headers")
-        missing = -room()
-        for key in sorted(names, key=lambda name: -sizes[name]):
-            if missing <= 0:
-                break
-            del kept[key]
-            missing -= sizes[key]
-            total -= sizes[key]
-
-    for least in (2, 1, 0):
-        drop([key for key in kept if key not in IDENTITY_HEADERS and dispensability(key) == least])
-    for limit in (500, 50):
-        if room() >= 0:
-            break
-        archive["detail"] = cut_middle(archive["detail"], limit)
-        for name in ("queue", "exchange", "routing_key"):
-            # Longer than AMQP allows only if a publisher has forged a dead letter.
-            archive[name] = archive[name][:MAX_NAME]
-        if exception := archive["exception"]:
-            exception["message"] = cut_middle(exception["message"], limit)
-            exception["type"] = exception["type"][:limit]
-        cut("words")
-    # Last, since among thousands of small headers the id may be the largest.
-    drop(list(kept))
-    return {**kept, EVENT_ARCHIVE: compact_json(archive)}
-
-
 def read(received: Received) -> Archived | Outcome:
     """Read a message of the archive queue; any message has a result."""
     if received.unreadable:
@@ -401,11 +324,11 @@ def read(received: Received) -> Archived | Outcome:
             detail=received.unreadable,
             body=received.body,
             headers=dict(received.headers),
-            content=content(received),
+            content=content_digest(received),
         )
     event, progress = _identify(received)
     nameless = decoding.is_nameless(event)
-    digest = content(received) if nameless else ""
+    digest = content_digest(received) if nameless else ""
     outcome = _document(received, EVENT_OUTCOME)
     # A message with a body is no outcome: a publisher may set this header.
     if outcome and event is not None and not received.body:
@@ -478,26 +401,6 @@ def read(received: Received) -> Archived | Outcome:
     )
 
 
-def content(message: Received | Message) -> str:
-    """Return a digest of all that a message consists of, the same at each delivery."""
-    lasting = {
-        key: value
-        for key, value in message.headers.items()
-        if key != EVENT_COPY and not is_broker_header(key)
-    }
-    raw = lasting.get(EVENT_UNREADABLE)
-    if isinstance(raw, bytes):
-        lasting[EVENT_UNREADABLE] = _uncounted(raw)
-    properties = {
-        key: value
-        for key, value in message.properties.items()
-        if key not in ("headers", "application_headers")
-    }
-    body = sha256(message.body).hexdigest()
-    parts = (message.exchange, message.routing_key, body, _lasting(lasting), _lasting(properties))
-    return derived_id(*parts).hex
-
-
 def _copy(received: Received) -> Copy | None:
     document = _document(received, EVENT_COPY)
     if document is None:
@@ -544,38 +447,6 @@ def _mapping(value: object) -> Mapping[str, Any]:
 def _mappings(value: object) -> tuple[Mapping[str, Any], ...]:
     found = value if isinstance(value, list) else []
     return tuple(item for item in found if isinstance(item, dict))
-
-
-def _lasting(value: object) -> str:
-    """Return a table or its value as text; RabbitMQ's counts change the order of a table."""
-    if isinstance(value, Mapping):
-        items = sorted((str(key), _lasting(item)) for key, item in value.items())
-        return "{" + ", ".join(f"{key!r}: {item}" for key, item in items) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_lasting, value)) + "]"
-    return repr(value)
-
-
-def _uncounted(raw: bytes) -> tuple[bytes, ...]:
-    """Split encoded properties, and drop delivery counts and the header table's length and order.
-
-    Properties: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.6.1.
-    """
-    try:
-        (flags,) = struct.unpack_from(">H", raw)
-        at = 2
-        for flag in (0x8000, 0x4000):  # content type and encoding: short strings
-            at += 1 + raw[at] if flags & flag else 0
-        table = b""
-        end = at
-        if flags & 0x2000:
-            (length,) = struct.unpack_from(">I", raw, at)
-            end = at + 4 + length
-            table = _COUNT.sub(b"", raw[at + 4 : end])
-    except (struct.error, IndexError):
-        return (raw,)
-    # RabbitMQ adds a table for its counts to a message without headers.
-    return (struct.pack(">H", flags & ~0x2000), raw[2:at], bytes(sorted(table)), raw[end:])
 
 
 def _text(value: object) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import Malformed
-from django_amqp_events.message import archive_message, encoding, formats
+from django_amqp_events.message import archive_message, encoding, fitting, formats
 from django_amqp_events.message.archive_message import Archived
 from django_amqp_events.message.decoding import CONTENT_ID, decode, identify
 from django_amqp_events.message.headers import without_publisher_headers
@@ -281,7 +281,7 @@ def test_a_copy_without_all_headers_keeps_the_format(copy: str, prefix: str) -> 
     received = replace(received, headers={**many, **received.headers})
     event, progress = identify(received, trusted=False)
     if copy == "archive message":
-        text = "x" * archive_message.MAX_TRACEBACK
+        text = "x" * fitting.MAX_TRACEBACK
         failure = Failure(exception="ValueError", message=text[:4_000], traceback=text)
         made = archive_message.build(
             received, exchange="billing:archive", reason="exhausted", at=AT, worker="w",

@@ -22,7 +22,7 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import InvalidEventError, Malformed
-from django_amqp_events.message import archive_message, encoding
+from django_amqp_events.message import archive_message, encoding, fitting
 from django_amqp_events.message.decoding import decode, identify
 from django_amqp_events.message.encoding import (
     add_to_history,
@@ -662,7 +662,7 @@ def test_a_long_traceback_is_cut_in_the_middle_and_marked() -> None:
     message = archived(failure=failure(traceback="first\n" + "x" * MAXIMUM + "\nlast"))
     traceback = archive_of(message)["traceback"]
     assert wire_size(message) < WIRE_LIMIT
-    assert len(traceback) <= archive_message.MAX_TRACEBACK
+    assert len(traceback) <= fitting.MAX_TRACEBACK
     assert traceback.startswith("first")
     assert traceback.endswith("last")
     assert "cut by django_amqp_events" in traceback
