@@ -18,6 +18,7 @@ from django.db import connection, transaction
 
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror, replay, row_writer
+from django_amqp_events.archive.entries import Entry, read_entries
 from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.message import archive_message, decoding, encoding
@@ -97,8 +98,8 @@ def inserted(number: int) -> dict[str, Any]:
             if batch is None:
                 break
             rows, failures = [], []
-            for entry in row_writer.read(batch.messages, found, Counter()):
-                assert isinstance(entry, row_writer._Entry)  # noqa: S101, SLF001
+            for entry in read_entries(batch.messages, found, Counter()):
+                assert isinstance(entry, Entry)  # noqa: S101
                 entry.begin()
                 rows.append(row_writer._row(entry))  # noqa: SLF001
                 failures.append(row_writer._failure(entry, late=False))  # noqa: SLF001

@@ -28,6 +28,7 @@ from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent
 from ..service_loop import ServiceLoop
 from . import replay, row_writer, states
+from .entries import Item, read_entries
 from .groups import failure_groups
 from .row_writer import Counts
 
@@ -114,14 +115,14 @@ class Mirror:
             reader.close()
 
     def _mirror(self, reader: BatchReader, batch: Batch) -> None:
-        items = row_writer.read(batch.messages, self.settings, self._alike)
+        items = read_entries(batch.messages, self.settings, self._alike)
         aside: set[int] = set()
         counts = row_writer.store_items(items, partial(self._put_aside, aside))
         reader.ack(batch, [place for place, item in enumerate(items) if id(item) not in aside])
         self.total.add(counts)
         self.mirrored(counts)
 
-    def _put_aside(self, aside: set[int], exc: Exception, item: row_writer.Item | None) -> None:
+    def _put_aside(self, aside: set[int], exc: Exception, item: Item | None) -> None:
         """Leave a message in the queue that a working database does not store.
 
         One whose statement times out, for example; it does not block the others.

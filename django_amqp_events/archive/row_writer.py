@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -25,12 +25,11 @@ from ..backoff import Backoff
 from ..conf import Settings
 from ..databases import check_commits, error_line, is_refusal, pieces
 from ..logs import event_fields
-from ..message import archive_message
 from ..message.archive_message import Archived
-from ..message.content_digest import content_digest
 from ..message.types import Received, derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import search_values, states
+from .entries import Entry, Item, Outcome, bare_entry, read_entries, valid_moment
 from .groups import failure_groups, group_counts
 from .groups.group_counts import CountedEvent
 from .selection import parse_uuid
@@ -47,8 +46,6 @@ STATEMENT_BYTES: Final = 4 * 1024 * 1024
 TRIES: Final = 10
 #: Seconds between them.
 CONFLICT: Final = Backoff(0.01, 0.5)
-#: Years of valid times; pages could not show others in every time zone.
-YEARS: Final = range(1970, 3000)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,61 +94,6 @@ class Counts:
         return ", ".join(shown) or "nothing"
 
 
-@dataclass(slots=True)
-class _Outcome:
-    """The outcome of a replay."""
-
-    replay_id: UUID
-    at: datetime
-
-
-@dataclass(slots=True)
-class _Entry:
-    """An archived event, and the rows that it becomes.
-
-    Attributes:
-        first_id: of its row, if it is the first of equal messages.
-        number: how many equal messages without an id are before it, see :meth:`Archived.identity`.
-        id, failure_id: of its rows.
-    """
-
-    archived: Archived
-    message: Received
-    service: str
-    now: datetime
-    first_id: UUID
-    number: int = 0
-    failed_at: datetime = field(init=False)
-    id: UUID = field(init=False)
-    failure_id: UUID = field(init=False)
-    replay: Replay | None = None
-
-    def __post_init__(self) -> None:
-        self.failed_at = _moment(self.archived.last_failed_at) or self.now
-        if (copy := self.archived.copy) is not None and not copy.run:
-            self.number = copy.number
-
-    def begin(self) -> None:
-        """Forget what a transaction that was rolled back has found."""
-        self.replay = None
-        self.id = self.row_id(self.number)
-        self.failure_id = self.archived.occurrence(self.id)
-
-    def row_id(self, number: int) -> UUID:
-        return self.archived.identity(self.service, number) if number else self.first_id
-
-    @property
-    def first_copy(self) -> bool:
-        """Return True if ``events_recover`` has copied no other message into this one's row."""
-        return bool(self.replay is None and self.archived.copy and self.archived.copy.run)
-
-    @property
-    def copied_again(self) -> bool:
-        """Return True if an earlier run of ``events_recover`` may have copied the message."""
-        return bool(self.replay is None and self.archived.copy and not self.archived.copy.run)
-
-
-Item = _Entry | _Outcome
 Blame = Callable[[Exception, Item | None], None]
 
 
@@ -166,34 +108,11 @@ def store(messages: Sequence[Received], settings: Settings) -> Counts:
         Error: the database is unreachable, or has no tables.
         ConfigurationError: nothing would be committed, so nothing may be acked.
     """
-    return store_items(read(messages, settings, Counter()))
-
-
-def read(messages: Sequence[Received], settings: Settings, alike: Counter[UUID]) -> list[Item]:
-    """Read messages of the archive queue, in the order in which a connection delivers them.
-
-    Args:
-        alike: how many equal messages the connection has delivered before; it is counted on.
-    """
-    now = datetime.now(UTC)
-    items: list[Item] = []
-    for message in messages:
-        try:
-            item = _item(message, settings.service, now)
-        except Exception as exc:
-            logger.exception("an archive message cannot be read; its bytes are kept")
-            first_id = derived_id(settings.service, content_digest(message))
-            item = _bare(message, exc, settings.service, now, first_id)
-        # What was archived has a time, so two are equal only if it was published twice.
-        if isinstance(item, _Entry) and item.archived.content and not item.archived.text:
-            item.number = alike[item.first_id]
-            alike[item.first_id] += 1
-        items.append(item)
-    return items
+    return store_items(read_entries(messages, settings, Counter()))
 
 
 def store_items(items: Sequence[Item], blame: Blame = _raise) -> Counts:
-    """Store what :func:`read` has returned, in one transaction; see :func:`store`.
+    """Store what :func:`.read_entries` has returned, in one transaction; see :func:`store`.
 
     Args:
         blame: called with an error that the bytes of a message do not avoid, and with the item if
@@ -201,33 +120,6 @@ def store_items(items: Sequence[Item], blame: Blame = _raise) -> Counts:
     """
     check_commits(states.database())
     return _store(items, datetime.now(UTC), blame)
-
-
-def _item(message: Received, service: str, now: datetime) -> Item:
-    found = archive_message.read(message)
-    if isinstance(found, Archived):
-        return _Entry(found, message, service, now, found.identity(service))
-    replay_id = parse_uuid(found.event.replay_id or "")
-    if found.outcome == "succeeded" and replay_id is not None:
-        return _Outcome(replay_id, _moment(found.at) or now)
-    first_id = derived_id(service, content_digest(message))
-    return _bare(message, ValueError("it has an unknown outcome"), service, now, first_id)
-
-
-def _bare(message: Received, exc: Exception, service: str, now: datetime, first_id: UUID) -> _Entry:
-    """Return an entry with nothing but a message's bytes, for a database that refuses the rest."""
-    raw = Received(
-        queue=message.queue,
-        exchange=message.exchange,
-        routing_key=clean(message.routing_key, LENGTH),
-        body=message.body,
-        headers={},
-        properties={},
-        unreadable=f"it cannot be stored with its headers: {error_line(exc)}",
-    )
-    found = archive_message.read(raw)
-    assert isinstance(found, Archived)  # noqa: S101 - what is unreadable is no outcome
-    return _Entry(replace(found, content=first_id.hex), raw, service, now, first_id)
 
 
 def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool = False) -> Counts:
@@ -249,7 +141,7 @@ def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool 
             counts.add(_store(half, now, blame, again=True))
         return counts
     [entry] = entries
-    if isinstance(entry, _Outcome) or entry.message.unreadable:
+    if isinstance(entry, Outcome) or entry.message.unreadable:
         blame(error, entry)
         return Counts()
     about = event_fields(entry.archived.event, entry.archived.handler)
@@ -257,7 +149,7 @@ def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool 
     logger.error("an archive message cannot be stored; its bytes are kept: %s", why, extra=about)
     # Of its own ids: the event may have a row.
     first_id = derived_id(entry.failure_id.hex, "bytes")
-    bare = _bare(entry.message, error, entry.service, now, first_id)
+    bare = bare_entry(entry.message, error, entry.service, now, first_id)
     # The caller knows the entry, not what is stored for it.
     return _store([bare], now, lambda exc, item: blame(exc, item and entry))
 
@@ -278,9 +170,9 @@ def _together(entries: Sequence[Item], now: datetime) -> Counts:
 def _transaction(items: Sequence[Item], now: datetime) -> Counts:
     counts = Counts()
     ends: dict[UUID, datetime] = {}
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     for item in items:
-        if isinstance(item, _Outcome):
+        if isinstance(item, Outcome):
             counts.known += item.replay_id in ends
             ends[item.replay_id] = item.at
         else:
@@ -307,9 +199,9 @@ def _transaction(items: Sequence[Item], now: datetime) -> Counts:
     return counts
 
 
-def _number(entries: Iterable[_Entry]) -> None:
+def _number(entries: Iterable[Entry]) -> None:
     """Give each first copy of a message the row that it has, or the next one that is free."""
-    copies: dict[UUID, _Entry] = {}
+    copies: dict[UUID, Entry] = {}
     for entry in entries:
         if entry.first_copy and (copy := entry.archived.copy):
             entry.failure_id = derived_id(entry.first_id.hex, copy.run, copy.number)
@@ -327,7 +219,7 @@ def _number(entries: Iterable[_Entry]) -> None:
             entry.id = next(free.setdefault(entry.first_id, _free_rows(entry, taken)))
 
 
-def _free_rows(entry: _Entry, taken: Collection[UUID]) -> Iterator[UUID]:
+def _free_rows(entry: Entry, taken: Collection[UUID]) -> Iterator[UUID]:
     """Yield the ids of rows of equal messages that do not exist.
 
     Args:
@@ -342,7 +234,7 @@ def _free_rows(entry: _Entry, taken: Collection[UUID]) -> Iterator[UUID]:
 
 
 def _store_events(
-    entries: list[_Entry], before: Mapping[UUID, CountedEvent], counts: Counts, now: datetime
+    entries: list[Entry], before: Mapping[UUID, CountedEvent], counts: Counts, now: datetime
 ) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
@@ -431,7 +323,7 @@ _FAILED: Final = (
 )
 
 
-def _add_failure(row: ArchivedEvent, entry: _Entry) -> bool:
+def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
     """Add a further failure to its event; return False if it is too late to change it."""
     archived, replay, failed_at = entry.archived, entry.replay, entry.failed_at
     if replay is not None:
@@ -454,7 +346,9 @@ def _add_failure(row: ArchivedEvent, entry: _Entry) -> bool:
         # A replay that reports back was published, confirmed or not.
         row.unconfirmed, row.error = False, None
     row.version += 1
-    row.first_failed_at = min(row.first_failed_at, _moment(archived.first_failed_at) or failed_at)
+    row.first_failed_at = min(
+        row.first_failed_at, valid_moment(archived.first_failed_at) or failed_at
+    )
     # A replay is later than what it replays, whatever the clocks say: RabbitMQ's times in x-death
     # are whole seconds.
     if replay is not None or failed_at >= row.last_failed_at:
@@ -464,9 +358,9 @@ def _add_failure(row: ArchivedEvent, entry: _Entry) -> bool:
     return True
 
 
-def _find_replays(entries: Iterable[_Entry], ends: Iterable[UUID]) -> list[Replay]:
+def _find_replays(entries: Iterable[Entry], ends: Iterable[UUID]) -> list[Replay]:
     """Set the replay, and its event, of entries that are the end of one; return the replays."""
-    wanted: dict[UUID, list[_Entry]] = {pk: [] for pk in ends}
+    wanted: dict[UUID, list[Entry]] = {pk: [] for pk in ends}
     for entry in entries:
         event = entry.archived.event
         if event is not None and (replay_id := parse_uuid(event.replay_id or "")) is not None:
@@ -482,7 +376,7 @@ def _find_replays(entries: Iterable[_Entry], ends: Iterable[UUID]) -> list[Repla
     return found
 
 
-def _row(entry: _Entry) -> ArchivedEvent:
+def _row(entry: Entry) -> ArchivedEvent:
     archived, event = entry.archived, entry.archived.event
     name = event.name if event else entry.message.event_key
     return ArchivedEvent(
@@ -496,8 +390,8 @@ def _row(entry: _Entry) -> ArchivedEvent:
         source=clean(event.service if event else "", LENGTH),
         correlation_id=clean(event.correlation_id if event else "", LENGTH),
         causation_id=clean(event.causation_id if event else "", LENGTH),
-        published_at=_moment(event.published_at) if event else None,
-        first_failed_at=_moment(archived.first_failed_at) or entry.failed_at,
+        published_at=valid_moment(event.published_at) if event else None,
+        first_failed_at=valid_moment(archived.first_failed_at) or entry.failed_at,
         last_failed_at=entry.failed_at,
         mirrored_at=entry.now,
         state_since=entry.now,
@@ -537,7 +431,7 @@ def _words(archived: Archived) -> dict[str, str]:
     }
 
 
-def _failure(entry: _Entry, *, late: bool) -> ArchivedFailure:
+def _failure(entry: Entry, *, late: bool) -> ArchivedFailure:
     archived = entry.archived
     words = _words(archived)
     text = archived.text
@@ -557,10 +451,6 @@ def _failure(entry: _Entry, *, late: bool) -> ArchivedFailure:
         late=late,
         document=clean(text),
     )
-
-
-def _moment(value: datetime | None) -> datetime | None:
-    return value if value is not None and value.year in YEARS else None
 
 
 def _failures() -> QuerySet[ArchivedFailure]:

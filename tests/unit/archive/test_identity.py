@@ -17,6 +17,7 @@ from django.db import IntegrityError
 
 from django_amqp_events import conf
 from django_amqp_events.archive import row_writer
+from django_amqp_events.archive.entries import Item, read_entries
 from django_amqp_events.archive.recovery import RecoveredCopies
 from django_amqp_events.backoff import Backoff
 from django_amqp_events.declare.registry import get_registry
@@ -86,8 +87,8 @@ def recovered(queue: Queue, archive: Queue, fault: str) -> None:
 RECOVERIES = ("none", "before the confirm", "before the ack", "one by one")
 
 
-def read(messages: Sequence[Received], alike: Counter[Any]) -> list[row_writer.Item]:
-    return row_writer.read(messages, conf.get_settings(), alike)
+def read(messages: Sequence[Received], alike: Counter[Any]) -> list[Item]:
+    return read_entries(messages, conf.get_settings(), alike)
 
 
 def mirror(archive: Queue) -> None:
