@@ -1,4 +1,4 @@
-"""Replay archived events: those with the given ids, or all that match the filters.
+"""Replay or discard archived events: those with the given ids, or all that match the filters.
 
 A replay goes only to the handler that failed. The matching events are determined
 when the command starts and replayed oldest failure first; an event that changes
@@ -17,12 +17,15 @@ Names are exact: patterns such as library.* are refused.
 is True: a JSON object in a file, validated as in the admin. The event keeps its
 own body. With --dry-run, the changes are printed.
 
+--discard and --restore change the state of the matching events, as in the admin;
+nothing is published.
+
 --wait needs a running events_mirror, which reads the outcomes of replays from
 the archive queue.
 
 exit codes:
-  0  every matching event was published (--wait: and succeeded; --dry-run: can
-     be), or no event matches
+  0  every matching event was published, discarded or restored (--wait: and
+     succeeded; --dry-run: can be), or no event matches
   1  some were not: skipped, returned, stopped, no such id; --wait: failed again
      or still without an outcome
   2  nothing was done: wrong arguments or settings, RabbitMQ or the database is
@@ -45,7 +48,7 @@ from uuid import UUID
 from django_amqp_events import conf, service_loop
 from django_amqp_events.archive import editing, eligibility, replay, selection, states
 from django_amqp_events.archive.batches import batch_states
-from django_amqp_events.archive.eligibility import Skipped
+from django_amqp_events.archive.eligibility import Rule, Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.replay import Report
 from django_amqp_events.archive.selection import Selection
@@ -56,11 +59,19 @@ from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import SHOWN, ReportCommand, columns, requested_by
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import ArchivedEvent, Replay, State, visible
+from django_amqp_events.models import ArchivedEvent, Replay, visible
 from django_amqp_events.reasons import Reason
 
 #: Delays between queries for outcomes.
 POLL: Final = Backoff(0.2, 5.0)
+#: Most events that are examined or decided together.
+PART: Final = 2000
+RULES: Final = {
+    "replay": eligibility.REPLAY,
+    "discard": eligibility.DISCARD,
+    "restore": eligibility.RESTORE,
+}
+DONE: Final = {"replay": "replayed", "discard": "discarded", "restore": "restored"}
 
 
 @dataclass(slots=True)
@@ -70,6 +81,8 @@ class Result:
     Attributes:
         matched: number of events when the command started.
         missing: ids of no event.
+        decision: a key of :data:`RULES`.
+        able: with ``--dry-run``, the number of events that it would change.
         targets: with ``--dry-run``, the number of events for each handler.
         waited: whether the outcomes in *succeeded* and *failed* (ids of events) count.
     """
@@ -77,6 +90,8 @@ class Result:
     matched: int = 0
     missing: list[str] = field(default_factory=list)
     report: Report = field(default_factory=Report)
+    decision: str = "replay"
+    able: int = 0
     targets: Counter[Handler] = field(default_factory=Counter)
     waited: bool = False
     succeeded: int = 0
@@ -121,6 +136,19 @@ class Command(ReportCommand):
         parser.add_argument(
             "--comment", default="", metavar="TEXT", help="Reason, kept in each event's history."
         )
+        other = parser.add_mutually_exclusive_group()
+        for decision, text in (
+            ("discard", "Discard the events instead of replaying them; needs --comment."),
+            ("restore", "Return matching discarded events to the archive."),
+        ):
+            other.add_argument(
+                f"--{decision}",
+                dest="decision",
+                action="store_const",
+                const=decision,
+                default="replay",
+                help=text,
+            )
         arguments.add_limit(parser, "events, the oldest failure first")
         parser.add_argument(
             "--rate", type=arguments.positive, metavar="N", help="Maximum events per second."
@@ -171,13 +199,19 @@ class Command(ReportCommand):
             wanted = self._check(Selection(**filters, service=service))
             if options["background"]:
                 return self._start_batch(wanted, options)
-            result = Result(waited=options["wait"] is not None)
+            result = Result(waited=options["wait"] is not None, decision=options["decision"])
+            rule = eligibility.FORCE if options["force"] else RULES[result.decision]
             if options["edit"] is not None:
                 self._edit(options, result)
-            elif options["dry_run"]:
-                self._examine(self._find(wanted, options, result), result, force=options["force"])
             else:
-                self._replay(self._find(wanted, options, result), options, result)
+                wanted = replace(wanted, state=rule.state)
+                seen = self._find(wanted, options["limit"], result)
+                if options["dry_run"]:
+                    self._examine(seen, rule, result)
+                elif result.decision == "replay":
+                    self._replay(seen, options, result)
+                else:
+                    self._decide(seen, rule, options["comment"], result)
             if result.waited:
                 self._wait(options["wait"], result)
             document = _document(result, dry_run=options["dry_run"])
@@ -196,6 +230,7 @@ class Command(ReportCommand):
         edit: bool = options["edit"] is not None
         since, until = filters.get("since"), filters.get("until")
         comment = options["comment"].strip()
+        decides = options["decision"] != "replay"
         for refused, text in (
             (edit and (narrowed or options["limit"] or options["rate"]),
              "--edit takes one id, and no other ids, filters or limits"),
@@ -209,6 +244,11 @@ class Command(ReportCommand):
             (options["all"] and narrowed, "--all takes no ids and no filters"),
             (not (options["all"] or edit or narrowed),
              "choose the events to replay: ids, filters or --all"),
+            (decides and (edit or options["force"] or options["background"]
+                          or options["wait"] is not None or options["rate"] is not None),
+             f"--{options['decision']} goes without --edit, --force, --background, --wait, --rate"),
+            (options["decision"] == "discard" and not comment and not options["dry_run"],
+             "--discard needs a reason: --comment TEXT"),
             (options["force"] and (filters or not options["ids"]),
              "--force takes ids and no filters: check each event first"),
             (options["force"] and options["background"], "--background goes without --force"),
@@ -255,10 +295,8 @@ class Command(ReportCommand):
 
     # -- which events
 
-    def _find(self, wanted: Selection, options: dict[str, Any], result: Result) -> dict[UUID, int]:
+    def _find(self, wanted: Selection, limit: int | None, result: Result) -> dict[UUID, int]:
         """Return id and version of the matching events, the oldest failure first."""
-        wanted = replace(wanted, state=State.REPLAYING if options["force"] else State.ARCHIVED)
-        limit: int | None = options["limit"]
         seen: dict[UUID, int] = {}
         for part in wanted.parts():
             matched: set[str] = set()
@@ -341,14 +379,14 @@ class Command(ReportCommand):
         document = {"result": result, "fits": batch.total, "batch": batch.pk}
         return self.finish(0, document, show)
 
-    def _examine(self, seen: dict[UUID, int], result: Result, *, force: bool) -> None:
+    def _examine(self, seen: dict[UUID, int], rule: Rule, result: Result) -> None:
         report = result.report
-        rule = eligibility.FORCE if force else eligibility.REPLAY
-        for part in parts(list(seen), 2000):
+        for part in parts(list(seen), PART):
             examined = eligibility.examine({pk: seen[pk] for pk in part}, rule)
+            result.able += len(examined.events)
             result.targets.update(examined.handlers.values())
             report.skipped += examined.skipped
-            self.progress(f"{result.targets.total() + len(report.skipped)} of {len(seen)} checked")
+            self.progress(f"{result.able + len(report.skipped)} of {len(seen)} checked")
             if self.stopping:
                 report.stopped = Reason("interrupted")
                 return
@@ -367,6 +405,17 @@ class Command(ReportCommand):
         )
         report.skipped = result.report.skipped + report.skipped
         result.report = report
+
+    def _decide(self, seen: dict[UUID, int], rule: Rule, comment: str, result: Result) -> None:
+        report, by = result.report, requested_by("events_replay")
+        for part in parts(list(seen), PART):
+            if self.stopping:
+                report.stopped = Reason("interrupted")
+                return
+            done = replay.decide({pk: seen[pk] for pk in part}, rule, by=by, reason=comment)
+            report.published += done.published
+            report.skipped += done.skipped
+            self.progress(f"{len(report.published)} of {len(seen)} {DONE[result.decision]}")
 
     def _edit(self, options: dict[str, Any], result: Result) -> None:
         """Replay one event with another payload, or print what that would change."""
@@ -395,6 +444,7 @@ class Command(ReportCommand):
             self.stderr.write(str(note))
         if options["dry_run"]:
             result.targets[handler] += 1
+            result.able = 1
             before = "" if row.payload is None else editing.written(row.payload)
             for line in editing.diff(before, editing.written(payload)):
                 self.tell(f"{line.kind} {visible(line.text)}")
@@ -441,18 +491,20 @@ class Command(ReportCommand):
     # -- output
 
     def _show(self, result: Result, *, dry_run: bool) -> None:
-        report = result.report
+        report, done = result.report, DONE[result.decision]
         if not (result.matched or report.skipped or result.missing):
-            self.tell("nothing to replay: no archived event matches")
+            state = RULES[result.decision].state.value
+            self.tell(f"nothing to {result.decision}: no {state} event matches")
             return
         if dry_run:
-            self.tell(f"{counted(result.targets.total(), 'event')} would be replayed")
+            self.tell(f"{counted(result.able, 'event')} would be {done}")
             for handler, count in result.targets.most_common():
                 to = eligibility.destination(handler)
                 self.tell(f"  {count} to {handler.name}: {to['exchange']} → {handler.queue}")
         elif result.matched:
             events = counted(result.matched, "event")
-            self.tell(f"{len(report.published)} of {events} published")
+            verb = "published" if result.decision == "replay" else done
+            self.tell(f"{len(report.published)} of {events} {verb}")
             self._show_reasons("returned to the archive", report.returned)
         self._show_reasons("would be skipped" if dry_run else "skipped", report.skipped)
         for each in result.missing:
@@ -465,7 +517,7 @@ class Command(ReportCommand):
             left = result.matched - len(report.published) - len(report.returned)
             printed = any(each.why == report.stopped for each in report.returned)
             why = "for the same reason" if printed and self.verbosity else report.stopped
-            self.stderr.write(f"stopped: {why}; {left} not replayed")
+            self.stderr.write(f"stopped: {why}; {left} not {done}")
         if result.waited:
             self._show_outcomes(result)
 
@@ -495,14 +547,17 @@ class Command(ReportCommand):
 
 def _document(result: Result, *, dry_run: bool) -> dict[str, Any]:
     report = result.report
+    replayed = result.decision == "replay"
+    done = "published" if replayed else DONE[result.decision]
 
     def left(found: list[Skipped]) -> list[dict[str, Any]]:
         return [columns(each, "id", "title", "why") for each in found]
 
     return {
-        "result": "stopped" if report.stopped else "counted" if dry_run else "published",
+        "result": "stopped" if report.stopped else "counted" if dry_run else done,
         "fits": result.matched,
-        "published": len(report.published),
+        "published": len(report.published) if replayed else 0,
+        "decided": 0 if replayed else len(report.published),
         "returned": left(report.returned),
         "skipped": left(report.skipped),
         "missing": result.missing,

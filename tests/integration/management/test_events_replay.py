@@ -240,6 +240,14 @@ def test_wrong_arguments_change_nothing(billing, tmp_path):
         (["--all", "--rate", "0"], "--rate: 0 is not a number above 0"),
         (["--all", "--wait", "-1"], "--wait: -1 is not a number above 0"),
         (["--all", "--wait", "1", "--dry-run"], "not allowed with argument --wait"),
+        (["--all", "--discard"], "--discard needs a reason: --comment TEXT"),
+        (["--discard", "--comment", "x"], "choose the events to replay"),
+        (["--all", "--discard", "--restore"], "not allowed with argument --discard"),
+        (["--all", "--discard", "--rate", "1"], "--discard goes without --edit, --force"),
+        (["order-1", "--restore", "--force"], "--restore goes without --edit, --force"),
+        (["--all", "--restore", "--background"], "--restore goes without --edit, --force"),
+        (["--all", "--restore", "--wait", "1"], "--restore goes without --edit, --force"),
+        ([*edit, "--discard"], "--discard goes without --edit, --force"),
         (edit, "editing needs AMQP_EVENTS['EDITING'] to be True"),
     ):
         code, _, err = billing.command("events_replay", *arguments)
@@ -276,6 +284,72 @@ def test_a_dry_run_names_handlers_and_places_and_changes_nothing(billing):
     assert list(ArchivedEvent.objects.order_by("pk").values_list("version", "state")) == before
     assert not Replay.objects.exists()
     assert billing.ready("billing.send_invoice") == billing.ready("billing.book") == 0
+
+
+# -- discard and restore ------------------------------------------------------------------
+
+
+def test_discard_and_restore(billing, monkeypatch):
+    """The admin's decision on the same events, with its record; nothing is published."""
+    monkeypatch.setattr(events_replay, "PART", 1)
+    fill(billing, 1, 2)
+    fill(billing, 3, handler="book")
+    fill(billing, 4, handler="gone")  # could not be replayed
+    handlers = ["--handler", "send_invoice", "--handler", "gone"]
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code, out, err = billing.command("events_replay", *arguments)
+        assert not err
+        return code, out
+
+    def counts(*arguments: str) -> dict[str, object]:
+        document = json.loads(billing.command("events_replay", *arguments, "--format", "json")[1])
+        return {key: document[key] for key in ("result", "fits", "published", "decided")}
+
+    assert run(*handlers, "--discard", "--dry-run") == (0, "3 events would be discarded\n")
+    assert run("--all", "--restore") == (0, "nothing to restore: no discarded event matches\n")
+    assert not ArchiveAction.objects.exists()
+    comment = ["--comment", "a test"]
+    assert run(*handlers, "--discard", *comment) == (0, "3 of 3 events discarded\n")
+    assert states() == [State.DISCARDED, State.DISCARDED, State.ARCHIVED, State.DISCARDED]
+    decided = ArchiveAction.objects.all()
+    assert {(row.action, row.reason) for row in decided} == {("discard", "a test")}
+    assert all(row.by.startswith("events_replay (") for row in decided)
+    group = ArchivedEvent.objects.get(event_id="order-1").group
+    assert group is not None
+    assert [(step.what, step.events) for step in failure_groups.history(group, 10)] == [
+        ("discarded", 2)
+    ]
+    code, out = run("order-1", "order-3", "--discard", *comment)
+    assert code == 1
+    assert "1 of 1 event discarded" in out
+    assert "(order-1) for send_invoice: it is discarded" in out
+    assert counts("--all", "--restore", "--limit", "1") == {
+        "result": "restored", "fits": 1, "published": 0, "decided": 1,
+    }  # fmt: skip
+    assert states().count(State.ARCHIVED) == 1
+    assert run("--all", "--restore")[1] == "3 of 3 events restored\n"
+    assert set(states()) == {State.ARCHIVED}
+    assert not Replay.objects.exists()
+
+
+def test_ctrl_c_stops_discarding_between_parts(billing, monkeypatch):
+    monkeypatch.setattr(events_replay, "PART", 1)
+    fill(billing, 1, 2)
+    decide = replay.decide
+
+    def stop_after(*arguments, **options):
+        try:
+            return decide(*arguments, **options)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(replay, "decide", stop_after)
+    arguments = ["--all", "--discard", "--comment", "x"]
+    code, out, err = billing.command("events_replay", *arguments)
+    assert (code, "1 of 2 events discarded" in out) == (1, True), out
+    assert "1 not discarded" in err
+    assert sorted(states()) == [State.ARCHIVED, State.DISCARDED]
 
 
 # -- what does not go ---------------------------------------------------------------------
@@ -539,6 +613,7 @@ def test_json(billing):
         "exit_code": 1,
         "fits": 2,
         "published": 0,
+        "decided": 0,
         "returned": [],
         "missing": [],
         "stopped": "",
