@@ -158,6 +158,11 @@ def add_member(role: Role, user: Any) -> None:
     user.groups.add(Group.objects.using(router.db_for_write(Group)).get(name=role.group))
 
 
+def has_permissions(role: Role, user: Any) -> bool:
+    """Return True if the backends of the project grant a user the role's own permissions."""
+    return all(user.has_perm(f"{_APP}.{codename}") for codename in permissions_of(role))
+
+
 def _require_groups() -> None:
     if not apps.is_installed("django.contrib.auth"):
         raise ConfigurationError(

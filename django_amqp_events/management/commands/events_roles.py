@@ -20,6 +20,11 @@ from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import visible
 
+_NO_BACKEND = (
+    "does not get the permissions of this group: with these settings, no backend in "
+    "AUTHENTICATION_BACKENDS grants those of groups. Add "
+    "'django.contrib.auth.backends.ModelBackend'"
+)
 _ROLES = {role.name: role for role in roles.ROLES}
 
 
@@ -45,12 +50,15 @@ class Command(ReportCommand):
         made = roles.make_groups()
         for role, user in users:
             roles.add_member(role, user)
-            if not getattr(user, "is_staff", True):
-                self.stderr.write(
-                    f"{visible(user.get_username())} cannot log in to Django's own admin site: "
-                    "is_staff is False",
-                    self.style.WARNING,
-                )
+            for wrong, text in (
+                (not getattr(user, "is_staff", True),
+                 "cannot log in to Django's own admin site: is_staff is False"),
+                (not user.is_active, "cannot log in: is_active is False"),
+                (user.is_active and not roles.has_permissions(role, user), _NO_BACKEND),
+            ):  # fmt: skip
+                if wrong:
+                    who = visible(user.get_username())
+                    self.stderr.write(f"{who} {text}", self.style.WARNING)
         members = [{"role": role.name, "user": user.get_username()} for role, user in users]
 
         def show() -> None:

@@ -70,6 +70,22 @@ def test_groups_are_made_and_repaired_and_keep_their_members() -> None:
     assert (code, out.count("unchanged")) == (0, 3)
 
 
+def test_a_member_whom_the_project_does_not_give_the_permissions(settings: Any) -> None:
+    """Of a user of the group; the backend does not know groups, or the user is not active."""
+    User.objects.create_user("ada", is_staff=True)
+    User.objects.create_user("bob", is_staff=True, is_active=False)
+    User.objects.create_superuser("root")
+    no_backend = "ada does not get the permissions of this group"
+    for backend, said in (("ModelBackend", ""), ("BaseBackend", no_backend)):
+        settings.AUTHENTICATION_BACKENDS = [f"django.contrib.auth.backends.{backend}"]
+        code, _, err = run_command("events_roles", "--add", "viewer", "ada")
+        assert (code, bool(err)) == (0, bool(said)), err
+        assert said in err
+        assert run_command("events_roles", "--add", "viewer", "root")[2] == ""
+        err = run_command("events_roles", "--add", "manager", "bob")[2]
+        assert err.strip() == "bob cannot log in: is_active is False"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
