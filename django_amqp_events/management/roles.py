@@ -17,6 +17,11 @@ from django.db import router, transaction
 from ..exceptions import ConfigurationError
 
 _APP: Final = "django_amqp_events"
+_NO_BACKEND: Final = (
+    "does not get the permissions of this group: with these settings, no backend in "
+    "AUTHENTICATION_BACKENDS grants those of groups. Add "
+    "'django.contrib.auth.backends.ModelBackend'"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +163,15 @@ def add_member(role: Role, user: Any) -> None:
     user.groups.add(Group.objects.using(router.db_for_write(Group)).get(name=role.group))
 
 
-def has_permissions(role: Role, user: Any) -> bool:
-    """Return True if the backends of the project grant a user the role's own permissions."""
-    return all(user.has_perm(f"{_APP}.{codename}") for codename in permissions_of(role))
+def refusal(role: Role, user: Any) -> str:
+    """Return why the project does not grant a member the role's own permissions, or ``""``."""
+    if not user.is_active:
+        return "cannot log in: is_active is False"
+    try:
+        granted = all(user.has_perm(f"{_APP}.{codename}") for codename in permissions_of(role))
+    except Exception as exc:  # noqa: BLE001 - a model or a backend of the project
+        return f"cannot use the pages: has_perm(permission), as the admin calls it, raised {exc!r}"
+    return "" if granted else _NO_BACKEND
 
 
 def _require_groups() -> None:

@@ -20,11 +20,6 @@ from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import visible
 
-_NO_BACKEND = (
-    "does not get the permissions of this group: with these settings, no backend in "
-    "AUTHENTICATION_BACKENDS grants those of groups. Add "
-    "'django.contrib.auth.backends.ModelBackend'"
-)
 _ROLES = {role.name: role for role in roles.ROLES}
 
 
@@ -50,15 +45,12 @@ class Command(ReportCommand):
         made = roles.make_groups()
         for role, user in users:
             roles.add_member(role, user)
-            for wrong, text in (
-                (not getattr(user, "is_staff", True),
-                 "cannot log in to Django's own admin site: is_staff is False"),
-                (not user.is_active, "cannot log in: is_active is False"),
-                (user.is_active and not roles.has_permissions(role, user), _NO_BACKEND),
-            ):  # fmt: skip
-                if wrong:
-                    who = visible(user.get_username())
-                    self.stderr.write(f"{who} {text}", self.style.WARNING)
+            warnings = [roles.refusal(role, user)]
+            if not getattr(user, "is_staff", True):
+                warnings.append("cannot log in to Django's own admin site: is_staff is False")
+            for text in filter(None, warnings):
+                who = visible(user.get_username())
+                self.stderr.write(f"{who} {text}", self.style.WARNING)
         members = [{"role": role.name, "user": user.get_username()} for role, user in users]
 
         def show() -> None:

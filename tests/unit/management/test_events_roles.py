@@ -70,8 +70,9 @@ def test_groups_are_made_and_repaired_and_keep_their_members() -> None:
     assert (code, out.count("unchanged")) == (0, 3)
 
 
-def test_a_member_whom_the_project_does_not_give_the_permissions(settings: Any) -> None:
-    """Of a user of the group; the backend does not know groups, or the user is not active."""
+def test_a_member_who_does_not_get_the_permissions(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     User.objects.create_user("ada", is_staff=True)
     User.objects.create_user("bob", is_staff=True, is_active=False)
     User.objects.create_superuser("root")
@@ -84,6 +85,9 @@ def test_a_member_whom_the_project_does_not_give_the_permissions(settings: Any) 
         assert run_command("events_roles", "--add", "viewer", "root")[2] == ""
         err = run_command("events_roles", "--add", "manager", "bob")[2]
         assert err.strip() == "bob cannot log in: is_active is False"
+    monkeypatch.setattr(User, "has_perm", lambda _self, _permission, _object: True)
+    code, _, err = run_command("events_roles", "--add", "viewer", "ada")
+    assert (code, "cannot use the pages: has_perm(permission), as the admin" in err) == (0, True)
 
 
 @pytest.mark.parametrize(
