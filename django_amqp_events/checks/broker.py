@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import os
 from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ from .project import Project
 
 #: Schemes that kombu hands to py-amqp, besides paths to its transport.
 _TRANSPORTS: Final = ("amqp", "amqps", "pyamqp")
+#: Environment variables that Celery prefers to the settings of any app.
+_VARIABLES: Final = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 
 
 def check_versions(_project: Project) -> Iterator[Problem]:
@@ -40,8 +43,17 @@ def check_transport(project: Project) -> Iterator[Problem]:
             f"Did you mean {near[0]}://?"
             if near
             else "Use RabbitMQ with pyamqp:// (or amqp:// if librabbitmq is not installed). Tasks "
-            "may stay there: make a second Celery app for events, and set CELERY_APP to it.",
+            "may stay there: make a second Celery app for events, and set CELERY_APP to it."
+            f"{_overriding()}",
         )
+
+
+def _overriding() -> str:
+    names = [name for name in _VARIABLES if os.environ.get(name)]
+    if not names:
+        return ""
+    named = " and ".join(names)
+    return f" Celery prefers {named} of the environment to the settings of every app: rename it."
 
 
 def check_accounts(project: Project) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import redis as redis_client
 
 from redis_server import Redis
 from tests import forked
@@ -76,6 +77,12 @@ class Shop:
         return Counter(self.notes.read_text().splitlines() if self.notes.exists() else ())
 
 
+def results(shop: Shop) -> int:
+    """Count the results of tasks in Redis."""
+    with redis_client.from_url(shop.environ["REDIS_URL"]) as client:
+        return len(client.keys("celery-task-meta-*"))
+
+
 @pytest.fixture(scope="module")
 def redis() -> Iterator[Redis]:
     server = Redis.start()
@@ -114,6 +121,7 @@ def test_tasks_go_to_redis_and_events_to_rabbitmq(
         "events_worker": ("django", "events_worker", "--no-mirror", "--no-batches", "--no-reaper"),
         "celery": ("celery", "-A", "shop.celery:events_app", "worker"),
     }
+    before = results(shop)
     if pool == "spawn":
         shop.environ[REAL_START] = "1"
     chosen = ("prefork", "--pool-start-method", "spawn") if pool == "spawn" else (pool,)
@@ -127,7 +135,11 @@ def test_tasks_go_to_redis_and_events_to_rabbitmq(
     )
     twice = EXPECTED + EXPECTED + Counter(["ordered on redis, order=1"])
     until(lambda: shop.noted == twice, 30, str(shop.noted))
+    # Tasks have results there, handlers have none.
+    tasks = before + sum(count for line, count in twice.items() if "redis" in line)
+    until(lambda: results(shop) == tasks, 30, "each task has a result")
     until(lambda: not any(fresh_eyes.totals().values()), 30, "each event is acknowledged")
+    assert results(shop) == tasks
 
 
 def test_the_page_has_the_files_of_the_project() -> None:

@@ -685,6 +685,18 @@ def test_unknown_scheme_suggests_the_nearest(run: Check, url: str, hint: str) ->
     assert str(message.hint).startswith(hint)
 
 
+def test_a_variable_that_celery_prefers_is_named(
+    run: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app has the right URL in its settings, as docs/redis.md has it."""
+    for name in ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "redis://a")
+            assert run(celery={"broker_url": "amqp://me@a//"}) == ["E027"]
+            (message,) = messages()
+            assert f"Celery prefers {name} of the environment" in str(message.hint)
+
+
 @pytest.mark.parametrize(
     "options",
     [
