@@ -116,8 +116,10 @@ def window(load: Load, *, seconds: float | None, rate: float | None) -> Window:
         else:
             if not load.configured:
                 fits = min(fits, processes + int(WORK_SECONDS * processes / seconds))
-            if fits < share:
-                found = Window(fits, "measured")
+            # A backlog in one of many queues can occupy all processes too.
+            count = min(max(share, processes), fits)
+            if count != share:
+                found = Window(count, "measured")
     if rate is not None and rate * load.wait < found.count:
         found = Window(int(rate * load.wait), "rate")
     return found

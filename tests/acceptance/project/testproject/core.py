@@ -28,7 +28,7 @@ def picky(self: Any, plan: list[str], case: str = "") -> str:
     return perform(self, plan, case=case)
 
 
-@handler("core.act.limited", bind=True, max_retries=1, soft_time_limit=3, time_limit=5)
+@handler("core.act.limited", bind=True, max_retries=1, soft_time_limit=2, time_limit=3)
 def limited(self: Any, plan: list[str], case: str = "") -> str:
     return perform(self, plan, case=case)
 

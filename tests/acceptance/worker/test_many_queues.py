@@ -1,4 +1,4 @@
-"""A worker that dies with one unacknowledged message from each of a hundred queues."""
+"""Workers that consume many queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_killed_seven_times(fresh_eyes: Eyes, service: Make) -> None:
-    """Only the poison message is archived."""
+    """With an unacknowledged message from each of a hundred queues."""
     eyes = fresh_eyes
     core = service(eyes, handlers="hundred")
     core.declare()
@@ -43,3 +43,19 @@ def test_killed_seven_times(fresh_eyes: Eyes, service: Make) -> None:
     eyes.empty("core")
     assert Counter(line["event"] for line in core.ledger(what="end")) == Counter(ids)
     assert not Archive(eyes).collect()
+
+
+def test_a_backlog_in_one_of_many_queues_occupies_all_processes(
+    fresh_eyes: Eyes, service: Make
+) -> None:
+    core = service(fresh_eyes)
+    core.declare()
+    core.worker("prefork", 3)
+    for _ in range(30):
+        fresh_eyes.event("core.act", {"plan": ["sleep:0.3"]})
+    until(lambda: len(core.ledger(what="end")) == 30, 60, "all are handled")
+    lines = core.ledger(what="start") + core.ledger(what="end")
+    running = [0]
+    for line in sorted(lines, key=lambda line: line["at"]):
+        running.append(running[-1] + (1 if line["what"] == "start" else -1))
+    assert max(running) == 3
