@@ -38,7 +38,11 @@ TEXTS: Final[Mapping[str, Any]] = {
     "body-unreadable": _(
         "the body is not a valid payload, so a replay would fail again; discard the event"
     ),
-    "changed": _("another user or tab changed it first; it is %(state)s now"),
+    "body-unreadable-editable": _(
+        "the body is not a valid payload, so a replay would fail again; edit the payload and "
+        "replay it"
+    ),
+    "changed": _("another user or tab changed it first; its state is now %(state)s"),
     "changed-by": _("%(changed)s (last decision: %(what)s by %(who)s, %(at)s)"),
     "action-discard": _("discarded"),
     "action-edit": _("edited and replayed"),
@@ -68,7 +72,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     "other-service": _(
         "it belongs to the service %(service)s; replay it in a process of that service"
     ),
-    "state": _("it is %(state)s"),
+    "state": _("its state is %(state)s"),
     "state-archived": _("archived"),
     "state-discarded": _("discarded"),
     "state-queued": _("queued"),
@@ -227,22 +231,30 @@ TEXTS: Final[Mapping[str, Any]] = {
     "waiting-to-retry": _("waiting to retry: %(why)s"),
     # -- alerts
     "alert-broker-alarm": _(
-        "%(alarms)s: RabbitMQ accepts no events. Free memory or disk, or let consumers empty the "
-        "queues."
+        "%(alarms)s: RabbitMQ accepts no events. Free memory or disk on the broker."
     ),
-    "alert-broker-away": _("%(error)s. Events wait in the outbox."),
-    "alert-group": _("%(what)s in %(frame)s"),
-    "alert-group-unknown-frame": _("%(what)s in an unknown function"),
-    "alert-growth": _("More than %(most)s events were archived within an hour."),
+    "alert-broker-away": _("%(error)s. Check the broker. Events wait in the outbox."),
+    "alert-broker-away-direct": _(
+        "%(error)s. Check the broker. No event can be published meanwhile."
+    ),
+    "alert-group": _("%(what)s in %(frame)s. Fix the cause, then replay the group."),
+    "alert-group-unknown-frame": _(
+        "%(what)s in an unknown function. Fix the cause, then replay the group."
+    ),
+    "alert-growth": _(
+        "More than %(most)s events were archived within an hour. Run `manage.py events_groups`, "
+        "and fix the cause of the largest group."
+    ),
     "alert-mirror-lag": _(
-        "The oldest message in the archive queue is %(age)s old. Check the log of events_mirror, "
-        "or start another one."
+        "The oldest message in the archive queue is %(age)s old. Start another `manage.py "
+        "events_mirror`."
     ),
     "alert-outbox-lag": _(
-        "The oldest event in the outbox of database %(database)s is %(age)s old: %(meaning)s"
+        "The oldest event in the outbox of database %(database)s is %(age)s old: %(meaning)s. Run "
+        "`manage.py events_status` to see what it waits for."
     ),
-    "alert-stale": _("Last collected: %(at)s. Start events_mirror or events_worker."),
-    "alert-stale-never": _("Never collected. Start events_mirror or events_worker."),
+    "alert-stale": _("Last collected: %(at)s. Start `manage.py events_companion`."),
+    "alert-stale-never": _("Never collected. Start `manage.py events_companion`."),
     # -- what queues and outboxes contain
     "both": "%(first)s; %(then)s",
     "empty": _("empty"),

@@ -26,8 +26,9 @@ has an event loop, as in ``publish()`` without ``await``.
     ``handler``, ``event``, ``seconds`` that the handler has been running, ``pid`` of the process;
     sent by a thread of the worker's main process, again each time the seconds have doubled.
 ``alert_raised``, ``alert_ended``
-    ``kind``, ``key``, ``title``, ``text``, ``since``; sent once when an alert begins and once when
-    it ends, by the process that notices it first: ``events_mirror`` or ``events_alerts``.
+    ``kind``, ``key``, ``title``, ``text``, ``since``, ``runbook`` (a URL); sent once when an alert
+    begins and once when it ends, by the process that notices it first: ``events_mirror`` or
+    ``events_alerts``.
     docs/alerts.md lists the kinds.
 """
 

@@ -98,13 +98,13 @@ class Examined:
 
 def target(event: ArchivedEvent) -> Handler | Reason:
     """Return the handler that would get a replay of an event, or why it cannot be replayed."""
-    found, most = _own_handler(event), get_settings().max_body
+    found, settings = _own_handler(event), get_settings()
     if isinstance(found, Reason):
         return found
-    if event.body_size > most:
-        return Reason("body-too-large", size=event.body_size, most=most)
+    if event.body_size > settings.max_body:
+        return Reason("body-too-large", size=event.body_size, most=settings.max_body)
     if event.reason in UNREAD and event.payload is None:
-        return Reason("body-unreadable")
+        return Reason("body-unreadable-editable" if settings.editing else "body-unreadable")
     return found
 
 

@@ -45,6 +45,10 @@ KINDS: Final[Mapping[str, Any]] = {
     "group_new": _("New failure"),
     "group_back": _("Failure reopened"),
 }
+#: Has a section for each kind: meaning, next step and end.
+RUNBOOKS: Final = (
+    "https://github.com/django-amqp-events/django-amqp-events/blob/main/docs/runbooks.md"
+)
 #: Kinds whose key is a group's id; users know a group by its name, which is a parameter.
 OF_GROUPS: Final = ("group_new", "group_back")
 #: Time during which a group is new, and new groups in one evaluation, at most: a faulty release may
@@ -144,8 +148,10 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
             found[which] = text if above(value, most) else None
 
     if limits.away is not None and above(broker.get("away"), limits.away):
+        stored = settings.publish == "outbox"
         found["broker_away", ""] = Reason(
-            "alert-broker-away", error=Reason.from_json(broker["error"])
+            "alert-broker-away" if stored else "alert-broker-away-direct",
+            error=Reason.from_json(broker["error"]),
         )
     elif limits.away is None or not broker.get("error"):
         found["broker_away", ""] = None
@@ -272,6 +278,11 @@ def title(alert: Alert) -> str:
     return visible(f"{what}: {which}" if which else what)
 
 
+def runbook(alert: Alert) -> str:
+    """Return the URL of an alert's runbook; ``""`` for a kind of your own."""
+    return f"{RUNBOOKS}#{alert.kind}" if alert.kind in KINDS else ""
+
+
 def alert_text(alert: Alert) -> str:
     """Return the text of an alert in the active language, all characters visible."""
     return visible(translated(alert.details or ""), 2_000)
@@ -299,11 +310,12 @@ def _notify(alert: Alert, settings: Settings) -> None:
         title=name,
         text=text,
         since=alert.since,
+        runbook=runbook(alert),
     )
     if not settings.alerts.mail:
         return
     subject = " ".join(f"{settings.service}: {'over: ' if over else ''}{name}".split())
-    lines = [text, "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
+    lines = [text, runbook(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
     try:

@@ -18,13 +18,11 @@ STATES: Final[Mapping[str, tuple[Any, Any]]] = {
     ),
     State.QUEUED: (
         gettext_lazy("A replay was requested and is being published."),
-        gettext_lazy("If its process has died, events_mirror publishes it."),
+        gettext_lazy("Wait. If its process has died, events_mirror publishes it."),
     ),
     State.REPLAYING: (
         gettext_lazy("Published to its handler, which has not reported an outcome yet."),
-        gettext_lazy(
-            "The worker reports the outcome to the archive queue, and events_mirror records it."
-        ),
+        gettext_lazy("Wait for its outcome, which events_mirror records."),
     ),
     State.SUCCEEDED: (gettext_lazy("A replay succeeded."), gettext_lazy("Nothing is left to do.")),
     State.DISCARDED: (
@@ -37,7 +35,7 @@ ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
     "held": (
         gettext_lazy("publishing"),
         gettext_lazy("Waiting for RabbitMQ to confirm."),
-        gettext_lazy("If its publisher has died, a relay takes over within 60 s."),
+        gettext_lazy("Wait. If its publisher has died, a relay takes over within 60 s."),
     ),
     "failed": (
         gettext_lazy("failed"),
@@ -62,7 +60,7 @@ ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
 }
 #: Of a replay without an outcome: the next step.
 REPLAYS: Final[Mapping[str, Any]] = {
-    Replay.State.QUEUED: gettext_lazy("If its process has died, events_mirror publishes it."),
+    Replay.State.QUEUED: gettext_lazy("Wait. If its process has died, events_mirror publishes it."),
     Replay.State.PUBLISHED: gettext_lazy(
         "Wait for its outcome, or check `manage.py events_status`."
     ),
@@ -74,7 +72,9 @@ REPLAYS: Final[Mapping[str, Any]] = {
 #: Of a batch with pending events: the next step.
 BATCHES: Final[Mapping[str, Any]] = {
     ReplayBatch.State.DRAFT: gettext_lazy("Start the batch, or delete the draft."),
-    ReplayBatch.State.RUNNING: gettext_lazy("The batch replays it while events_batches runs."),
+    ReplayBatch.State.RUNNING: gettext_lazy(
+        "Wait: the batch replays it while events_batches runs."
+    ),
     ReplayBatch.State.PAUSED: gettext_lazy("Resume the batch, or cancel it."),
     ReplayBatch.State.CANCELLED: gettext_lazy(
         "The batch was cancelled. Replay the event by itself."

@@ -287,7 +287,7 @@ def _batches(now: datetime) -> dict[str, Any]:
             for each in everything[at : at + number]:
                 each.state = state
                 if state == "skipped":
-                    each.error = "another user or tab changed it first; it is discarded now"
+                    each.error = "another user or tab changed it first; its state is now discarded"
             at += number
         Replay.objects.bulk_update(everything, ["state", "error"])
         if name == "paused":

@@ -33,11 +33,17 @@ class Command(ReportCommand):
                 since = f"{each.since:%Y-%m-%d %H:%M:%S} UTC"
                 self.stdout.write(f"{since}  {alerts.title(each)}", self.style.ERROR)
                 self.tell(f"    {alerts.alert_text(each)}")
+                if runbook := alerts.runbook(each):
+                    self.tell(f"    {runbook}")
             if not found:
                 self.tell("no open alerts")
 
         document = [
-            {**columns(each, "kind", "key", "since", "last"), "text": alerts.alert_text(each)}
+            {
+                **columns(each, "kind", "key", "since", "last"),
+                "text": alerts.alert_text(each),
+                "runbook": alerts.runbook(each),
+            }
             for each in found
         ]
         return self.finish(1 if found else 0, {"alerts": document}, show)

@@ -90,7 +90,7 @@ def test_killed_between_claim_and_publish(fresh_eyes: Eyes, repaired: Service) -
     assert resume(repaired, lease=60) == 0, "it may be alive"
     report = replay(repaired, state="queued")
     assert report is not None
-    assert report["skipped"] == ["it is queued"]
+    assert report["skipped"] == ["its state is queued"]
     assert resume(repaired) == 1
     assert fresh_eyes.ready(QUEUE) == 1
     assert row(repaired)["state"] == "replaying"

@@ -323,7 +323,7 @@ def test_discard_and_restore(billing, monkeypatch):
     code, out = run("order-1", "order-3", "--discard", *comment)
     assert code == 1
     assert "1 of 1 event discarded" in out
-    assert "(order-1) for send_invoice: it is discarded" in out
+    assert "(order-1) for send_invoice: its state is discarded" in out
     assert counts("--all", "--restore", "--limit", "1") == {
         "result": "restored", "fits": 1, "published": 0, "decided": 1,
     }  # fmt: skip
@@ -365,7 +365,7 @@ def test_settled_or_unknown_ids_are_reported(billing):
     code, out, err = billing.command("events_replay", "order-1", "order-2", "order-9")
     assert code == 1
     assert "1 of 1 event published" in out
-    assert "shop.order.created (order-2) for send_invoice: it is discarded" in out
+    assert "shop.order.created (order-2) for send_invoice: its state is discarded" in out
     assert "no archived event has the id 'order-9'" in err
     assert states() == [State.REPLAYING, State.DISCARDED]
 
@@ -448,7 +448,7 @@ def test_force_replays_only_overdue_events(billing):
     ArchivedEvent.objects.filter(event_id="order-1").update(state_since=long_ago)
     out = billing.command("events_replay", "order-1", "order-2")[1]
     assert "(order-1) for send_invoice: its replay is overdue; --force replays it again" in out
-    assert "(order-2) for send_invoice: it is replaying\n" in out
+    assert "(order-2) for send_invoice: its state is replaying\n" in out
     code, out, _ = billing.command("events_replay", "--force", "order-1", "order-2")
     assert code == 1
     assert "1 of 2 events published" in out
@@ -683,7 +683,7 @@ def test_an_event_is_replayed_with_another_payload(editing, tmp_path):
     row.refresh_from_db()
     assert row.state == State.SUCCEEDED
     code, out, _ = editing.command("events_replay", *arguments)
-    assert (code, "it is succeeded" in out) == (1, True)
+    assert (code, "its state is succeeded" in out) == (1, True)
 
 
 def test_wrong_arguments_edit_nothing(editing, tmp_path):

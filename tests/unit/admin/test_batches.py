@@ -275,7 +275,7 @@ def test_look_again(ada: Client) -> None:
     ada.post(url("look", batch.pk))
     words = page(ada.get(url("change", batch.pk))).words
     assert "2 of 3 events can be replayed" in words
-    assert "another user or tab changed it first; it is discarded now" in words
+    assert "another user or tab changed it first; its state is now discarded" in words
 
 
 # -- what is shown ------------------------------------------------------------------------

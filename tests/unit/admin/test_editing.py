@@ -291,7 +291,7 @@ def test_stale_form_names_the_change(ada, wire):
     for step in ("review", "publish", "edit"):
         response = ada.post(url("edit", row.pk), {**publish(row), "step": step}, follow=True)
         [told] = said(response)
-        assert "another user or tab changed it first; it is replaying now" in told
+        assert "another user or tab changed it first; its state is now replaying" in told
         assert "last decision: replayed by bob, 20" in told
     assert not wire.messages
     # And the one who comes with a plain replay.

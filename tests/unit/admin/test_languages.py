@@ -219,7 +219,7 @@ def test_reasons_are_translated_on_pages() -> None:
     assert str(NESTED).endswith("discarded by Zoë 100 %, today)")
     with override("de"):
         assert str(NESTED).endswith("discarded by Zoë 100 %, today)")
-        assert str(Reason("state", state=State.ARCHIVED.label)) == "it is archived"
+        assert str(Reason("state", state=State.ARCHIVED.label)) == "its state is archived"
         state = Reason("state", state=State.ARCHIVED.label)
         assert translated(state) == "sein Zustand ist: archiviert"
         assert translated(NESTED).startswith("seine Neuzustellung ist nicht überfällig")

@@ -328,9 +328,9 @@ def test_preview_shows_routes_and_skipped_events() -> None:
     whys = {str(Reason.from_json(each["why"])): each["count"] for each in plan["skipped"]}
     assert len(whys) == 6, whys
     assert sum(whys.values()) == plan["skipped_total"] == 6
-    assert whys["it is replaying"] == 1
+    assert whys["its state is replaying"] == 1
     for part in (
-        "another user or tab changed it first; it is discarded now",
+        "another user or tab changed it first; its state is now discarded",
         "there is no handler 'gone'",
         "belongs to the service 'shipping'",
         "MAX_BODY is 1000",

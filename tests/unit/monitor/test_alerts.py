@@ -311,7 +311,7 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     [said] = caplog.messages
     assert said == (
         "alert raised: New failure: TaxError in send_invoice (2 open): "
-        "shop.TaxError in an unknown function"
+        "shop.TaxError in an unknown function. Fix the cause, then replay the group."
     )
     assert look(NOW, open=7) == []
     alert = Alert.objects.get()
@@ -424,7 +424,9 @@ def test_email_to_admins_where_it_is_asked_for() -> None:
     first, last = mail.outbox
     assert first.subject == ("[Django] billing: Many events archived: x Bcc: eve@example.com")
     assert first.to == ["ada@example.com"]
-    assert first.body == "many\n\nSince 2026-03-01 12:00:00 UTC."
+    assert first.body.splitlines() == [
+        "many", f"{alerts.RUNBOOKS}#growth", "", "Since 2026-03-01 12:00:00 UTC."
+    ]  # fmt: skip
     assert "over: " in last.subject
     assert "Over since 2026-03-01 13:00:00 UTC." in last.body
 
