@@ -45,6 +45,8 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+from django.db import Error
+
 from django_amqp_events import conf, service_loop
 from django_amqp_events.archive import editing, eligibility, replay, selection, states
 from django_amqp_events.archive.batches import batch_states
@@ -53,7 +55,7 @@ from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.replay import Report
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.backoff import Backoff
-from django_amqp_events.databases import parts
+from django_amqp_events.databases import error_line, parts
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
@@ -412,7 +414,13 @@ class Command(ReportCommand):
             if self.stopping:
                 report.stopped = Reason("interrupted")
                 return
-            done = replay.decide({pk: seen[pk] for pk in part}, rule, by=by, reason=comment)
+            try:
+                done = replay.decide({pk: seen[pk] for pk in part}, rule, by=by, reason=comment)
+            except Error as exc:
+                if not report.published:
+                    raise
+                report.stopped = Reason.of(error_line(exc))
+                return
             report.published += done.published
             report.skipped += done.skipped
             self.progress(f"{len(report.published)} of {len(seen)} {DONE[result.decision]}")

@@ -352,6 +352,24 @@ def test_ctrl_c_stops_discarding_between_parts(billing, monkeypatch):
     assert sorted(states()) == [State.ARCHIVED, State.DISCARDED]
 
 
+def test_database_error_after_a_part_reports_what_was_discarded(billing, monkeypatch):
+    monkeypatch.setattr(events_replay, "PART", 1)
+    fill(billing, 1, 2)
+    decide = replay.decide
+
+    def once(*arguments, **options):
+        if State.DISCARDED in states():
+            raise ProgrammingError("a column is missing")
+        return decide(*arguments, **options)
+
+    monkeypatch.setattr(replay, "decide", once)
+    arguments = ["--all", "--discard", "--comment", "x"]
+    code, out, err = billing.command("events_replay", *arguments)
+    assert (code, "1 of 2 events discarded" in out) == (1, True), out
+    assert "stopped: ProgrammingError: a column is missing; 1 not discarded" in err
+    assert billing.command("events_replay", *arguments)[0] == 2
+
+
 # -- what does not go ---------------------------------------------------------------------
 
 
