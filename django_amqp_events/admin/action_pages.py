@@ -25,7 +25,7 @@ from django.utils.translation import ngettext_lazy
 
 from ..archive.eligibility import Skipped
 from ..archive.replay import Report
-from ..archive.states import Seen
+from ..archive.states import REASON_CHARACTERS, Seen
 from ..databases import non_atomic
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
@@ -120,7 +120,9 @@ class ReasonForm(forms.Form):
     """The reason of an action."""
 
     reason = forms.CharField(
-        max_length=1_000, strip=True, widget=forms.Textarea(attrs={"rows": 2, "cols": 60})
+        max_length=REASON_CHARACTERS,
+        strip=True,
+        widget=forms.Textarea(attrs={"rows": 2, "cols": 60}),
     )
 
     def __init__(self, data: Any = None, *, required: bool = False, **more: Any) -> None:

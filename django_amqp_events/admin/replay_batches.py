@@ -78,7 +78,7 @@ class StartForm(forms.Form):
 
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
-        max_length=1_000,
+        max_length=states.REASON_CHARACTERS,
         widget=forms.Textarea(attrs={"rows": 2}),
         help_text=gettext_lazy("Recorded with your name in the history of each event."),
     )

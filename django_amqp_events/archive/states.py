@@ -53,6 +53,8 @@ Seen = Mapping[UUID, int]
 
 #: Most rows that one transaction discards or restores.
 BATCH: Final = 500
+#: Most characters of the reason of a decision: each of its events keeps a copy.
+REASON_CHARACTERS: Final = 1_000
 #: Attempts at a transaction that conflicts with another one.
 TRIES: Final = 10
 #: Seconds after which a transaction that finds the database locked is not tried again.

@@ -16,6 +16,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import search_values
 from django_amqp_events.archive.replay import REASONS
 from django_amqp_events.archive.selection import SearchTerm, parse_uuid
+from django_amqp_events.models import clean
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
@@ -66,7 +67,7 @@ def add_filters(parser: ArgumentParser, title: str = "filters") -> Any:
             f"--{name}",
             action="append",
             default=[],
-            type=whole_name if name in ("event", "exception") else str,
+            type=whole_name if name in ("event", "exception") else clean,
             metavar=name.upper(),
             help=text,
         )
@@ -160,7 +161,7 @@ def whole_name(text: str) -> str:
     """Read a name that is not a pattern."""
     if "*" in text or "#" in text:
         raise ArgumentTypeError(f"{text!r} is a pattern; give whole names, one option for each")
-    return text
+    return clean(text)
 
 
 def search_term(text: str) -> str:

@@ -29,7 +29,7 @@ from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import AmqpEventsError, ConfigurationError
 from django_amqp_events.management.base import ReportCommand, columns
-from django_amqp_events.models import visible
+from django_amqp_events.models import clean, visible
 from django_amqp_events.monitor import event_locations, queue_status
 from django_amqp_events.monitor.event_locations import LocatedEvent, Record
 
@@ -40,7 +40,7 @@ class Command(ReportCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("value", help="Id or search value.")
+        parser.add_argument("value", type=clean, help="Id or search value.")
         super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:

@@ -61,12 +61,12 @@ from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import SHOWN, ReportCommand, columns, requested_by
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import ArchivedEvent, Replay, visible
+from django_amqp_events.models import ArchivedEvent, Replay, clean, visible
 from django_amqp_events.reasons import Reason
 
 #: Delays between queries for outcomes.
 POLL: Final = Backoff(0.2, 5.0)
-#: Most events that are examined or decided together.
+#: Most events that are examined together.
 PART: Final = 2000
 RULES: Final = {
     "replay": eligibility.REPLAY,
@@ -117,7 +117,9 @@ class Command(ReportCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("ids", nargs="*", metavar="id", help="Id of an event or of a row.")
+        parser.add_argument(
+            "ids", nargs="*", type=clean, metavar="id", help="Id of an event or of a row."
+        )
         what = parser.add_mutually_exclusive_group()
         what.add_argument(
             "--all", action="store_true", help="Every archived event, instead of ids and filters."
@@ -129,6 +131,7 @@ class Command(ReportCommand):
         )
         what.add_argument(
             "--edit",
+            type=clean,
             metavar="ID",
             help="Replay this event with another payload; needs --payload and --comment.",
         )
@@ -245,12 +248,14 @@ class Command(ReportCommand):
              "--payload needs --edit ID, the event that it is for"),
             (options["all"] and narrowed, "--all takes no ids and no filters"),
             (not (options["all"] or edit or narrowed),
-             "choose the events to replay: ids, filters or --all"),
+             "choose the events: ids, filters or --all"),
             (decides and (edit or options["force"] or options["background"]
                           or options["wait"] is not None or options["rate"] is not None),
              f"--{options['decision']} goes without --edit, --force, --background, --wait, --rate"),
             (options["decision"] == "discard" and not comment and not options["dry_run"],
              "--discard needs a reason: --comment TEXT"),
+            (len(comment) > states.REASON_CHARACTERS,
+             f"--comment has more than {states.REASON_CHARACTERS} characters"),
             (options["force"] and (filters or not options["ids"]),
              "--force takes ids and no filters: check each event first"),
             (options["force"] and options["background"], "--background goes without --force"),
@@ -410,7 +415,8 @@ class Command(ReportCommand):
 
     def _decide(self, seen: dict[UUID, int], rule: Rule, comment: str, result: Result) -> None:
         report, by = result.report, requested_by("events_replay")
-        for part in parts(list(seen), PART):
+        # One transaction each, so that an error leaves nothing out of the report.
+        for part in parts(list(seen), states.BATCH):
             if self.stopping:
                 report.stopped = Reason("interrupted")
                 return

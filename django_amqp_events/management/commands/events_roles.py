@@ -18,7 +18,7 @@ from typing import Any
 from django_amqp_events.management import roles
 from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import visible
+from django_amqp_events.models import clean, visible
 
 _ROLES = {role.name: role for role in roles.ROLES}
 
@@ -30,6 +30,7 @@ class Command(ReportCommand):
         parser.add_argument(
             "--add",
             nargs=2,
+            type=clean,
             metavar=("ROLE", "USER"),
             action="append",
             default=[],

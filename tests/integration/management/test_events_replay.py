@@ -16,6 +16,7 @@ import pytest
 from django.db import ProgrammingError
 
 from django_amqp_events.archive import replay
+from django_amqp_events.archive import states as archive_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.management.commands import events_replay
 from django_amqp_events.models import (
@@ -209,9 +210,10 @@ def test_the_beginning_of_an_id(billing):
     assert code == 2
     assert f"more than one id begins with '7a3c5d1e': {', '.join(ids)}" in err
     # An id of the publisher's own making is meant as it is written.
-    code, _, err = billing.command("events_replay", "20261120", "7a3c5d")
+    code, _, err = billing.command("events_replay", "20261120", "7a3c5d", "caf\udce9")
     assert code == 1
     assert "no archived event has the id '20261120'" in err
+    assert r"no archived event has the id 'caf\\udce9'" in err
     assert "no archived event has the id '7a3c5d'; give the full id, or at least its first 8" in err
     assert states() == [State.ARCHIVED] * 3
     assert billing.command("events_replay", ids[0].replace("-", "").upper()[:-1])[0] == 2
@@ -226,8 +228,8 @@ def test_wrong_arguments_change_nothing(billing, tmp_path):
     fill(billing, 1)
     edit = ["--edit", "order-1", "--payload", written(tmp_path), "--comment", "x"]
     for arguments, text in (
-        ([], "choose the events to replay: ids, filters or --all"),
-        (["--limit", "3"], "choose the events to replay"),
+        ([], "choose the events: ids, filters or --all"),
+        (["--limit", "3"], "choose the events"),
         (["--all", "--event", "a.b"], "--all takes no ids and no filters"),
         (["--all", "order-1"], "--all takes no ids and no filters"),
         (["--force", "--all"], "--all: not allowed with argument --force"),
@@ -236,12 +238,14 @@ def test_wrong_arguments_change_nothing(billing, tmp_path):
         (["--since", "1h", "--until", "2h"], "--since is not before --until"),
         (["--handler", "send_invoce"], "no handler 'send_invoce' and no event of it; did you"),
         (["--reason", "exausted"], "no reason 'exausted'; did you mean 'exhausted'? Reasons: arg"),
+        (["--handler", "caf\udce9"], "no handler 'caf\\\\udce9'"),  # Latin-1 on a command line
+        (["--all", "--discard", "--comment", "x" * 1001], "--comment has more than 1000"),
         (["--event", "shop.*"], "'shop.*' is a pattern; give whole names"),
         (["--all", "--rate", "0"], "--rate: 0 is not a number above 0"),
         (["--all", "--wait", "-1"], "--wait: -1 is not a number above 0"),
         (["--all", "--wait", "1", "--dry-run"], "not allowed with argument --wait"),
         (["--all", "--discard"], "--discard needs a reason: --comment TEXT"),
-        (["--discard", "--comment", "x"], "choose the events to replay"),
+        (["--discard", "--comment", "x"], "choose the events"),
         (["--all", "--discard", "--restore"], "not allowed with argument --discard"),
         (["--all", "--discard", "--rate", "1"], "--discard goes without --edit, --force"),
         (["order-1", "--restore", "--force"], "--restore goes without --edit, --force"),
@@ -291,7 +295,7 @@ def test_a_dry_run_names_handlers_and_places_and_changes_nothing(billing):
 
 def test_discard_and_restore(billing, monkeypatch):
     """The admin's decision on the same events, with its record; nothing is published."""
-    monkeypatch.setattr(events_replay, "PART", 1)
+    monkeypatch.setattr(archive_states, "BATCH", 1)
     fill(billing, 1, 2)
     fill(billing, 3, handler="book")
     fill(billing, 4, handler="gone")  # could not be replayed
@@ -334,7 +338,7 @@ def test_discard_and_restore(billing, monkeypatch):
 
 
 def test_ctrl_c_stops_discarding_between_parts(billing, monkeypatch):
-    monkeypatch.setattr(events_replay, "PART", 1)
+    monkeypatch.setattr(archive_states, "BATCH", 1)
     fill(billing, 1, 2)
     decide = replay.decide
 
@@ -353,7 +357,7 @@ def test_ctrl_c_stops_discarding_between_parts(billing, monkeypatch):
 
 
 def test_database_error_after_a_part_reports_what_was_discarded(billing, monkeypatch):
-    monkeypatch.setattr(events_replay, "PART", 1)
+    monkeypatch.setattr(archive_states, "BATCH", 1)
     fill(billing, 1, 2)
     decide = replay.decide
 
