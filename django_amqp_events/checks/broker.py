@@ -52,8 +52,10 @@ def _overriding() -> str:
     names = [name for name in _VARIABLES if os.environ.get(name)]
     if not names:
         return ""
-    named = " and ".join(names)
-    return f" Celery prefers {named} of the environment to the settings of every app: rename it."
+    named, them = " and ".join(names), "it" if len(names) == 1 else "them"
+    return (
+        f" Celery prefers {named} of the environment to the settings of every app: rename {them}."
+    )
 
 
 def check_accounts(project: Project) -> Iterator[Problem]:

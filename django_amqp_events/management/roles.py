@@ -17,11 +17,6 @@ from django.db import router, transaction
 from ..exceptions import ConfigurationError
 
 _APP: Final = "django_amqp_events"
-_NO_BACKEND: Final = (
-    "does not get the permissions of this group: with these settings, no backend in "
-    "AUTHENTICATION_BACKENDS grants those of groups. Add "
-    "'django.contrib.auth.backends.ModelBackend'"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +166,13 @@ def refusal(role: Role, user: Any) -> str:
         granted = all(user.has_perm(f"{_APP}.{codename}") for codename in permissions_of(role))
     except Exception as exc:  # noqa: BLE001 - a model or a backend of the project
         return f"cannot use the pages: has_perm(permission), as the admin calls it, raised {exc!r}"
-    return "" if granted else _NO_BACKEND
+    if granted:
+        return ""
+    return (
+        f"does not get the permissions of the group “{role.group}”: with these settings, no "
+        "backend in AUTHENTICATION_BACKENDS grants those of groups. Add "
+        "'django.contrib.auth.backends.ModelBackend'"
+    )
 
 
 def _require_groups() -> None:

@@ -50,8 +50,8 @@ class Command(ReportCommand):
             if not getattr(user, "is_staff", True):
                 warnings.append("cannot log in to Django's own admin site: is_staff is False")
             for text in filter(None, warnings):
-                who = visible(user.get_username())
-                self.stderr.write(f"{who} {text}", self.style.WARNING)
+                said = visible(f"{user.get_username()} {text}")
+                self.stderr.write(said, self.style.WARNING)
         members = [{"role": role.name, "user": user.get_username()} for role, user in users]
 
         def show() -> None:

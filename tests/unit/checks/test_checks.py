@@ -695,6 +695,10 @@ def test_a_variable_that_celery_prefers_is_named(
             assert run(celery={"broker_url": "amqp://me@a//"}) == ["E027"]
             (message,) = messages()
             assert f"Celery prefers {name} of the environment" in str(message.hint)
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://a")
+    monkeypatch.setenv("CELERY_BROKER_READ_URL", "redis://a")
+    run(celery={})
+    assert "to the settings of every app: rename them." in str(messages()[0].hint)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import Group, Permission, User
 
 from django_amqp_events.admin.action_pages import Action
@@ -76,7 +77,7 @@ def test_a_member_who_does_not_get_the_permissions(
     User.objects.create_user("ada", is_staff=True)
     User.objects.create_user("bob", is_staff=True, is_active=False)
     User.objects.create_superuser("root")
-    no_backend = "ada does not get the permissions of this group"
+    no_backend = "ada does not get the permissions of the group “AMQP events: viewer”"
     for backend, said in (("ModelBackend", ""), ("BaseBackend", no_backend)):
         settings.AUTHENTICATION_BACKENDS = [f"django.contrib.auth.backends.{backend}"]
         code, _, err = run_command("events_roles", "--add", "viewer", "ada")
@@ -85,9 +86,19 @@ def test_a_member_who_does_not_get_the_permissions(
         assert run_command("events_roles", "--add", "viewer", "root")[2] == ""
         err = run_command("events_roles", "--add", "manager", "bob")[2]
         assert err.strip() == "bob cannot log in: is_active is False"
-    monkeypatch.setattr(User, "has_perm", lambda _self, _permission, _object: True)
-    code, _, err = run_command("events_roles", "--add", "viewer", "ada")
-    assert (code, "cannot use the pages: has_perm(permission), as the admin" in err) == (0, True)
+
+    def of_model(_self: Any, _permission: str, _object: Any) -> bool:
+        raise AssertionError
+
+    def of_backend(_self: Any, _user: Any, _permission: str) -> bool:
+        raise AssertionError
+
+    for owner, without_object in ((ModelBackend, of_backend), (User, of_model)):
+        settings.AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+        monkeypatch.setattr(owner, "has_perm", without_object)
+        code, _, err = run_command("events_roles", "--add", "viewer", "ada")
+        assert "cannot use the pages: has_perm(permission), as the admin calls it" in err
+        assert (code, "raised TypeError" in err) == (0, True)
 
 
 @pytest.mark.parametrize(
