@@ -417,13 +417,16 @@ class Reason:
         """Return the reason of :meth:`as_json`; anything else stands for itself."""
         if not isinstance(document, dict):
             return cls.of(str(document))
-        params = {name: _read(value) for name, value in document.items() if name != "code"}
         try:
+            params = {name: _read(value) for name, value in document.items() if name != "code"}
             found = cls(document["code"], **params)
             str(found)
+            # The plural forms of most languages need a number.
+            if isinstance(params.get("count", 0), int):
+                return found
         except (KeyError, TypeError, ValueError, RecursionError):
-            return cls("text", text=json.dumps(document))
-        return found
+            pass
+        return cls("text", text=json.dumps(document))
 
     def as_json(self) -> dict[str, Any]:
         """Return code and parameters as JSON types, whatever language is active."""

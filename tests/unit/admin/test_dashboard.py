@@ -320,11 +320,22 @@ def test_catalogue_shows_a_limited_number_of_events(ada, monkeypatch):
 
 
 def test_forged_snapshot_breaks_no_page(ada):
-    for document in ("", "[]", "no JSON", "{}", '{"queues": {"q": {}}}'):
+    no_number = {"code": "queue-rejected", "count": "x"}
+    documents = [
+        json.dumps(
+            {
+                "queues": {"billing.q": {"severity": "error", "meaning": each}},
+                "outbox": [{"database": "default", "severity": "error", "meaning": each}],
+            }
+        )
+        for each in ("3 events wait", None, no_number, {"code": "both", "first": no_number})
+    ]
+    for document in ("", "[]", "no JSON", "{}", '{"queues": {"q": {}}}', *documents):
         now = datetime.now(UTC)
         Snapshot.objects.create(at=now, service="billing", seen=True, document=document)
-        for page in PAGES:
-            read(ada, page)
+        with override_settings(LANGUAGE_CODE="de"):
+            for page in PAGES:
+                read(ada, page)
 
 
 @pytest.mark.parametrize("events", [{}, {"SERVICE": "a.b"}, {"SERVICE": "billing", "HANDLERS": 5}])
