@@ -27,7 +27,7 @@ from ..serving import Browser, serving
 from ..wire import close_pools, in_threads
 
 #: The message for the user who is late.
-FASTER = "1 event skipped: another user or tab changed it first; it is {} now"
+FASTER = "1 event skipped: another user or tab changed it first; its state is now {}"
 QUEUE = "billing.send_invoice"
 
 

@@ -71,7 +71,7 @@ pytestmark = pytest.mark.django_db
 #: Nobody has this id.
 NOBODY = UUID("c0ffee00-0000-4000-8000-000000000000")
 #: The message for the user who is late.
-FASTER = "1 event skipped: another user or tab changed it first; it is {} now"
+FASTER = "1 event skipped: another user or tab changed it first; its state is now {}"
 
 
 @pytest.fixture
