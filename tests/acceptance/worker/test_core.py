@@ -178,12 +178,15 @@ def run(pool: str, eyes: Eyes, service: Service) -> Batch:
     eyes.send(*messages, *odd.values())
     worker = service.worker(pool, 1 if pool == "solo" else 3)
 
+    expected = sum(bool(case.archived) for case in cases) + len(ODDITIES)
+
     def settled() -> bool:
         assert worker.alive, worker.log[-5000:]
-        archive.collect()
+        archived = len(archive.collect()) >= expected
         left = {name: n for name, n in eyes.totals("core").items() if n and ":archive" not in name}
         ended = len(service.ledger(what="start")) >= sum(case.runs for case in cases)
-        return ended and not left
+        # Depths of queues are half a second old.
+        return ended and archived and not left
 
     until(settled, 60, f"all events of {pool} are settled")
     exit_code = worker.stop()
