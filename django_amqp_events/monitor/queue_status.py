@@ -224,13 +224,13 @@ def _meaning(
         case "graveyard" if not ready and not unacked:
             return "ok", Reason("empty")  # a reaper runs while there is something to isolate
         case "handler" | "archive" | "graveyard" as role:
-            remedy = Reason(f"queue-remedy-{role}")
             if not ready and unacked:
                 return "ok", Reason(f"queue-active-{role}", count=unacked)
             what = (
                 Reason(f"queue-waiting-{role}", count=ready, name=own) if ready else Reason("empty")
             )
             if not consumers:
+                remedy = Reason(f"queue-remedy-{role}")
                 unconsumed = Reason("queue-unconsumed", what=what, remedy=remedy)
                 return "error" if ready else "ok", unconsumed
             return "ok", Reason("queue-consumed", what=what) if ready else what
