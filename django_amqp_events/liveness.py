@@ -123,28 +123,43 @@ def ask(settings: Settings) -> list[dict[str, Any]] | None:
 
 
 def _ask(name: bytes, pid: int) -> dict[str, Any] | None:
-    answer = b""
-    with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(ANSWER_TIMEOUT)
+    """Return what a process answers, ``None`` if it has just ended."""
+    for _ in range(2):  # one that ends while it is asked refuses the second connection
         try:
-            sock.connect(name)
+            return _read(name)
         except ConnectionRefusedError:
-            return None  # it has just ended
+            return None
+        except TimeoutError:
+            break
+        except (OSError, ValueError) as exc:
+            logger.debug("process %d: %r", pid, exc)
+    return {"process": pid, "parts": None}
+
+
+def _read(name: bytes) -> dict[str, Any]:
+    answer = b""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(ANSWER_TIMEOUT)
+        sock.connect(name)
         while read := sock.recv(65536):
             answer += read
-        found: dict[str, Any] = json.loads(answer)
-        return found
-    return {"process": pid, "parts": None}
+    found: dict[str, Any] = json.loads(answer)
+    return found
 
 
 def _close() -> None:
     for sock in _listening.values():
+        # Closing alone would leave it listening while the thread waits in accept().
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
         sock.close()
     _listening.clear()
 
 
 def _after_fork_in_child() -> None:
-    _close()
+    for sock in _listening.values():
+        sock.close()  # no shutdown: the parent goes on listening on it
+    _listening.clear()
     parts.clear()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -85,6 +87,51 @@ def test_a_name_that_another_user_has_bound(parts: list[liveness.Part]) -> None:
         one.bind(f"{name}.x")
         other.bind(f"{name}.1.x")
         assert probe("--live") == (0, {"relay": ""})
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_process_that_does_not_finish_its_answer(
+    parts: list[liveness.Part], *, ended: bool
+) -> None:
+    """It has ended while it was asked, which is no fault; or it fails at each question."""
+    parts.append(part("relay"))
+    other = socket.socket(socket.AF_UNIX)
+    other.bind(f"\0amqp-events/probed/{process_identity.place()}.1.1")
+    other.listen()
+
+    def accept() -> None:
+        for _ in range(1 if ended else 2):
+            connection, _ = other.accept()
+            if ended:
+                other.close()
+            connection.close()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    code, found = probe("--live")
+    thread.join(10)
+    other.close()
+    assert code == int(not ended)
+    assert found.get("", "") == ("" if ended else "it does not answer within 5 s: restart it")
+
+
+def test_a_process_that_ends_refuses_questions_at_once(
+    parts: list[liveness.Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its thread waits for the next one; its children never answered for it."""
+    parts.append(part("relay"))
+    monkeypatch.setattr(liveness, "_listening", {})
+    with override_events(SERVICE="ending"):
+        liveness.listen(get_settings())
+        assert probe("--live")[0] == 0
+        if not (child := os.fork()):
+            os._exit(len(liveness._listening))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert probe("--live")[0] == 0
+        liveness._close()
+        assert list(probe("--live")[1].values()) == [
+            "no process of service 'ending' runs in this container"
+        ]
 
 
 def test_services_whose_names_begin_alike(parts: list[liveness.Part]) -> None:
