@@ -127,6 +127,8 @@ class MariaDB(DatabaseServer):
             "--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci",
             f"--init-file={self.directory / 'init.sql'}", "--skip-name-resolve", "--skip-log-bin",
             "--max-connections=60", "--innodb-buffer-pool-size=64M",
+            # Each change of a table locks those of the statistics, and waits 50 s for it at most.
+            "--innodb-stats-persistent=OFF",
             # Twice MAX_BODY, as docs/databases.md asks for.
             "--max-allowed-packet=32M",
             # A commit survives the death of the server, not that of the machine.

@@ -269,7 +269,11 @@ class QueueStep(bootsteps.StartStopStep):
         self._turn(self._connection)
 
     def renew(self, queue: str) -> None:
-        """Replace the consumer of a queue by one with its current prefetch count."""
+        """Replace the consumer of a queue by one with its current prefetch count.
+
+        RabbitMQ requeues what is on its way to the old one, and counts it as a delivery (ran on
+        3.10).
+        """
         self._cancel(queue)
         self._start_consumer(self._connection, queue)
 

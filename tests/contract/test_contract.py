@@ -259,8 +259,9 @@ def reject_with_requeue_comes_again_as_the_same_attempt(world: World) -> Generat
 def what_is_requeued_for_ever_ends_in_the_graveyard(world: World) -> Generator[None]:
     event = world.publish("case.poison")
     yield
-    # A delivery limit of 5 means 6 deliveries.
-    assert attempts(world, "poison", event) == [1] * 6
+    # A delivery limit of 5 means 6 deliveries. One is without a run if it was on its way when the
+    # worker replaced its consumer, since the first run tells how long the handler takes.
+    assert attempts(world, "poison", event) in ([1] * 6, [1] * 5)
     assert world.depth("contract:graveyard") == 1
     assert world.archived(event) == []
 
