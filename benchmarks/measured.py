@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -102,6 +103,7 @@ class Curve:
         values: by participant and size, one figure per round.
         flat: the highest allowed growth of the median cost; 0 for no limit.
         line: fit a straight line and state its slope.
+        percentiles: the sizes are percentiles, so nothing grows.
     """
 
     what: str
@@ -111,6 +113,7 @@ class Curve:
     values: dict[str, dict[float, list[float]]]
     flat: float = 0.0
     line: bool = False
+    percentiles: bool = False
     counted: str = ""
     notes: tuple[str, ...] = ()
     ours: str = OURS
@@ -177,6 +180,12 @@ def in_turn(
         now = ", ".join(f"{name} {shown(values[name][-1])}" for name in names)
         tell(f"round {turn + 1} of {rounds}: {now}")
     return values
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return a percentile."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
 
 
 def shown(value: float) -> str:

@@ -228,7 +228,7 @@ def curve_lines(measured: Curve) -> list[str]:
         ]
         rows.append([f"{x:,.0f}", *cells])
     lines = _rows((measured.x, *(f"{name}, {measured.unit}" for name in measured.values)), rows)
-    for name in measured.values:
+    for name in () if measured.percentiles else measured.values:
         said = f"{name}: {measured.growth(name):.2f}x the cost from the smallest to the largest"
         if measured.line:
             slope, intercept, fit = measured.slope(name)
@@ -274,7 +274,8 @@ def told(measured: Measured) -> Iterable[str]:
     if isinstance(measured, Curve):
         for name in measured.values:
             points = ", ".join(f"{x:,.0f}: {shown(y)}" for x, y in measured.medians(name))
-            yield f"    {name:34} {points}   ({measured.growth(name):.2f}x)"
+            grown = "" if measured.percentiles else f"   ({measured.growth(name):.2f}x)"
+            yield f"    {name:34} {points}{grown}"
         return
     for name in measured.values:
         spread = measured.spread(name)

@@ -62,6 +62,12 @@ def made(number: int) -> None:
         def of_since(order_id: int, total: str, note: str, sent: float = 0.0) -> None:
             work.since(sent)
 
+    elif work.WORK == "lasting":
+
+        @handler(name(number), **options)
+        def of_lasting(order_id: int, total: str, note: str, sent: float = 0.0) -> None:
+            work.lasting(number)
+
     elif work.WORK == "fail_once":
 
         @handler(name(number), bind=True, **options)

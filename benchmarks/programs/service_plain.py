@@ -22,10 +22,12 @@ from .celery_options import OPTIONS
 
 QUEUE = "plain"
 TASKS: int = GIVEN.get("handlers", 1)
+#: A queue for all tasks, Celery's default, or one for each.
+ONE_QUEUE: bool = GIVEN.get("one_queue", TASKS == 1)
 
 app = Celery("plain")
 app.conf.update(OPTIONS, task_default_queue=QUEUE)
-if TASKS > 1:
+if not ONE_QUEUE:
     exchange = Exchange("plain", type="direct", durable=True)
     app.conf.task_queues = [
         Queue(
@@ -46,7 +48,7 @@ if "apps" in GIVEN:
 
 def queue(number: int) -> str:
     """Return the queue of a task."""
-    return QUEUE if TASKS == 1 else f"{QUEUE}{number}"
+    return QUEUE if ONE_QUEUE else f"{QUEUE}{number}"
 
 
 def made(number: int) -> Any:
@@ -68,6 +70,14 @@ def made(number: int) -> Any:
             work.since(sent)
 
         return of_since
+
+    if work.WORK == "lasting":
+
+        @app.task(**options)
+        def of_lasting(order_id: int, total: str, note: str, sent: float = 0.0) -> None:
+            work.lasting(number)
+
+        return of_lasting
 
     if work.WORK == "fail_once":
 

@@ -17,6 +17,8 @@ WORK: str = GIVEN.get("work", "nothing")
 TALLY = Tally(GIVEN.get("tally", os.devnull))
 #: Seconds until a retry.
 COUNTDOWN: int = GIVEN.get("countdown", 1)
+#: How long a handler of each number takes, in seconds.
+SECONDS: list[float] = GIVEN.get("seconds", [])
 hit = TALLY.hit
 _times: list[int] = []
 
@@ -40,9 +42,21 @@ def row(order_id: int, note: str) -> None:
 
 def since(sent: float) -> None:
     """Note the seconds since the event was published; both processes share the clock."""
+    _note("@d", time.monotonic() - sent)
+    hit()
+
+
+def _note(format_: str, *values: float) -> None:
     if not _times:
         _times.append(os.open(GIVEN["times"], os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-    os.write(_times[0], struct.pack("@d", time.monotonic() - sent))
+    os.write(_times[0], struct.pack(format_, *values))
+
+
+def lasting(number: int) -> None:
+    """Take as long as handlers of this number do, and note when it began."""
+    began = time.monotonic()
+    time.sleep(SECONDS[number])
+    _note("@qdd", number, began, time.monotonic())
     hit()
 
 

@@ -39,6 +39,7 @@ NAMES = (
     "publish",
     "outbox",
     "handle",
+    "mixed",
     "once",
     "retry",
     "memory",

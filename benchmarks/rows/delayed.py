@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ground import Ground
-from ..measured import OURS, Measured, Size, Table, Target, in_turn
+from ..measured import OURS, Measured, Size, Table, Target, in_turn, percentile
 from ..processes import until
 from . import Tell
-from .latency import Stage, percentile
+from .latency import Stage
 from .memory import COUNTDOWN
 
 BRIEF = False

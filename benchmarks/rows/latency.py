@@ -7,7 +7,6 @@ the call to the first line of the handler is measured: the median (p50) and the 
 
 from __future__ import annotations
 
-import math
 import struct
 import time
 from functools import partial
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ground import Ground
-from ..measured import OURS, PLAIN, Measured, Size, Table, Target, in_turn
+from ..measured import OURS, PLAIN, Measured, Size, Table, Target, in_turn, percentile
 from ..processes import BenchmarkError, until
 from . import Tell
 from .handling import PROJECT, SERVICES
@@ -51,12 +50,6 @@ class Stage:
             raise BenchmarkError(f"{self.tally.count - before} calls for {number} events")
         self.vhost.expect(0, self.queue)
         return [1e3 * seconds for (seconds,) in struct.iter_unpack("@d", found)]
-
-
-def percentile(values: list[float], percent: float) -> float:
-    """Return a percentile."""
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
 
 
 def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
