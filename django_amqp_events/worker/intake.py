@@ -12,7 +12,7 @@ from ..declare.registry import Registry
 from ..message.text import counted
 from .celery_internals import state
 from .dispatch import Delivery
-from .prefetch import WAITING, Load, Window, longest_wait, run_limit, window
+from .prefetch import LONG_SECONDS, WAITING, Load, Window, longest_wait, run_limit, window
 from .request import EventRequest
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_MULTIPLIER: Final = 4
 #: Weight of the last run in a handler's average.
 WEIGHT: Final = 0.1
+#: Seconds after the last run of a short handler for which long ones leave a process free.
+SHORT_SECONDS: Final = 10.0
 #: Longest time in seconds between two turns, and its part of the time that an event may wait.
 TURN, TURN_PART = 1.0, 1 / 4
 
@@ -55,7 +57,11 @@ class Intake:
         self.interval = min(TURN, self.wait * TURN_PART)
         # Average seconds of a run, by handler.
         self._seconds: dict[str, float] = {}
+        # When a run of a short handler ended last.
+        self._short_ended: float | None = None
         self._soon = False
+        # Handlers whose queues are not consumed until a process is free.
+        self._awaited: set[str] = set()
         # No process has become free in time, so nothing is consumed until one is.
         self._stuck = False
         # Tasks and events that the pool had accepted then.
@@ -69,6 +75,7 @@ class Intake:
     def begin(self) -> None:
         """Start on a new connection, whose deliveries are all new."""
         self._stuck = self._soon = False
+        self._awaited.clear()
         self.windows.clear()
         self._received.clear()
 
@@ -96,7 +103,9 @@ class Intake:
         if seconds > self.wait:
             self._stuck, self._accepted = True, 0
             self._adapt()
-        elif self._is_paced(queue) and not self._may_begin(queue) and self._step.consumes(queue):
+        elif self._step.consumes(queue) and (
+            self._is_used_up(queue) or (self._is_paced(queue) and not self._may_begin(queue))
+        ):
             self._step.pause(queue)
 
     def ended(self, handler: str, seconds: float) -> None:
@@ -107,7 +116,11 @@ class Intake:
         else:
             average = known + WEIGHT * (seconds - known)
         self._seconds[handler] = average
-        if (known is None or seconds > self.interval) and not self._soon:
+        if average <= LONG_SECONDS:
+            self._short_ended = monotonic()
+        if not self._soon and (
+            known is None or seconds > self.interval or handler in self._awaited
+        ):
             self._soon = True
             self._turn_soon()
 
@@ -136,16 +149,49 @@ class Intake:
         return max(1, int(self._c.pool.num_processes), int(most))
 
     def _load(self) -> Load:
-        processes = self._processes
+        processes, reserved = self._processes, _reserved_events()
         multiplier = getattr(self._c.controller, "prefetch_multiplier", DEFAULT_MULTIPLIER)
         return Load(
             budget=int(self._c.initial_prefetch_count or DEFAULT_MULTIPLIER * processes),
             configured=multiplier not in (0, DEFAULT_MULTIPLIER),
             processes=processes,
-            free=processes - round(sum(map(self._part, _reserved_events()))),
+            free=processes - round(sum(map(self._part, reserved))),
+            spare=self._spare(processes, reserved),
             queues=len(self._step.queues),
             wait=self.wait,
         )
+
+    def _run_seconds(self, queue: str) -> float | None:
+        """Return the average run of the slowest handler of a queue; None if it is not known.
+
+        Before a run has ended, it is what a long one has taken so far.
+        """
+        names, now = self._handlers.get(queue, ()), monotonic()
+        known = [self._seconds[name] for name in names if name in self._seconds]
+        if not known:
+            known = [
+                now - request.began
+                for request in _reserved_events()
+                if request.name in names
+                and request.began is not None
+                and now - request.began > LONG_SECONDS
+            ]
+        return max(known, default=None)
+
+    def _spare(self, processes: int, reserved: list[EventRequest]) -> int:
+        """Return how many processes further long runs may take; not the last if others arrive."""
+        queues, now = self._step.queues, monotonic()
+        slow = {queue for queue in queues if (self._run_seconds(queue) or 0.0) > LONG_SECONDS}
+        short = self._short_ended is not None and now - self._short_ended < SHORT_SECONDS
+        long = sum(map(self._expected, queues))
+        for request in reserved:
+            began = request.began
+            runs_long = began is not None and now - began > LONG_SECONDS
+            if runs_long or request.delivery.received.queue in slow:
+                long += 1
+            elif began is None:
+                short = True
+        return processes - long - 1 if short and slow and processes > 1 else processes
 
     def _part(self, request: EventRequest) -> float:
         """Return the share of a process that an event occupies; a short run soon leaves it."""
@@ -172,10 +218,8 @@ class Intake:
     def _window(self, queue: str, load: Load) -> Window:
         if self._stuck:
             return Window(0, "slow")
-        names = self._handlers.get(queue, ())
-        seconds = [self._seconds[name] for name in names if name in self._seconds]
         rates = [bucket.fill_rate for bucket in self._buckets(queue)]
-        found = window(load, seconds=max(seconds, default=None), rate=min(rates, default=None))
+        found = window(load, seconds=self._run_seconds(queue), rate=min(rates, default=None))
         if found == Window(0, "rate") and load.free > 0 and self._may_begin(queue):
             return Window(1, "rate")
         return found
@@ -183,20 +227,46 @@ class Intake:
     def _adapt(self) -> None:
         """Consume the queues with their current counts, the longest not consumed first."""
         step, load = self._step, self._load()
-        left = load.free
+        left, spare = load.free, load.spare
+        self._awaited.clear()
         for queue in sorted(step.queues, key=lambda queue: self._since.get(queue, 0.0)):
             found = self._window(queue, load)
+            slow = found.why == "slow"
+            if self._expected(queue):
+                continue
+            if step.consumes(queue) and (
+                not found.count or (slow and self.windows[queue].why != "slow")
+            ):
+                step.pause(queue)
             if queue in step.paused:
-                needed = found.count if found.why == "slow" else 1
-                if found.count and left >= needed:
+                needed = found.count if slow else 1
+                if found.count and left >= needed and (spare >= needed or not slow):
                     step.resume(queue)
                     left -= needed
+                    spare -= needed * slow
+                elif slow:
+                    self._awaited.update(self._handlers.get(queue, ()))
             elif not step.consumes(queue):
                 continue  # it is missing
-            elif not found.count:
-                step.pause(queue)
             elif self._differs(queue, found) or (load.free > 0 and self._is_full(queue, found)):
                 step.renew(queue)
+
+    def _expected(self, queue: str) -> int:
+        """Return how many of the events that were decided on may still be on their way."""
+        found = self.windows.get(queue)
+        if found is None or found.why != "slow" or not self._step.consumes(queue):
+            return 0
+        if monotonic() - self._since[queue] > self.interval:
+            return 0  # the queue is empty
+        return found.count - self._received[queue]
+
+    def _is_used_up(self, queue: str) -> bool:
+        """Return True if each further event needs a decision, and all decided ones are here."""
+        found = self.windows[queue]
+        if found.why != "slow" or self._received[queue] < found.count:
+            return False
+        self._awaited.update(self._handlers.get(queue, ()))
+        return True
 
     def _differs(self, queue: str, found: Window) -> bool:
         """Return True if the count has changed by so much that a new consumer is worth it."""
@@ -207,7 +277,7 @@ class Intake:
 
     def _is_full(self, queue: str, found: Window) -> bool:
         """Return True if running events may use up a small count, although none waits."""
-        if found.why not in ("slow", "rate") or any(b.contents for b in self._buckets(queue)):
+        if found.why != "rate" or any(b.contents for b in self._buckets(queue)):
             return False
         return self._received[queue] >= self.windows[queue].count
 

@@ -23,6 +23,8 @@ RUNNING: Final = 2 / 3
 HOLDING: Final = 5 / 6
 #: Seconds of work per process that it pays to hold in advance.
 WORK_SECONDS: Final = 0.25
+#: Seconds of a long run: events of other handlers must not wait for one in each process.
+LONG_SECONDS: Final = 1.0
 
 Why = Literal["default", "configured", "measured", "slow", "rate"]
 
@@ -36,6 +38,7 @@ class Load:
         configured: whether its prefetch multiplier differs from Celery's default.
         processes: events that it can run at once.
         free: processes that run no event.
+        spare: processes for further long runs; all of them if no other events arrive.
         queues: queues that it consumes.
         wait: seconds that an event may wait for its run.
     """
@@ -44,6 +47,7 @@ class Load:
     configured: bool
     processes: int
     free: int
+    spare: int
     queues: int
     wait: float
 
@@ -106,13 +110,15 @@ def window(load: Load, *, seconds: float | None, rate: float | None) -> Window:
     """
     processes, queues = load.processes, max(1, load.queues)
     share = max(1, load.budget // queues)
+    if seconds is None and queues > 1 and not load.configured:
+        share = 1  # its runs may be long
     found = Window(share, "configured" if load.configured else "default")
     if seconds is not None:
         seconds = max(seconds, 1e-6)
         fits = int(processes * (1 + load.wait / 2 / seconds)) // queues
         if fits < min(share, processes):
             # The events of other queues may fill the pool, so each waits there for a free process.
-            found = Window(max(0, min(share, load.free)), "slow")
+            found = Window(max(0, min(share, load.free, load.spare)), "slow")
         else:
             if not load.configured:
                 fits = min(fits, processes + int(WORK_SECONDS * processes / seconds))
@@ -120,6 +126,8 @@ def window(load: Load, *, seconds: float | None, rate: float | None) -> Window:
             count = min(max(share, processes), fits)
             if count != share:
                 found = Window(count, "measured")
+            if seconds > LONG_SECONDS and load.spare < processes and not load.configured:
+                found = Window(max(0, min(count, load.spare)), "slow")
     if rate is not None and rate * load.wait < found.count:
         found = Window(int(rate * load.wait), "rate")
     return found

@@ -216,6 +216,10 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Model]]:
         (2, {f"q{number}": [LONG] * 4 for number in range(8)}),
         (2, {"a": [SHORT] + [LONG] * 5, "b": [SHORT] * 2 + [LONG]}),
         (2, {"a": ([MIDDLE] * 9 + [LONG]) * 4, "b": [MIDDLE] * 100}),
+        (4, {"a": [LONG] * 16, "b": [SHORT] * 3}),
+        (2, {"a": ([MIDDLE] * 3 + [5.0]) * 60}),
+        (2, {"a": ([MIDDLE] * 3 + [5.0]) * 40, "b": [2.0] * 80}),
+        (4, {"a": [2.0] * 60, "b": [2.0] * 60}),
     ],
 )
 def test_every_queue_has_its_turn_and_no_event_is_requeued_often(
@@ -244,3 +248,25 @@ def test_a_rate_limit_that_is_lowered_while_events_arrive(model: Callable[..., M
     assert max(event.waited for event in started) < TIMEOUT
     assert max(event.deliveries for event in worker.events) == 2
     assert len(worker.buckets["a"].contents) <= 1
+
+
+@pytest.mark.parametrize("long", ["a", "z"], ids=["long first", "long last"])
+@pytest.mark.parametrize("processes", [2, 3, 4, 8])
+@pytest.mark.parametrize("queues", [1, 2])
+@pytest.mark.parametrize("seconds", [1.5, 5.0])
+def test_short_events_do_not_wait_for_long_ones(
+    processes: int, long: str, queues: int, seconds: float, model: Callable[..., Model]
+) -> None:
+    """Of a backlog of both; and long ones occupy all processes when no short ones are left."""
+    number = 10 * processes
+    runs = {f"{long}{queue}": [seconds] * (number // queues) for queue in range(queues)}
+    runs |= {"m": [SHORT] * 1800, "n": [MIDDLE] * 180}
+    worker = model(processes, runs)
+    worker.run(1000)
+    assert not worker.left
+    others = [event for event in worker.events if event.seconds < 1]
+    work = sum(event.seconds for event in others)
+    # The first long events are not known to be long, and may take all processes twice.
+    assert max(event.started or 0.0 for event in others) <= work + 3 * seconds
+    total = sum(event.seconds for event in worker.events)
+    assert worker.now <= total / processes + 2 * seconds + intake.SHORT_SECONDS

@@ -25,12 +25,19 @@ from django_amqp_events.worker.prefetch import (
 WAIT = 300.0
 
 
-def load(processes: int = 2, queues: int = 1, multiplier: int = 4, free: int = 2) -> Load:
+def load(
+    processes: int = 2,
+    queues: int = 1,
+    multiplier: int = 4,
+    free: int = 2,
+    spare: int | None = None,
+) -> Load:
     return Load(
         budget=multiplier * processes,
         configured=multiplier != 4,
         processes=processes,
         free=free,
+        spare=processes if spare is None else spare,
         queues=queues,
         wait=WAIT,
     )
@@ -54,6 +61,14 @@ def load(processes: int = 2, queues: int = 1, multiplier: int = 4, free: int = 2
         (load(16, queues=100), 10, None, Window(2, "measured")),
         (load(queues=100), 1, None, Window(2, "measured")),
         (load(queues=100), 4, None, Window(1, "slow")),
+        (load(4, queues=2), None, None, Window(1, "default")),
+        (load(4, queues=2, multiplier=8), None, None, Window(16, "configured")),
+        (load(4, queues=2), 5, None, Window(4, "measured")),
+        (load(4, queues=2, spare=2), 5, None, Window(2, "slow")),
+        (load(4, queues=2, spare=-1), 5, None, Window(0, "slow")),
+        (load(4, queues=2, spare=2), 0.5, None, Window(6, "measured")),
+        (load(4, queues=2, multiplier=8, spare=2), 5, None, Window(16, "configured")),
+        (load(queues=8, free=2, spare=0), 600, None, Window(0, "slow")),
         (load(multiplier=32), None, None, Window(64, "configured")),
         (load(multiplier=32), 1, None, Window(64, "configured")),
         (load(multiplier=32), 10, None, Window(32, "measured")),
@@ -74,15 +89,16 @@ def test_table(worker: Load, seconds: float | None, rate: float | None, expected
     processes=st.integers(1, 1000),
     queues=st.integers(0, 1000),
     busy=st.integers(0, 2000),
+    spare=st.integers(-1000, 1000),
     seconds=st.none() | st.floats(0, 1000),
     rate=st.none() | st.floats(1e-6, 1),
 )
 def test_what_is_taken_begins_in_time(
-    multiplier: int, processes: int, queues: int, busy: int, seconds: float | None,
+    multiplier: int, processes: int, queues: int, busy: int, spare: int, seconds: float | None,
     rate: float | None,
 ) -> None:  # fmt: skip
     """Unless it is consumed for a free process only, a full pool works it off in time."""
-    worker = load(processes, queues, multiplier, processes - busy)
+    worker = load(processes, queues, multiplier, processes - busy, min(spare, processes))
     found = window(worker, seconds=seconds, rate=rate)
     share = max(1, worker.budget // max(1, queues))
     most = share if seconds is None else max(share, processes)
@@ -91,7 +107,7 @@ def test_what_is_taken_begins_in_time(
     if rate is not None:
         assert found.count <= rate * WAIT
     if found.why == "slow":
-        assert found.count <= max(0, worker.free)
+        assert found.count <= max(0, worker.free, worker.spare)
     elif seconds is not None and found.count > worker.free:
         behind = max(0, found.count * max(1, queues) - processes)
         assert behind * seconds / processes <= WAIT / 2 * 1.001
