@@ -1,7 +1,8 @@
 """``python -m benchmarks [names] [--short] [--rounds N]``: measure, and write RESULTS.md.
 
 ``make bench``, ``make bench ARGS="publish handle"``, ``make bench ARGS=--short``. Each benchmark
-replaces its part of RESULTS.md and results.json; the rest stays.
+replaces its part of RESULTS.md and results.json; the rest stays. It appends its figures to
+history.jsonl and prints those that differ from the last run on the same machine.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def main() -> int:
                 # Now: a later benchmark may fail.
                 kept: dict[str, Any] = {**results.load(), name: result}
                 results.keep(kept, known)
+                for line in results.record(result):
+                    print(f"  {line}", flush=True)
     return 1 if wrong else 0
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from .measured import Curve, Measured, Result, Spread, Table, Target, from_json,
 
 HERE = Path(__file__).resolve().parent
 JSON, PAGE, CHARTS = HERE / "results.json", HERE / "RESULTS.md", HERE / "charts"
+#: A line of JSON for each figure that has a target, of each run.
+HISTORY = HERE / "history.jsonl"
 FORMAT = 1
 PACKAGE = "django_amqp_events"
 
@@ -119,6 +122,43 @@ def keep(results: Mapping[str, Result], order: Iterable[str]) -> None:
     for path in set(CHARTS.glob("*.svg")) - wanted:
         path.unlink()
     PAGE.write_text(page(found))
+
+
+def record(result: Result, history: Path = HISTORY) -> list[str]:
+    """Append the figures that have targets to the history.
+
+    Returns:
+        what differs from the last run on the same machine: the spreads do not overlap.
+    """
+    lines = _lines(history)
+    machine_, before = result.versions.get("machine", ""), {}
+    for entry in map(json.loads, lines):
+        if entry["machine"] == machine_:
+            before[entry["what"], entry["against"]] = entry
+    changes = []
+    for table in result.measured:
+        if not isinstance(table, Table):
+            continue
+        for against, target in {target.against: target for target in table.targets}.items():
+            spread = table.figure(target)
+            lines.append(
+                json.dumps(
+                    {"at": result.at, "code": result.code, "machine": machine_,
+                     "RabbitMQ": result.versions.get("RabbitMQ", ""), "what": table.what,
+                     "against": against, **asdict(spread)}
+                )
+            )  # fmt: skip
+            last = before.get((table.what, against))
+            if last and not (spread.least <= last["most"] and last["least"] <= spread.most):
+                rose = spread.median > last["median"]
+                verdict = "better" if rose == (table.better == "more") else "WORSE"
+                of = f" of {against}" if against else f" {table.unit}"
+                changes.append(
+                    f"{verdict}: {table.what}: {shown(last['median'])} ({last['code']}) → "
+                    f"{shown(spread.median)}{of}"
+                )
+    history.write_text("".join(f"{line}\n" for line in lines))
+    return changes
 
 
 def picture(result: Result, number: int) -> str:

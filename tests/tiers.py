@@ -24,6 +24,7 @@ _LATER: Final = {
     r"faults/test_(peers|publishers|clusters)\.py": "other programs, and more of the same families",
     r"browser/": "the admin's own tests read the same pages without a browser",
     r"asyncapi/": "npm installs a validator; unit tests cover the documents",
+    r"integration/test_benchmarks\.py": "half a minute; nothing depends on it",
     r"deploy/": "it installs linters, and the packages of an image",
     r"packaging/": "it installs Sphinx, twine, and the package in empty environments",
     r"acceptance/example/": "`make demo` counts the same",

@@ -30,7 +30,7 @@ APART = f"{PLAIN}, a queue each"
 
 
 def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
-    total = size.number(2000, 400)
+    total = max(100, size.number(2000, 400) // 100 * 100)
     waits: dict[str, list[list[float]]] = {who: [] for who in (OURS, PLAIN, APART)}
     runs = {
         who: _draining(ground, OURS if who == OURS else PLAIN, total, waits[who], **words)

@@ -112,6 +112,30 @@ def test_results_round_trip() -> None:
         assert again == measured
 
 
+def test_the_history_names_what_has_changed(tmp_path) -> None:
+    history = tmp_path / "history.jsonl"
+
+    def record(*values: float, better: str = "more", machine: str = "here") -> list[str]:
+        result = Result(
+            name="publish", title="Publishing", about="", at="now", code="abc", seconds=3,
+            versions={"machine": machine},
+            measured=[
+                table(better=better, values={OURS: list(values), PLAIN: [1.0, 1.0]}), curve(),
+            ],
+        )  # fmt: skip
+        return results.record(result, history)
+
+    assert record(1.0, 2.0) == []
+    assert record(1.9, 3.0) == [], "the spreads overlap"
+    assert record(5.0, 5.0, machine="elsewhere") == []
+    assert record(3.1, 4.0) == [
+        "better: Event call <one by one>: 2.45 (abc) → 3.55 of Celery"
+    ]  # fmt: skip
+    assert record(1.0, 1.0)[0].startswith("WORSE: ")
+    assert record(2.0, 2.0, better="less")[0].startswith("WORSE: ")
+    assert len(history.read_text().splitlines()) == 6
+
+
 @pytest.mark.parametrize("measured", [table(), curve(), curve(values={OURS: {1.0: [0.0]}})])
 def test_pictures_are_well_formed(measured) -> None:
     picture = ET.fromstring(charts.chart(measured))  # noqa: S314 - our own

@@ -1,0 +1,20 @@
+"""The benchmarks run; how long anything takes is not a test's business."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_cheapest_ones_run() -> None:
+    """Each counts what it has published and handled."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "publish", "latency", "--short", "--scale", "0.2"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Event call, confirmed, one by one" in done.stdout
+    assert "Latency publish → handler, 50/s, p99" in done.stdout
