@@ -140,23 +140,56 @@ def delays(registry: Registry) -> tuple[int, ...]:
 
 def build(settings: Settings, registry: Registry) -> Topology:
     """Describe the topology of this service."""
-    names = Names.of(settings)
+    names, all_delays = Names.of(settings), delays(registry)
+    exchanges, queues = _infrastructure_exchanges(names), _infrastructure_queues(names, settings)
+    bindings = [Binding(exchange=queue.name, queue=queue.name) for queue in queues]
+    bindings.append(
+        Binding(exchange=names.return_, queue=names.graveyard, routing_key=names.graveyard)
+    )
+    for queue, handlers in registry.by_queue().items():
+        arguments = _arguments(
+            settings,
+            delivery_limit=DELIVERY_LIMIT,
+            dead_letter_exchange=names.graveyard,
+            dead_letter_routing_key=queue,
+        )
+        queues.append(Queue(name=queue, arguments=arguments, role="handler"))
+        for handler in handlers:
+            bindings.extend(_handler_bindings(names, handler))
+    for seconds in all_delays:
+        name = names.delay(seconds)
+        arguments = _arguments(
+            settings, message_ttl=seconds * 1000, dead_letter_exchange=names.return_
+        )
+        exchanges.append(Exchange(name=name, type="fanout", role="delay"))
+        queues.append(Queue(name=name, arguments=arguments, role="delay"))
+        bindings.append(Binding(exchange=name, queue=name))
+    return Topology(
+        names=names,
+        exchanges=tuple(exchanges),
+        queues=tuple(queues),
+        bindings=tuple(bindings),
+        delays=all_delays,
+    )
+
+
+def _arguments(settings: Settings, **given: Any) -> dict[str, Any]:
+    """Return the arguments of a queue, without those that are None."""
     quorum = settings.queue_type == "quorum"
-    all_delays = delays(registry)
+    arguments: dict[str, Any] = {"x-queue-type": settings.queue_type}
+    for key, value in given.items():
+        if value is not None and (quorum or key != "delivery_limit"):
+            arguments["x-" + key.replace("_", "-")] = value
+    # At-least-once dead-lettering needs a quorum queue, the strategy and reject-publish together;
+    # otherwise RabbitMQ falls back to at-most-once with a log line.
+    if quorum and "x-dead-letter-exchange" in arguments:
+        arguments["x-dead-letter-strategy"] = "at-least-once"
+        arguments["x-overflow"] = "reject-publish"
+    return arguments
 
-    def arguments(**extra: Any) -> dict[str, Any]:
-        # At-least-once dead-lettering needs a quorum queue, the strategy and reject-publish
-        # together; otherwise RabbitMQ falls back to at-most-once with a log line.
-        base: dict[str, Any] = {"x-queue-type": settings.queue_type}
-        for key, value in extra.items():
-            if value is not None and (quorum or key != "delivery_limit"):
-                base["x-" + key.replace("_", "-")] = value
-        if quorum and "x-dead-letter-exchange" in base:
-            base["x-dead-letter-strategy"] = "at-least-once"
-            base["x-overflow"] = "reject-publish"
-        return base
 
-    exchanges = [
+def _infrastructure_exchanges(names: Names) -> list[Exchange]:
+    return [
         Exchange(name=names.events, type="topic", role="events"),
         Exchange(name=names.archive, type="fanout", role="archive"),
         Exchange(name=names.graveyard, type="fanout", role="graveyard"),
@@ -172,69 +205,29 @@ def build(settings: Settings, registry: Registry) -> Topology:
         ),
         Exchange(name=names.replay, type="direct", role="replay"),
     ]
+
+
+def _infrastructure_queues(names: Names, settings: Settings) -> list[Queue]:
+    """Return the archive and the queues of poison messages, each with an exchange of its name."""
     ttl, max_length = settings.archive.ttl, settings.archive.max_length
-    queues = [
-        Queue(
-            name=names.archive,
-            arguments=arguments(
-                delivery_limit=NO_LIMIT,
-                message_ttl=None if ttl is None else round(ttl * 1000),
-                max_length=max_length,
-                overflow=None if max_length is None else "drop-head",
-            ),
-            role="archive",
-        ),
-        Queue(name=names.abyss, arguments=arguments(delivery_limit=NO_LIMIT), role="abyss"),
-        Queue(
-            name=names.dead,
-            arguments=arguments(delivery_limit=DEAD_LIMIT, dead_letter_exchange=names.abyss),
-            role="dead",
-        ),
-        Queue(
-            name=names.graveyard,
-            arguments=arguments(delivery_limit=GRAVEYARD_LIMIT, dead_letter_exchange=names.dead),
-            role="graveyard",
-        ),
-    ]
-    bindings = [
-        Binding(exchange=name, queue=name)
-        for name in (names.archive, names.abyss, names.dead, names.graveyard)
-    ]
-    bindings.append(
-        Binding(exchange=names.return_, queue=names.graveyard, routing_key=names.graveyard)
+    archive = _arguments(
+        settings,
+        delivery_limit=NO_LIMIT,
+        message_ttl=None if ttl is None else round(ttl * 1000),
+        max_length=max_length,
+        overflow=None if max_length is None else "drop-head",
     )
-    for queue, handlers in registry.by_queue().items():
-        queues.append(
-            Queue(
-                name=queue,
-                arguments=arguments(
-                    delivery_limit=DELIVERY_LIMIT,
-                    dead_letter_exchange=names.graveyard,
-                    dead_letter_routing_key=queue,
-                ),
-                role="handler",
-            )
-        )
-        for handler in handlers:
-            bindings.extend(_handler_bindings(names, handler))
-    for seconds in all_delays:
-        name = names.delay(seconds)
-        exchanges.append(Exchange(name=name, type="fanout", role="delay"))
-        queues.append(
-            Queue(
-                name=name,
-                arguments=arguments(message_ttl=seconds * 1000, dead_letter_exchange=names.return_),
-                role="delay",
-            )
-        )
-        bindings.append(Binding(exchange=name, queue=name))
-    return Topology(
-        names=names,
-        exchanges=tuple(exchanges),
-        queues=tuple(queues),
-        bindings=tuple(bindings),
-        delays=all_delays,
+    abyss = _arguments(settings, delivery_limit=NO_LIMIT)
+    dead = _arguments(settings, delivery_limit=DEAD_LIMIT, dead_letter_exchange=names.abyss)
+    graveyard = _arguments(
+        settings, delivery_limit=GRAVEYARD_LIMIT, dead_letter_exchange=names.dead
     )
+    return [
+        Queue(name=names.archive, arguments=archive, role="archive"),
+        Queue(name=names.abyss, arguments=abyss, role="abyss"),
+        Queue(name=names.dead, arguments=dead, role="dead"),
+        Queue(name=names.graveyard, arguments=graveyard, role="graveyard"),
+    ]
 
 
 def _handler_bindings(names: Names, handler: Handler) -> list[Binding]:
