@@ -242,33 +242,34 @@ def build(
         }
         archive["frames"] = [dict(frame) for frame in failure.frames]
         archive["traceback"] = cut_middle(failure.traceback, MAX_TRACEBACK)
-    kept = {
-        key: value
-        for key, value in received.headers.items()
-        if isinstance(key, str) and not is_broker_header(key)
-    }
-    kept.pop(EVENT_ARCHIVE, None)
-    kept.pop(EVENT_OUTCOME, None)
-    kept.pop(EVENT_COPY, None)
-    if event is not None and wire_format(received) != "celery":
-        # Its identity may be in properties, which the archive message has for itself.
-        kept |= identity_headers(event, celery=False)
     if not all(isinstance(key, str) for key in received.headers):
         archive["cut"].append("headers")
-    event_id = event.id if event else ""
     return Message(
         exchange=exchange,
         routing_key=routing_key_text(received.event_key),
         body=received.body,
-        headers=fitted_archive(kept, archive, MAX_HEADERS),
+        headers=fitted_archive(_kept_headers(received, event), archive, MAX_HEADERS),
         properties=basic_properties(
             task_id(service, handler or "", event, progress.replay_id) if event else None,
             content_type=received.properties.get("content_type"),
             content_encoding=received.properties.get("content_encoding"),
         ),
-        event_id=event_id,
+        event_id=event.id if event else "",
         name=event.name if event else received.event_key,
     )
+
+
+def _kept_headers(received: Received, event: ReceivedEvent | None) -> dict[str, Any]:
+    ours = (EVENT_ARCHIVE, EVENT_OUTCOME, EVENT_COPY)
+    kept = {
+        key: value
+        for key, value in received.headers.items()
+        if isinstance(key, str) and not is_broker_header(key) and key not in ours
+    }
+    if event is not None and wire_format(received) != "celery":
+        # Its identity may be in properties, which the archive message has for itself.
+        kept |= identity_headers(event, celery=False)
+    return kept
 
 
 def build_outcome(
@@ -327,45 +328,54 @@ def read(received: Received) -> Archived | Outcome:
             content=content_digest(received),
         )
     event, progress = _identify(received)
-    nameless = decoding.is_nameless(event)
-    digest = content_digest(received) if nameless else ""
     outcome = _document(received, EVENT_OUTCOME)
     # A message with a body is no outcome: a publisher may set this header.
     if outcome and event is not None and not received.body:
-        return Outcome(
-            outcome=_text(outcome.get("outcome")) or "",
-            handler=_text(outcome.get("handler")),
-            event=replace(
-                event,
-                replay_id=_text(outcome.get("replay_id")),
-                attempt=_count(outcome.get("attempt")),
-            ),
-            at=parse_moment(outcome.get("at")),
-            document=outcome,
-        )
-    document = _document(received, EVENT_ARCHIVE)
+        return _outcome(outcome, event)
     headers = {key: value for key, value in received.headers.items() if not is_broker_header(key)}
     headers.pop(EVENT_COPY, None)
-    content_type = _text(received.properties.get("content_type")) or ""
-    content_encoding = _text(received.properties.get("content_encoding")) or ""
-    if not document:
-        # The alternate exchange routed it here, unchanged, from its delay queue.
-        handler = _text(headers.get(EVENT_HANDLER))
-        return Archived(
-            reason="unknown",
-            detail="its handler was removed while the event was delayed"
-            if handler
-            else "no worker of this service archived it",
-            handler=handler,
-            event=event,
-            attempts=event.attempt if event else 1,
-            history=progress.history,
-            body=received.body,
-            headers=headers,
-            content_type=content_type,
-            content_encoding=content_encoding,
-            content=digest,
-        )
+    nameless = decoding.is_nameless(event)
+    sent: dict[str, Any] = {
+        "body": received.body,
+        "headers": headers,
+        "content_type": _text(received.properties.get("content_type")) or "",
+        "content_encoding": _text(received.properties.get("content_encoding")) or "",
+        "content": content_digest(received) if nameless else "",
+    }
+    if document := _document(received, EVENT_ARCHIVE):
+        text = str(headers.pop(EVENT_ARCHIVE))
+        copy = _copy(received) if nameless else None
+        return _archived(document, event, text=text, copy=copy, **sent)
+    # The alternate exchange routed it here, unchanged, from its delay queue.
+    handler = _text(headers.get(EVENT_HANDLER))
+    return Archived(
+        reason="unknown",
+        detail="its handler was removed while the event was delayed"
+        if handler
+        else "no worker of this service archived it",
+        handler=handler,
+        event=event,
+        attempts=event.attempt if event else 1,
+        history=progress.history,
+        **sent,
+    )
+
+
+def _outcome(document: Mapping[str, Any], event: ReceivedEvent) -> Outcome:
+    return Outcome(
+        outcome=_text(document.get("outcome")) or "",
+        handler=_text(document.get("handler")),
+        event=replace(
+            event,
+            replay_id=_text(document.get("replay_id")),
+            attempt=_count(document.get("attempt")),
+        ),
+        at=parse_moment(document.get("at")),
+        document=document,
+    )
+
+
+def _archived(document: Mapping[str, Any], event: ReceivedEvent | None, **sent: Any) -> Archived:
     if event is not None:
         # The headers are the publisher's, so only the document counts.
         event = replace(
@@ -375,7 +385,6 @@ def read(received: Received) -> Archived | Outcome:
             replay_id=_text(document.get("replay_id")),
         )
     exception = _mapping(document.get("exception"))
-    del headers[EVENT_ARCHIVE]
     return Archived(
         reason=_text(document.get("reason")) or "unknown",
         detail=_text(document.get("detail")) or "",
@@ -390,14 +399,8 @@ def read(received: Received) -> Archived | Outcome:
         last_failed_at=parse_moment(document.get("last_failed_at")),
         queue=_text(document.get("queue")) or "",
         frames=_mappings(document.get("frames")),
-        body=received.body,
-        headers=headers,
-        content_type=content_type,
-        content_encoding=content_encoding,
-        text=str(received.headers[EVENT_ARCHIVE]),
         document=document,
-        content=digest,
-        copy=_copy(received) if nameless else None,
+        **sent,
     )
 
 
