@@ -321,7 +321,6 @@ def decide(
 
 def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
     """Publish claimed replays and record the result of each."""
-    handlers, exchange = get_registry().handlers, Names.of(get_settings()).replay
     sent: list[tuple[ClaimedReplay, Message]] = []
     confirmed: list[ClaimedReplay] = []
     back: list[UnpublishedReplay] = []
@@ -337,31 +336,9 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         report.returned.append(Skipped.of(each.event, error))
 
     for each in claimed:
-        handler = handlers.get(each.replay.handler)
-        if handler is None:
-            # Another version of the project has claimed it.
-            give_back(each, Reason("handler-missing", name=repr(each.replay.handler)))
-            continue
-        try:
-            message = encoding.replay_message(
-                each.replay.received,
-                each.event.event,
-                exchange=exchange,
-                routing_key=handler.key,
-                service=each.event.service,
-                handler=handler.name,
-                replay_id=str(each.replay.pk),
-                forced=each.forced,
-            )
-        except Exception as exc:
-            # A row that was changed by hand must not block the others.
-            logger.exception(
-                "cannot build the message of %s",
-                each.event,
-                extra=event_fields(each.event.event, handler.name),
-            )
-            why = f"{type(exc).__name__}: {exc}"
-            give_back(each, Reason("message-unbuildable", error=why))
+        message = _message(each)
+        if isinstance(message, Reason):
+            give_back(each, message)
         else:
             sent.append((each, message))
     try:
@@ -390,6 +367,33 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         _record(lambda: states.returned(back, now=_now()))
     if sent and all(isinstance(error, _GENERAL) for error in answers):
         report.stopped = report.returned[-len(sent)].why
+
+
+def _message(each: ClaimedReplay) -> Message | Reason:
+    """Build the message of a replay, or return why that is impossible."""
+    handler = get_registry().handlers.get(each.replay.handler)
+    if handler is None:
+        # Another version of the project has claimed it.
+        return Reason("handler-missing", name=repr(each.replay.handler))
+    try:
+        return encoding.replay_message(
+            each.replay.received,
+            each.event.event,
+            exchange=Names.of(get_settings()).replay,
+            routing_key=handler.key,
+            service=each.event.service,
+            handler=handler.name,
+            replay_id=str(each.replay.pk),
+            forced=each.forced,
+        )
+    except Exception as exc:
+        # A row that was changed by hand must not block the others.
+        logger.exception(
+            "cannot build the message of %s",
+            each.event,
+            extra=event_fields(each.event.event, handler.name),
+        )
+        return Reason("message-unbuildable", error=f"{type(exc).__name__}: {exc}")
 
 
 def _confirmed(messages: list[Message]) -> list[PublishError | None]:
