@@ -1,0 +1,130 @@
+"""Let random faults overlap, and check what became of every event.
+
+    make soak ARGS="--minutes 10 --seed 7"        one seed
+    make soak ARGS="--minutes 60 --runs 6"        six runs of ten minutes, with new seeds
+    make soak ARGS="--seed 7 --show"              the schedule of a seed
+    make soak ARGS="--minutes 10 --seed 7 --shrink"   the fewest faults with which it still fails
+
+A run that fails prints its seed; its ledgers and logs are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+
+from tests import forked  # noqa: E402 - scripts/ has the broker
+from tests.conftest import SERVERS  # noqa: E402
+from tests.faults.world import Grounds, world  # noqa: E402
+
+from .schedule import Step, schedule  # noqa: E402
+from .soaking import Result, soak  # noqa: E402
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="make soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=3, help="Of faults; 3 by default.")
+    parser.add_argument("--runs", type=int, default=1, help="Divide the minutes into as many runs.")
+    parser.add_argument("--seed", type=int, help="Of the first run; a new one by default.")
+    parser.add_argument("--steps", help="Only these steps of the schedule: 3,7,12")
+    parser.add_argument("--show", action="store_true", help="Print the schedule and end.")
+    parser.add_argument(
+        "--shrink", action="store_true", help="Look for the fewest steps that fail."
+    )
+    parser.add_argument("--database", choices=("sqlite", *SERVERS), default="postgresql")
+    given = parser.parse_args(arguments)
+    seconds = given.minutes * 60 / given.runs
+    first = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
+    seeds = range(first, first + given.runs)
+    if given.show:
+        print(*schedule(first, seconds), sep="\n")
+        return 0
+    directory = Path(tempfile.mkdtemp(prefix="soak-"))
+    server = forked.start_server(directory)
+    grounds = Grounds(directory, kind=given.database)
+    results: list[Result] = []
+    try:
+        print(f"RabbitMQ {grounds.node.version}, {grounds.kind}", flush=True)
+        for seed in seeds:
+            steps = schedule(seed, seconds)
+            if given.steps:
+                wanted = {int(number) for number in given.steps.split(",")}
+                steps = [step for step in steps if step.number in wanted]
+            results.append(run(grounds, seed, steps, seconds))
+            if results[-1].wrong and given.shrink:
+                fewest = shrink(grounds, seed, steps, seconds)
+                print(f"seed {seed} fails with --steps {','.join(str(s.number) for s in fewest)}")
+    finally:
+        grounds.end()
+        assert server.stdin is not None
+        server.stdin.close()
+        failed = [result.seed for result in results if result.wrong] or len(results) < given.runs
+        if failed:
+            print(f"Ledgers and logs: {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    if given.runs > 1:
+        print(summary(results))
+    return 1 if failed else 0
+
+
+def run(grounds: Grounds, seed: int, steps: Sequence[Step], seconds: float) -> Result:
+    """Run a schedule and print what became of it."""
+    print(f"seed {seed}: {len(steps)} faults in {seconds / 60:g} min", flush=True)
+    with world(grounds, name="soak", events=0, seed=str(seed)) as here:
+        result = soak(here, seed, steps, seconds, lambda line: print(f"  {line}", flush=True))
+    for each in result.wrong[:20]:
+        print(f"  WRONG: {each}")
+    if len(result.wrong) > 20:
+        print(f"  WRONG: … and {len(result.wrong) - 20} more")
+    print(f"seed {seed}: {summary([result])}", flush=True)
+    return result
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Add up the figures of runs."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.figures.as_dict())
+        total["wrong"] += len(result.wrong)
+        total["faults"] += sum(result.came.values())
+    return (
+        f"{total['faults']} faults; {total['accepted']} accepted, {total['handled']} handled, "
+        f"{total['archived']} archived, {total['lost']} lost, {total['doubled']} effects doubled, "
+        f"{total['early']} early, {total['repeated']} of {total['runs']} runs repeated, "
+        f"{total['replayed']} replays; {total['wrong']} wrong"
+    )
+
+
+def shrink(grounds: Grounds, seed: int, steps: Sequence[Step], seconds: float) -> Sequence[Step]:
+    """Leave out parts of a schedule for as long as it still fails."""
+    parts = 2
+    while len(steps) > 1:
+        size = -(-len(steps) // parts)
+        for first in range(0, len(steps), size):
+            rest = [*steps[:first], *steps[first + size :]]
+            if run(grounds, seed, rest, seconds).wrong:
+                steps, parts = rest, max(parts - 1, 2)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(2 * parts, len(steps))
+    return steps
+
+
+if __name__ == "__main__":
+    sys.exit(main())

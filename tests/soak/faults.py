@@ -1,0 +1,207 @@
+"""What each fault of the schedule does to a running soak; the end of each puts things right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from broker import BrokerError
+from django_amqp_events.message.types import Message
+from tests.acceptance.harness import Worker
+from tests.waiting import until
+
+from .schedule import Step
+
+if TYPE_CHECKING:
+    from .soaking import Soak
+
+T = TypeVar("T")
+Fault = Callable[["Soak", Step], None]
+EVENT: Final = "faults.happened"
+FAULTS: Final[dict[str, Fault]] = {}
+
+
+class Missed(Exception):
+    """It could not be done now, for instance because the broker is down already."""
+
+
+def fault(name: str) -> Callable[[Fault], Fault]:
+    def declare(run: Fault) -> Fault:
+        FAULTS[name] = run
+        return run
+
+    return declare
+
+
+def chosen(things: Sequence[T], step: Step) -> T:
+    if not things:
+        raise Missed("nobody is there")
+    return things[min(int(step.who * len(things)), len(things) - 1)]
+
+
+def process(soak: Soak, step: Step) -> Worker:
+    """One of the service's processes: workers, mirror, reaper, relay, batch runner, publishers."""
+    everything = [*soak.processes, *soak.publishers]
+    alive = [kept.workers[-1] for kept in everything if kept.workers[-1].alive]
+    return chosen(alive, step)
+
+
+@fault("process killed")
+def killed(soak: Soak, step: Step) -> None:
+    process(soak, step).kill()
+
+
+@fault("process terminated")
+def terminated(soak: Soak, step: Step) -> None:
+    process(soak, step).signal(signal.SIGTERM)
+
+
+@fault("process suspended")
+def suspended(soak: Soak, step: Step) -> None:
+    pid = process(soak, step).pid
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGSTOP)
+        try:
+            time.sleep(step.seconds)
+        finally:
+            os.killpg(pid, signal.SIGCONT)
+
+
+@fault("pool process killed")
+def pool_process(soak: Soak, step: Step) -> None:
+    pools = [kept.workers[-1] for kept in soak.processes if "prefork" in kept.workers[-1].name]
+    children: list[int] = []
+    for worker in pools:
+        with suppress(OSError):
+            children += worker.children()
+    with suppress(ProcessLookupError):
+        os.kill(chosen(children, step), signal.SIGKILL)
+
+
+@fault("connections closed")
+def closed(soak: Soak, step: Step) -> None:
+    """Of about half of the processes, by the broker."""
+    try:
+        connections = soak.world.eyes.http("GET", "/api/vhosts/{vhost}/connections")
+        for number, connection in enumerate(connections):
+            if (number + int(step.who * 1000)) % 2:
+                with suppress(BrokerError):
+                    soak.world.eyes.cut(connection)
+    except (BrokerError, OSError) as exc:
+        raise Missed(str(exc)) from exc
+
+
+@fault("connections half-open")
+def half_open(soak: Soak, step: Step) -> None:
+    """Of those behind the proxy: nothing comes through, and then only on new connections."""
+    with soak.alone("proxy"):
+        soak.proxy.flowing.clear()
+        time.sleep(step.seconds)
+        soak.proxy.forget()
+
+
+@fault("broker killed")
+def broker_killed(soak: Soak, step: Step) -> None:
+    with soak.alone("broker"):
+        soak.node.kill()
+        time.sleep(step.seconds)
+        soak.node.start_again()
+
+
+@fault("broker suspended")
+def broker_suspended(soak: Soak, step: Step) -> None:
+    with soak.alone("broker"):
+        pid = soak.node.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(step.seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+@fault("memory alarm")
+def alarm(soak: Soak, step: Step) -> None:
+    """RabbitMQ blocks publishers."""
+    with soak.alone("broker"):
+        try:
+            soak.node.ctl("set_vm_memory_high_watermark", "absolute", "1")
+            time.sleep(step.seconds)
+        finally:
+            soak.node.ctl("set_vm_memory_high_watermark", "0.8")
+
+
+@fault("database killed")
+def database_killed(soak: Soak, step: Step) -> None:
+    """Or, where it is a file, locked by somebody."""
+    server = soak.world.database.server
+    with soak.alone("database"):
+        if server is None:
+            with soak.locked_file():
+                time.sleep(step.seconds)
+            return
+        server.kill()
+        time.sleep(step.seconds)
+        server.start_again()
+
+
+@fault("topology declared")
+def declared(soak: Soak, step: Step) -> None:
+    soak.command("events_declare")
+
+
+@fault("all replayed")
+def replayed(soak: Soak, step: Step) -> None:
+    soak.command("events_replay", "--all")
+
+
+@fault("batch replayed")
+def batch(soak: Soak, step: Step) -> None:
+    soak.command("events_replay", "--all", "--background", "--comment", "soak")
+
+
+@fault("fix released")
+def fix(soak: Soak, step: Step) -> None:
+    """Events that fail for good succeed for a while."""
+    soak.fixed.touch()
+    time.sleep(step.seconds)
+    if not soak.over.is_set():
+        soak.fixed.unlink(missing_ok=True)
+
+
+@fault("archive pruned")
+def pruned(soak: Soak, step: Step) -> None:
+    soak.command("events_prune")
+
+
+@fault("malformed message")
+def malformed(soak: Soak, step: Step) -> None:
+    """It goes to each handler and is archived for each."""
+    good = soak.world.eyes.message(EVENT, {})
+    message = Message(
+        exchange="events", routing_key=EVENT, body=b"{", name=EVENT, headers=good.headers,
+        properties=good.properties, event_id=good.event_id,
+    )  # fmt: skip
+    with soak.sending:
+        try:
+            soak.world.eyes.send(message)
+        except Exception as exc:  # the broker is away: nobody knows whether it has the message
+            soak.world.eyes.close()
+            raise Missed(str(exc)) from exc
+        soak.malformed.add(message.event_id)
+
+
+def repair(soak: Soak) -> None:
+    """Undo what is left of the faults: everything runs, and nothing blocks."""
+    for kept in soak.processes:
+        with suppress(ProcessLookupError):
+            os.killpg(kept.workers[-1].pid, signal.SIGCONT)
+    soak.proxy.flowing.set()
+    soak.world.grounds.ready()
+    soak.node.ctl("set_vm_memory_high_watermark", "0.8")
+    until(lambda: not soak.node.memory_alarm(), "no alarm is left", 60)
+    soak.fixed.touch()

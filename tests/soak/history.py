@@ -1,0 +1,163 @@
+"""What a run's ledgers must say, whatever came: rules that know nothing of the package's code."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Unit = tuple[str, str]
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What was found when everything had come to its end.
+
+    Attributes:
+        archived: units (event id, handler) with a row, or a message in the archive queue.
+        waiting: units in other queues, or in the outbox.
+        effects: event ids in the table that ``effect`` writes to, as often as they are there.
+        malformed: ids of messages that no handler can read, and the units that are archived as
+            malformed.
+        groups: of each failure group, what it counts and what its events are.
+        replays: id, event id, handler and state of each replay.
+        messages: left in queues, by queue, without those of the archive.
+        left: connections and processes that are there though nothing was started.
+    """
+
+    archived: frozenset[Unit]
+    waiting: frozenset[Unit]
+    effects: Sequence[str]
+    sent_malformed: frozenset[str] = frozenset()
+    archived_malformed: frozenset[Unit] = frozenset()
+    groups: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = ()
+    replays: Sequence[tuple[str, str, str, str]] = ()
+    messages: Mapping[str, int] = field(default_factory=dict)
+    left: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the handlers declare."""
+
+    handlers: frozenset[str]
+    attempts: int
+    delay: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of a run: units (the first four), events (``doubled``), runs, replays."""
+
+    accepted: int
+    handled: int
+    archived: int
+    lost: int
+    doubled: int
+    early: int
+    runs: int
+    repeated: int
+    replayed: int
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str], Figures]:
+    """Return what is wrong, and the figures.
+
+    Args:
+        lines: of all ledgers. Each has ``at`` (seconds) and ``what``; of publishers: ``intent``,
+            ``accepted`` with ``events``; of handlers: ``start``, ``raised``, ``done`` with
+            ``event``, ``handler``, ``attempt`` and ``replay``.
+    """
+    wrong: list[str] = []
+    intended: set[str] = set()
+    accepted: set[str] = set()
+    runs: dict[tuple[str, str, str | None, int], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for line in lines:
+        if line["what"] == "intent":
+            intended.update(line["events"])
+        elif line["what"] == "accepted":
+            accepted.update(line["events"])
+        elif line["what"] in ("start", "raised", "done"):
+            key = (line["event"], line["handler"], line["replay"], line["attempt"])
+            runs[key][line["what"]].append(line["at"])
+    units = {(event, handler) for event in accepted for handler in policy.handlers}
+    done = {(event, handler) for (event, handler, *_), run in runs.items() if run["done"]}
+
+    lost = units - done - ended.archived - ended.waiting
+    wrong += [f"lost: {event} of {handler}" for event, handler in sorted(lost)]
+    wrong += [f"still waiting: {event} of {handler}" for event, handler in sorted(ended.waiting)]
+    wrong += [
+        f"{number} messages are left in {queue}"
+        for queue, number in ended.messages.items()
+        if number
+    ]
+    wrong += [f"left behind: {what}" for what in ended.left]
+
+    effects = Counter(ended.effects)
+    wrong += [f"{number} effects of {event}" for event, number in effects.items() if number > 1]
+    wrong += [
+        f"no effect of {event}, which is neither archived nor waiting"
+        for event in sorted(accepted - set(effects))
+        if (event, "effect") not in ended.archived | ended.waiting
+    ]
+    wrong += [f"an effect of {event}, which nobody published" for event in set(effects) - intended]
+
+    early = 0
+    for event, handler in sorted({(event, handler) for event, handler, *_ in runs}):
+        if event not in intended:
+            wrong.append(f"{handler} ran for {event}, which nobody published")
+    replays = {replay: (event, handler, state) for replay, event, handler, state in ended.replays}
+    for (event, handler, replay, attempt), run in runs.items():
+        what = f"attempt {attempt} of {handler} for {event}" + (
+            f" (replay {replay})" * bool(replay)
+        )
+        if not 1 <= attempt <= policy.attempts:
+            wrong.append(f"{what}: {policy.attempts} are declared")
+        if attempt > 1 and run["start"]:
+            before = runs.get((event, handler, replay, attempt - 1))
+            failed = min(before["raised"], default=None) if before else None
+            if failed is None:
+                wrong.append(f"{what}: the one before it did not fail")
+            elif min(run["start"]) < failed + policy.delay:
+                by = failed + policy.delay - min(run["start"])
+                wrong.append(f"{what}: {by:.3f} s early")
+                early += 1
+        if replay and (event, handler) != replays.get(replay, (event, handler, ""))[:2]:
+            wrong.append(f"{what}: the replay is of another event")
+        if replay and replay not in replays:
+            wrong.append(f"{what}: no such replay")
+    for replay, (event, handler, state) in replays.items():
+        if state == "succeeded" and not any(
+            run["done"] for (*unit, of, _), run in runs.items()
+            if of == replay and unit == [event, handler]
+        ):  # fmt: skip
+            wrong.append(f"replay {replay} of {event} for {handler} succeeded, and nothing ran")
+
+    for event in sorted(ended.sent_malformed):
+        for handler in sorted(policy.handlers):
+            if (event, handler) not in ended.archived_malformed:
+                wrong.append(f"malformed message {event} is not archived for {handler}")
+    wrong += [
+        f"group {group} counts {counted}, its events are {actual} (open, again, in progress)"
+        for group, counted, actual in ended.groups
+        if counted != actual
+    ]
+    figures = Figures(
+        accepted=len(units),
+        handled=len(units & done),
+        archived=len((units - done) & ended.archived),
+        lost=len(lost),
+        doubled=sum(number > 1 for number in effects.values()),
+        early=early,
+        runs=sum(len(run["start"]) for run in runs.values()),
+        repeated=sum(len(run["start"]) - 1 for run in runs.values() if len(run["start"]) > 1),
+        replayed=len(replays),
+    )
+    return wrong, figures

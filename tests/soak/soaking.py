@@ -1,0 +1,343 @@
+"""A service under a schedule of faults, from its first event to the check of its history."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from broker import Node
+from tests.acceptance.harness import Archive, Worker
+from tests.acceptance.isolation import Supervisor
+from tests.faults.counts import HANDLERS, Unit
+from tests.faults.world import ARCHIVE, NAME, QUEUES, QUIET, World
+from tests.waiting import NotInTime, until
+
+from . import history
+from .faults import FAULTS, Missed, repair
+from .history import Ended, Figures, Policy
+from .schedule import Step
+
+#: As testproject's `faulty` declares.
+POLICY: Final = Policy(handlers=frozenset(HANDLERS), attempts=3, delay=1.0)
+#: Of a publishing process, before another one takes its place.
+EVENTS: Final = 200
+PUBLISHERS: Final = ("outbox", "outbox", "immediate")
+#: Shares of the events that fail once, and until a fix is released.
+PASSING, LASTING = 0.15, 0.1
+#: Seconds between two transactions of five events.
+PAUSE: Final = 0.25
+CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
+#: Seconds in which everything has to come to its end when no more faults come.
+DEADLINE: Final = 300.0
+STOP: Final = 60.0  # seconds of a warm shutdown
+ROUNDS: Final = 10  # of replays at the end
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a run.
+
+    Attributes:
+        wrong: what must not be; empty if all is well.
+        came: faults by kind, without those that could not be done.
+    """
+
+    seed: int
+    seconds: float
+    wrong: Sequence[str]
+    figures: Figures
+    came: Counter[str]
+
+
+@dataclass
+class Soak:
+    """One run.
+
+    Attributes:
+        fixed: while this file exists, no event fails for good.
+        malformed: ids of messages that no handler can read, once they are confirmed.
+    """
+
+    world: World
+    node: Node
+    seed: int
+    malformed: set[str] = field(default_factory=set)
+    came: Counter[str] = field(default_factory=Counter)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.fixed: Path = self.world.service.where / "fixed"
+        self.proxy = self.world.proxy()
+        self.processes: list[Supervisor] = []
+        self.publishers: list[Supervisor] = []
+        self.sending = threading.Lock()
+        self._commands: list[Worker] = []
+        self._numbers = iter(range(1, 1_000_000))
+        self._locks = {name: threading.Lock() for name in ("broker", "database", "proxy")}
+        self._failed: list[str] = []
+
+    # -- what runs
+
+    def start(self) -> None:
+        """Start the service, half of it behind the proxy; what ends is started again."""
+        world = self.world
+        world.settings(CONFIRM_TIMEOUT=CONFIRM_TIMEOUT)
+        world.service.celery = {**world.service.celery, "broker_heartbeat": HEARTBEAT}
+        world.environ(TESTPROJECT_LEASE=str(LEASE), TESTPROJECT_HEARTBEAT=str(HEARTBEAT))
+        world.declare()
+        queues = ("-Q", ",".join(QUEUES))
+        near, far = world.service, replace(world.service, url=self.proxy.url)
+        for start in (
+            partial(near.worker, "prefork", 2, *queues),
+            partial(far.worker, "threads", 4, *queues),
+            *(partial(near.start, command) for command in ("events_mirror", "events_reaper")),
+            *(partial(far.start, command) for command in ("events_relay", "events_batches")),
+        ):
+            self.processes.append(world.keep(start))
+        for number, mode in enumerate(PUBLISHERS):
+            service = replace(near if number % 2 else far)
+            self.publishers.append(world.keep(partial(self._publish, service, mode)))
+
+    def _publish(self, service: Any, mode: str) -> Worker:
+        """Publish other events each time: those of a publisher that was killed are its own."""
+        seed = f"{self.seed}-{next(self._numbers)}"
+        options = {
+            "count": EVENTS, "seed": seed, "mode": mode, "size": 5, "pause": PAUSE,
+            "passing": PASSING, "lasting": LASTING, "work": 0.02, "patience": 600.0,
+        }  # fmt: skip
+        program = ("-m", "testproject.publishing")
+        started: Worker = service.start(json.dumps(options), program=program, name="publisher")
+        return started
+
+    def command(self, *arguments: str) -> Worker:
+        """Run a management command; it may fail while something else is away."""
+        started = self.world.service.start(*arguments)
+        self._commands.append(started)
+        return started
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Only one fault at a time can be about a server.
+
+        Raises:
+            Missed: another one is.
+        """
+        if not self._locks[what].acquire(blocking=False):
+            raise Missed(f"another fault of the {what} lasts")
+        try:
+            yield
+        finally:
+            self._locks[what].release()
+
+    @contextmanager
+    def locked_file(self) -> Iterator[None]:
+        """Hold the lock of SQLite's file."""
+        path = self.world.database.settings["NAME"]
+        with closing(sqlite3.connect(path, timeout=20)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield
+            connection.rollback()
+
+    # -- what comes
+
+    def endure(self, steps: Sequence[Step], seconds: float, tell: Callable[[str], None]) -> None:
+        """Let the faults come in their time, each in a thread of its own."""
+        began = time.monotonic()
+        threads: list[threading.Thread] = []
+        for step in steps:
+            time.sleep(max(0.0, began + step.at - time.monotonic()))
+            thread = threading.Thread(target=self._come, args=(step, tell))
+            thread.start()
+            threads.append(thread)
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        self.over.set()
+        for thread in threads:
+            thread.join()
+        repair(self)
+
+    def _come(self, step: Step, tell: Callable[[str], None]) -> None:
+        try:
+            FAULTS[step.fault](self, step)
+        except Missed as missed:
+            tell(f"{step}  missed: {missed}")
+        except Exception as exc:  # noqa: BLE001 - the test's own failure is no fault of the product
+            self._failed.append(f"{step}: {exc!r}")
+            tell(f"{step}  FAILED: {exc!r}")
+        else:
+            self.came[step.fault] += 1
+            tell(str(step))
+
+    # -- the end
+
+    def settle(self) -> None:
+        """Let publishers finish, replay what is archived, and wait until nothing is on its way.
+
+        Raises:
+            NotInTime: something still is.
+        """
+        for kept in self.publishers:
+            kept.end()
+        alive = [kept.workers[-1] for kept in self.publishers]
+        until(lambda: not any(each.alive for each in alive), "all is published", DEADLINE)
+        for _ in range(ROUNDS):
+            self._quiet()
+            if not self._open():
+                return
+            with suppress(subprocess.TimeoutExpired):
+                self.command("events_replay", "--all").wait(DEADLINE)
+        raise NotInTime(f"after {ROUNDS} replays, {self._open()} are still archived")
+
+    def _open(self) -> int:
+        """Archived units that a replay could help."""
+        return self.world._rows("archivedevent", "state = 'archived' AND reason <> 'malformed'")  # noqa: SLF001
+
+    def _quiet(self) -> None:
+        """Wait until nothing has been on its way for a while."""
+        busy, deadline = time.monotonic(), time.monotonic() + DEADLINE
+        while time.monotonic() < busy + QUIET:
+            if left := self._left():
+                busy = time.monotonic()
+            if busy > deadline:
+                raise NotInTime(f"after {DEADLINE:.0f} s there are still {left}")
+            time.sleep(0.5)
+
+    def _left(self) -> str:
+        """Say what is on its way."""
+        world = self.world
+        try:
+            found = {queue: number for queue, number in world.eyes.totals(NAME).items() if number}
+            found["outbox"] = world._rows("outboxevent")  # noqa: SLF001
+            found["replays"] = world._rows("archivedevent", "state IN ('queued', 'replaying')")  # noqa: SLF001
+            found["batches"] = world._rows("replaybatch", "state = 'running'")  # noqa: SLF001
+        except Exception as exc:  # noqa: BLE001 - it may be away just now
+            return repr(exc)
+        return ", ".join(f"{number} of {what}" for what, number in found.items() if number)
+
+    def stop(self) -> list[str]:
+        """Stop all processes warmly; return what is left behind."""
+        left = list(self._failed)
+        for kept in self.processes:
+            kept.end()
+            kept.workers[-1].signal(signal.SIGTERM)
+        for kept in self.processes:
+            worker = kept.workers[-1]
+            try:
+                worker.wait(STOP)
+            except subprocess.TimeoutExpired:
+                left.append(f"{worker.name} does not stop: {worker.log[-2000:]}")
+        for kept in [*self.processes, *self.publishers]:
+            for worker in kept.workers:
+                # What was killed may have children that are about to notice.
+                with suppress(ProcessLookupError, NotInTime):
+                    until(partial(_is_gone, worker.pid), f"the group of {worker.name} ends", 10)
+                    continue
+                left.append(f"processes of {worker.name}")
+        self.world.eyes.close()
+        path = "/api/vhosts/{vhost}/connections"
+        with suppress(NotInTime):
+            until(lambda: not self.world.eyes.http("GET", path), "all connections are closed", 20)
+        left += [f"connection {each.get('name')}" for each in self.world.eyes.http("GET", path)]
+        return left
+
+    def end(self) -> tuple[list[str], Figures]:
+        """Stop everything, and check the history."""
+        late: list[str] = []
+        try:
+            self.settle()
+        except NotInTime as exc:
+            late.append(str(exc))
+        left = self.stop()
+        world = self.world
+        messages = Archive(world.eyes, NAME).collect()
+        query = world.database.query
+        rows = [
+            ((str(event_id), handler.rpartition(".")[2]), reason)
+            for event_id, handler, reason in query(
+                "SELECT event_id, handler, reason FROM django_amqp_events_archivedevent"
+            )
+        ] + [((each["event_id"], each["handler"].rpartition(".")[2]), "") for each in messages]
+        totals = world.eyes.totals(NAME)
+        ended = Ended(
+            archived=frozenset(unit for unit, _ in rows),
+            waiting=frozenset(world._waiting() if sum(totals.values()) else ()),  # noqa: SLF001
+            effects=[event for (event,) in query("SELECT event FROM effects")],
+            sent_malformed=frozenset(self.malformed),
+            archived_malformed=frozenset(unit for unit, reason in rows if reason == "malformed"),
+            groups=self._groups(),
+            replays=[
+                (_hex(replay), str(event_id), handler.rpartition(".")[2], state)
+                for replay, event_id, handler, state in query(
+                    "SELECT r.id, e.event_id, e.handler, r.state FROM django_amqp_events_replay r "
+                    "JOIN django_amqp_events_archivedevent e ON e.id = r.event_id"
+                )
+            ],
+            messages={queue: number for queue, number in totals.items() if queue != ARCHIVE},
+            left=left,
+        )
+        lines = world.service.ledger()
+        for line in lines:
+            if line.get("replay"):
+                line["replay"] = _hex(line["replay"])
+        wrong, figures = history.check(lines, ended, POLICY)
+        return late + wrong, figures
+
+    def _groups(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """Return what each failure group counts, and what its events are."""
+        query, prefix = self.world.database.query, "django_amqp_events_"
+        counted: dict[str, list[int]] = {}
+        for table, column in (("failuregroup", "id"), ("groupcountchange", "group_id")):
+            for group, *numbers in query(
+                f"SELECT {column}, open, again, going FROM {prefix}{table}"
+            ):  # noqa: S608
+                known = counted.setdefault(_hex(group), [0, 0, 0])
+                known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]
+        actual: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        for group, state, replays in query(
+            f"SELECT group_id, state, replays FROM {prefix}archivedevent WHERE group_id IS NOT NULL"  # noqa: S608
+        ):
+            is_open, going = state == "archived", state in ("queued", "replaying")
+            actual[_hex(group)][0] += is_open
+            actual[_hex(group)][1] += is_open and replays > 0
+            actual[_hex(group)][2] += going
+        return [(group, tuple(known), tuple(actual[group])) for group, known in counted.items()]
+
+
+def _hex(value: object) -> str:
+    return str(value).replace("-", "")
+
+
+def _is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def soak(
+    world: World,
+    seed: int,
+    steps: Sequence[Step],
+    seconds: float,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Run one schedule on a world of its own."""
+    assert isinstance(world.node, Node)
+    began = time.monotonic()
+    run = Soak(world, world.node, seed)
+    run.start()
+    run.endure(steps, seconds, tell)
+    wrong, figures = run.end()
+    return Result(seed, time.monotonic() - began, wrong, figures, run.came)
