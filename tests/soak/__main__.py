@@ -19,17 +19,22 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
-from tests import forked  # noqa: E402 - scripts/ has the broker
+from suite import MEMORY, is_roomy  # noqa: E402 - in scripts/
+from tests import forked  # noqa: E402
 from tests.conftest import SERVERS  # noqa: E402
 from tests.faults.world import Grounds, world  # noqa: E402
 
 from .schedule import Step, schedule  # noqa: E402
 from .soaking import Result, soak  # noqa: E402
+
+#: Of what is wrong in a run.
+SHOWN: Final = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.show:
         print(*schedule(first, seconds), sep="\n")
         return 0
-    directory = Path(tempfile.mkdtemp(prefix="soak-"))
+    memory = MEMORY if "TMPDIR" not in os.environ and is_roomy(MEMORY) else None
+    directory = Path(tempfile.mkdtemp(prefix="soak-", dir=memory))
     server = forked.start_server(directory)
     grounds = Grounds(directory, kind=given.database)
     results: list[Result] = []
@@ -77,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             shutil.rmtree(directory, ignore_errors=True)
     if given.runs > 1:
-        print(summary(results))
+        print(f"{given.runs} runs: {verdict(results)}")
     return 1 if failed else 0
 
 
@@ -86,26 +92,29 @@ def run(grounds: Grounds, seed: int, steps: Sequence[Step], seconds: float) -> R
     print(f"seed {seed}: {len(steps)} faults in {seconds / 60:g} min", flush=True)
     with world(grounds, name="soak", events=0, seed=str(seed)) as here:
         result = soak(here, seed, steps, seconds, lambda line: print(f"  {line}", flush=True))
-    for each in result.wrong[:20]:
+    for each in result.wrong[:SHOWN]:
         print(f"  WRONG: {each}")
-    if len(result.wrong) > 20:
-        print(f"  WRONG: … and {len(result.wrong) - 20} more")
-    print(f"seed {seed}: {summary([result])}", flush=True)
+    if len(result.wrong) > SHOWN:
+        print(f"  WRONG: and {len(result.wrong) - SHOWN} more")
+    print(f"seed {seed}, {seconds / 60:g} min, {grounds.kind}: {verdict([result])}", flush=True)
     return result
 
 
-def summary(results: Sequence[Result]) -> str:
+def verdict(results: Sequence[Result]) -> str:
     """Add up the figures of runs."""
     total: Counter[str] = Counter()
+    came: Counter[str] = Counter()
     for result in results:
         total.update(result.figures.as_dict())
         total["wrong"] += len(result.wrong)
-        total["faults"] += sum(result.came.values())
+        came += result.came
+    faults = ", ".join(f"{number} {fault}" for fault, number in came.most_common())
     return (
-        f"{total['faults']} faults; {total['accepted']} accepted, {total['handled']} handled, "
-        f"{total['archived']} archived, {total['lost']} lost, {total['doubled']} effects doubled, "
-        f"{total['early']} early, {total['repeated']} of {total['runs']} runs repeated, "
-        f"{total['replayed']} replays; {total['wrong']} wrong"
+        f"{total['pairs']:,} pairs, {came.total()} faults ({faults}); "
+        f"{total['handled']:,} handled, {total['archived']} archived, {total['lost']} lost, "
+        f"{total['doubled']} doubled, {total['early']} early, {total['stuck']} stuck, "
+        f"{total['left']} left behind; {total['runs']:,} runs, {total['repeated']} repeated, "
+        f"{total['replays']} replays: " + (f"{total['wrong']} WRONG" if total["wrong"] else "right")
     )
 
 

@@ -16,50 +16,66 @@ class Ended:
     """What was found when everything had come to its end.
 
     Attributes:
-        archived: units (event id, handler) with a row, or a message in the archive queue.
+        archived: units (event id, handler) that are archived now, as a row or a message.
         waiting: units in other queues, or in the outbox.
-        effects: event ids in the table that ``effect`` writes to, as often as they are there.
-        malformed: ids of messages that no handler can read, and the units that are archived as
-            malformed.
+        effects: event ids in the table that the handler with ``once`` writes to, as often as they
+            are there.
+        exhausted: units of which some row says that all attempts failed.
+        sent_malformed: ids of messages that no handler can read.
+        archived_malformed: units of which some row says that no handler can read them.
         groups: of each failure group, what it counts and what its events are.
         replays: id, event id, handler and state of each replay.
         messages: left in queues, by queue, without those of the archive.
-        left: connections and processes that are there though nothing was started.
+        late: what did not come to its end in time.
+        left: connections, channels and processes that are there when all have been stopped.
     """
 
     archived: frozenset[Unit]
     waiting: frozenset[Unit]
     effects: Sequence[str]
+    exhausted: frozenset[Unit] = frozenset()
     sent_malformed: frozenset[str] = frozenset()
     archived_malformed: frozenset[Unit] = frozenset()
     groups: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = ()
     replays: Sequence[tuple[str, str, str, str]] = ()
     messages: Mapping[str, int] = field(default_factory=dict)
+    late: Sequence[str] = ()
     left: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the handlers declare."""
+    """What the handlers declare; one of them has ``once``."""
 
     handlers: frozenset[str]
+    once: str
     attempts: int
     delay: float  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of a run: units (the first four), events (``doubled``), runs, replays."""
+    """Figures of a run.
 
-    accepted: int
+    Attributes:
+        pairs: of an accepted event and a handler; the next three say what became of them.
+        doubled: events with more than one effect.
+        stuck: pairs, or messages, that are still on their way at the end.
+        left: what is left behind.
+        repeated: runs of an attempt that ran before.
+    """
+
+    pairs: int
     handled: int
     archived: int
     lost: int
     doubled: int
     early: int
+    stuck: int
+    left: int
     runs: int
     repeated: int
-    replayed: int
+    replays: int
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -88,25 +104,20 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
             key = (line["event"], line["handler"], line["replay"], line["attempt"])
             runs[key][line["what"]].append(line["at"])
     units = {(event, handler) for event in accepted for handler in policy.handlers}
-    done = {(event, handler) for (event, handler, *_), run in runs.items() if run["done"]}
+    handled = {(event, handler) for (event, handler, *_), run in runs.items() if run["done"]}
+    handled -= {(event, policy.once) for event in accepted}
+    handled |= {(event, policy.once) for event in ended.effects}
 
-    lost = units - done - ended.archived - ended.waiting
+    lost = units - handled - ended.archived - ended.waiting
     wrong += [f"lost: {event} of {handler}" for event, handler in sorted(lost)]
     wrong += [f"still waiting: {event} of {handler}" for event, handler in sorted(ended.waiting)]
-    wrong += [
-        f"{number} messages are left in {queue}"
-        for queue, number in ended.messages.items()
-        if number
-    ]
+    left = {queue: number for queue, number in ended.messages.items() if number}
+    wrong += [f"{number} messages are left in {queue}" for queue, number in left.items()]
+    wrong += [f"not in time: {what}" for what in ended.late]
     wrong += [f"left behind: {what}" for what in ended.left]
 
     effects = Counter(ended.effects)
     wrong += [f"{number} effects of {event}" for event, number in effects.items() if number > 1]
-    wrong += [
-        f"no effect of {event}, which is neither archived nor waiting"
-        for event in sorted(accepted - set(effects))
-        if (event, "effect") not in ended.archived | ended.waiting
-    ]
     wrong += [f"an effect of {event}, which nobody published" for event in set(effects) - intended]
 
     early = 0
@@ -140,6 +151,14 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
         ):  # fmt: skip
             wrong.append(f"replay {replay} of {event} for {handler} succeeded, and nothing ran")
 
+    wrong += [
+        f"{event} of {handler} is archived, and attempt {policy.attempts} did not fail"
+        for event, handler in sorted(ended.exhausted)
+        if not any(
+            runs[event, handler, replay, policy.attempts]["raised"]
+            for replay in (None, *(id_ for id_, *of, _ in ended.replays if of == [event, handler]))
+        )
+    ]
     for event in sorted(ended.sent_malformed):
         for handler in sorted(policy.handlers):
             if (event, handler) not in ended.archived_malformed:
@@ -150,14 +169,16 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
         if counted != actual
     ]
     figures = Figures(
-        accepted=len(units),
-        handled=len(units & done),
-        archived=len((units - done) & ended.archived),
+        pairs=len(units),
+        handled=len(units & handled),
+        archived=len((units - handled) & ended.archived),
         lost=len(lost),
         doubled=sum(number > 1 for number in effects.values()),
         early=early,
+        stuck=max(len(ended.waiting), sum(left.values())),
+        left=len(ended.left),
         runs=sum(len(run["start"]) for run in runs.values()),
-        repeated=sum(len(run["start"]) - 1 for run in runs.values() if len(run["start"]) > 1),
-        replayed=len(replays),
+        repeated=sum(len(run["start"]) - 1 for run in runs.values() if run["start"]),
+        replays=len(replays),
     )
     return wrong, figures

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,9 +20,9 @@ from typing import Any, Final
 from broker import Node
 from tests.acceptance.harness import Archive, Worker
 from tests.acceptance.isolation import Supervisor
-from tests.faults.counts import HANDLERS, Unit
+from tests.faults.counts import HANDLERS
 from tests.faults.world import ARCHIVE, NAME, QUEUES, QUIET, World
-from tests.waiting import NotInTime, until
+from tests.waiting import NotInTime, Stopwatch, until
 
 from . import history
 from .faults import FAULTS, Missed, repair
@@ -30,7 +30,7 @@ from .history import Ended, Figures, Policy
 from .schedule import Step
 
 #: As testproject's `faulty` declares.
-POLICY: Final = Policy(handlers=frozenset(HANDLERS), attempts=3, delay=1.0)
+POLICY: Final = Policy(handlers=frozenset(HANDLERS), once="effect", attempts=3, delay=1.0)
 #: Of a publishing process, before another one takes its place.
 EVENTS: Final = 200
 PUBLISHERS: Final = ("outbox", "outbox", "immediate")
@@ -39,7 +39,7 @@ PASSING, LASTING = 0.15, 0.1
 #: Seconds between two transactions of five events.
 PAUSE: Final = 0.25
 CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
-#: Seconds in which everything has to come to its end when no more faults come.
+#: Seconds without progress after which something is stuck, when no more faults come.
 DEADLINE: Final = 300.0
 STOP: Final = 60.0  # seconds of a warm shutdown
 ROUNDS: Final = 10  # of replays at the end
@@ -91,7 +91,10 @@ class Soak:
     # -- what runs
 
     def start(self) -> None:
-        """Start the service, half of it behind the proxy; what ends is started again."""
+        """Start the service, half of it behind the proxy, and wait until it handles events.
+
+        What ends is started again.
+        """
         world = self.world
         world.settings(CONFIRM_TIMEOUT=CONFIRM_TIMEOUT)
         world.service.celery = {**world.service.celery, "broker_heartbeat": HEARTBEAT}
@@ -109,6 +112,7 @@ class Soak:
         for number, mode in enumerate(PUBLISHERS):
             service = replace(near if number % 2 else far)
             self.publishers.append(world.keep(partial(self._publish, service, mode)))
+        until(lambda: world.ledger.read().done, "the first event is handled", DEADLINE)
 
     def _publish(self, service: Any, mode: str) -> Worker:
         """Publish other events each time: those of a publisher that was killed are its own."""
@@ -201,38 +205,44 @@ class Soak:
 
     def _open(self) -> int:
         """Archived units that a replay could help."""
-        return self.world._rows("archivedevent", "state = 'archived' AND reason <> 'malformed'")  # noqa: SLF001
+        return self.world._rows("archivedevent", "state = 'archived' AND reason <> 'malformed'")
 
     def _quiet(self) -> None:
-        """Wait until nothing has been on its way for a while."""
-        busy, deadline = time.monotonic(), time.monotonic() + DEADLINE
-        while time.monotonic() < busy + QUIET:
-            if left := self._left():
-                busy = time.monotonic()
-            if busy > deadline:
-                raise NotInTime(f"after {DEADLINE:.0f} s there are still {left}")
+        """Wait until nothing has been on its way for a while.
+
+        Raises:
+            NotInTime: as much is on its way as long before.
+        """
+        least, since = -1, Stopwatch()
+        while least or since.seconds < QUIET:
+            left = self._left()
+            number = sum(left.values())
+            if number < least or least < 1 <= number or least < 0:
+                least, since = number, Stopwatch()
+            if since.seconds > DEADLINE:
+                raise NotInTime(", ".join(f"{n} of {what}" for what, n in left.items() if n))
             time.sleep(0.5)
 
-    def _left(self) -> str:
-        """Say what is on its way."""
-        world = self.world
+    def _left(self) -> Mapping[str, int]:
+        """Return how much is on its way, by the place where it is."""
+        rows = self.world._rows
         try:
-            found = {queue: number for queue, number in world.eyes.totals(NAME).items() if number}
-            found["outbox"] = world._rows("outboxevent")  # noqa: SLF001
-            found["replays"] = world._rows("archivedevent", "state IN ('queued', 'replaying')")  # noqa: SLF001
-            found["batches"] = world._rows("replaybatch", "state = 'running'")  # noqa: SLF001
-        except Exception as exc:  # noqa: BLE001 - it may be away just now
-            return repr(exc)
-        return ", ".join(f"{number} of {what}" for what, number in found.items() if number)
+            return {
+                **self.world.eyes.totals(NAME),
+                "outbox": rows("outboxevent"),
+                "replays": rows("archivedevent", "state IN ('queued', 'replaying')"),
+                "batches": rows("replaybatch", "state = 'running'"),
+            }
+        except Exception as exc:  # noqa: BLE001 - the broker or the database is down
+            return {repr(exc): 1}
 
     def stop(self) -> list[str]:
-        """Stop all processes warmly; return what is left behind."""
+        """Stop all processes with a warm shutdown; return what is left behind."""
         left = list(self._failed)
         for kept in self.processes:
             kept.end()
             kept.workers[-1].signal(signal.SIGTERM)
-        for kept in self.processes:
-            worker = kept.workers[-1]
+        for worker in [*self._commands, *(kept.workers[-1] for kept in self.processes)]:
             try:
                 worker.wait(STOP)
             except subprocess.TimeoutExpired:
@@ -244,11 +254,14 @@ class Soak:
                     until(partial(_is_gone, worker.pid), f"the group of {worker.name} ends", 10)
                     continue
                 left.append(f"processes of {worker.name}")
+        # Of a half-open connection RabbitMQ hears nothing, and publishers' have no heartbeats.
+        self.proxy.end()
         self.world.eyes.close()
-        path = "/api/vhosts/{vhost}/connections"
-        with suppress(NotInTime):
-            until(lambda: not self.world.eyes.http("GET", path), "all connections are closed", 20)
-        left += [f"connection {each.get('name')}" for each in self.world.eyes.http("GET", path)]
+        for what in ("connections", "channels"):
+            path = f"/api/vhosts/{{vhost}}/{what}"
+            with suppress(NotInTime):
+                until(lambda: not self.world.eyes.http("GET", path), f"no {what}", 20)  # noqa: B023
+            left += [f"{what}: {each.get('name')}" for each in self.world.eyes.http("GET", path)]
         return left
 
     def end(self) -> tuple[list[str], Figures]:
@@ -263,18 +276,22 @@ class Soak:
         messages = Archive(world.eyes, NAME).collect()
         query = world.database.query
         rows = [
-            ((str(event_id), handler.rpartition(".")[2]), reason)
-            for event_id, handler, reason in query(
-                "SELECT event_id, handler, reason FROM django_amqp_events_archivedevent"
+            ((str(event_id), handler.rpartition(".")[2]), reason, state)
+            for event_id, handler, reason, state in query(
+                "SELECT event_id, handler, reason, state FROM django_amqp_events_archivedevent"
             )
-        ] + [((each["event_id"], each["handler"].rpartition(".")[2]), "") for each in messages]
+        ] + [
+            ((each["event_id"], each["handler"].rpartition(".")[2]), each["reason"], "archived")
+            for each in messages
+        ]
         totals = world.eyes.totals(NAME)
         ended = Ended(
-            archived=frozenset(unit for unit, _ in rows),
-            waiting=frozenset(world._waiting() if sum(totals.values()) else ()),  # noqa: SLF001
+            archived=frozenset(unit for unit, _, state in rows if state == "archived"),
+            waiting=frozenset(world._waiting() if sum(totals.values()) else ()),
             effects=[event for (event,) in query("SELECT event FROM effects")],
             sent_malformed=frozenset(self.malformed),
-            archived_malformed=frozenset(unit for unit, reason in rows if reason == "malformed"),
+            exhausted=frozenset(unit for unit, reason, _ in rows if reason == "exhausted"),
+            archived_malformed=frozenset(unit for unit, reason, _ in rows if reason == "malformed"),
             groups=self._groups(),
             replays=[
                 (_hex(replay), str(event_id), handler.rpartition(".")[2], state)
@@ -284,28 +301,29 @@ class Soak:
                 )
             ],
             messages={queue: number for queue, number in totals.items() if queue != ARCHIVE},
+            late=late,
             left=left,
         )
         lines = world.service.ledger()
         for line in lines:
             if line.get("replay"):
                 line["replay"] = _hex(line["replay"])
-        wrong, figures = history.check(lines, ended, POLICY)
-        return late + wrong, figures
+        return history.check(lines, ended, POLICY)
 
     def _groups(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         """Return what each failure group counts, and what its events are."""
-        query, prefix = self.world.database.query, "django_amqp_events_"
+        query = self.world.database.query
         counted: dict[str, list[int]] = {}
-        for table, column in (("failuregroup", "id"), ("groupcountchange", "group_id")):
-            for group, *numbers in query(
-                f"SELECT {column}, open, again, going FROM {prefix}{table}"
-            ):  # noqa: S608
-                known = counted.setdefault(_hex(group), [0, 0, 0])
-                known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]
+        for group, *numbers in query(
+            "SELECT id, open, again, going FROM django_amqp_events_failuregroup UNION ALL "
+            "SELECT group_id, open, again, going FROM django_amqp_events_groupcountchange"
+        ):
+            known = counted.setdefault(_hex(group), [0, 0, 0])
+            known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]
         actual: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         for group, state, replays in query(
-            f"SELECT group_id, state, replays FROM {prefix}archivedevent WHERE group_id IS NOT NULL"  # noqa: S608
+            "SELECT group_id, state, replays FROM django_amqp_events_archivedevent "
+            "WHERE group_id IS NOT NULL"
         ):
             is_open, going = state == "archived", state in ("queued", "replaying")
             actual[_hex(group)][0] += is_open

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from .history import Ended, Policy, check
 from .schedule import FAULTS, schedule
 
-POLICY = Policy(handlers=frozenset({"call", "effect"}), attempts=3, delay=1.0)
+POLICY = Policy(handlers=frozenset({"call", "effect"}), once="effect", attempts=3, delay=1.0)
 
 
-def run(at: float, what: str, event: str, handler: str, attempt: int = 1, replay: str | None = None):  # fmt: skip
+def run(
+    at: float, what: str, event: str, handler: str, attempt: int = 1, replay: str | None = None
+) -> dict[str, Any]:
     return {
         "at": at, "what": what, "event": event, "handler": handler, "attempt": attempt,
         "replay": replay,
@@ -42,9 +44,10 @@ def good() -> tuple[list[dict[str, Any]], Ended]:
         ]
     lines += [run(9.0, "start", "c", "call", 1, "r"), run(9.1, "done", "c", "call", 1, "r")]
     return lines, Ended(
-        archived=frozenset({("c", "call"), ("m", "call"), ("m", "effect")}),
+        archived=frozenset({("m", "call"), ("m", "effect")}),
         waiting=frozenset(),
         effects=["a", "b", "c"],
+        exhausted=frozenset({("c", "call")}),
         sent_malformed=frozenset({"m"}),
         archived_malformed=frozenset({("m", "call"), ("m", "effect")}),
         groups=[("g", (1, 0, 0), (1, 0, 0))],
@@ -56,8 +59,8 @@ def good() -> tuple[list[dict[str, Any]], Ended]:
 def test_nothing_is_wrong_with_a_good_history() -> None:
     wrong, figures = check(*good(), POLICY)
     assert wrong == []
-    assert (figures.accepted, figures.handled, figures.archived) == (6, 6, 0)
-    assert (figures.runs, figures.repeated, figures.replayed) == (10, 0, 1)
+    assert (figures.pairs, figures.handled, figures.archived) == (6, 6, 0)
+    assert (figures.runs, figures.repeated, figures.replays) == (10, 0, 1)
 
 
 def lines_without(*keys: tuple[str, str, str]) -> Callable[..., Any]:
@@ -83,7 +86,7 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
     "an ack before the publish": (
         lines_without(("start", "a", "call"), ("done", "a", "call")), "lost: a of call"),
     "a doubled effect": (ending(effects=["a", "b", "b", "c"]), "2 effects of b"),
-    "a lost effect": (ending(effects=["a", "c"]), "no effect of b"),
+    "a lost effect": (ending(effects=["a", "c"]), "lost: b of effect"),
     "an event out of nothing": (lines_with(run(3, "start", "x", "call")), "nobody published"),
     "an early retry": (lines_with(run(2.0, "start", "b", "call", 2)), "0.100 s early"),
     "a skipped attempt": (lines_with(run(9.0, "start", "a", "call", 2)), "did not fail"),
@@ -97,6 +100,8 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
     "an unread malformed message": (ending(sent_malformed=frozenset("mn")), "message n"),
     "a message left behind": (ending(messages={"shop.call": 1}), "1 messages are left"),
     "an event left behind": (ending(waiting=frozenset({("a", "call")})), "still waiting"),
+    "an event archived too soon": (ending(exhausted=frozenset({("b", "call")})), "did not fail"),
+    "a batch that does not end": (ending(late=["1 of batches"]), "not in time: 1 of batches"),
     "a process left behind": (ending(left=["process 1"]), "left behind: process 1"),
 }  # fmt: skip
 
@@ -104,7 +109,8 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(name: str) -> None:
     plant, expected = PLANTED[name]
-    wrong, _ = check(*plant(*good()), POLICY)
+    lines, ended = plant(*good())
+    wrong, _ = check(lines, ended, POLICY)
     assert wrong
     assert all(expected in each for each in wrong) or expected in wrong[0], wrong
 
