@@ -86,8 +86,8 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
 
     Args:
         lines: of all ledgers. Each has ``at`` (seconds) and ``what``; of publishers: ``intent``,
-            ``accepted`` with ``events``; of handlers: ``start``, ``raised``, ``done`` with
-            ``event``, ``handler``, ``attempt`` and ``replay``.
+            ``accepted`` with ``events``; of handlers: ``start``, ``raised``, ``done``, and
+            ``failed`` if the database did, with ``event``, ``handler``, ``attempt`` and ``replay``.
     """
     wrong: list[str] = []
     intended: set[str] = set()
@@ -100,9 +100,10 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
             intended.update(line["events"])
         elif line["what"] == "accepted":
             accepted.update(line["events"])
-        elif line["what"] in ("start", "raised", "done"):
+        elif line["what"] in ("start", "raised", "failed", "done"):
             key = (line["event"], line["handler"], line["replay"], line["attempt"])
-            runs[key][line["what"]].append(line["at"])
+            what = "raised" if line["what"] == "failed" else line["what"]
+            runs[key][what].append(line["at"])
     units = {(event, handler) for event in accepted for handler in policy.handlers}
     handled = {(event, handler) for (event, handler, *_), run in runs.items() if run["done"]}
     handled -= {(event, policy.once) for event in accepted}

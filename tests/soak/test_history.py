@@ -26,13 +26,18 @@ def run(
 
 
 def good() -> tuple[list[dict[str, Any]], Ended]:
-    """A is handled, B once in a second attempt, C is archived by ``call`` and replayed."""
+    """Return a history: the database fails A's first attempt of ``effect``.
+
+    B fails in its first attempt of ``call``; C is archived by ``call`` and replayed.
+    """
     lines: list[dict[str, Any]] = [
         {"at": 0.0, "what": "intent", "events": ["a", "b", "c"]},
         {"at": 0.1, "what": "accepted", "events": ["a", "b", "c"]},
     ]
-    for event in "abc":
-        lines += [run(1.0, "start", event, "effect"), run(1.1, "done", event, "effect")]
+    lines.append(run(1.0, "failed", "a", "effect"))
+    for event, attempt in ("a", 2), ("b", 1), ("c", 1):
+        lines.append(run(2.0, "start", event, "effect", attempt))
+        lines.append(run(2.1, "done", event, "effect", attempt))
     lines += [run(1.0, "start", "a", "call"), run(1.1, "done", "a", "call")]
     lines += [run(1.0, "start", "b", "call"), run(1.1, "raised", "b", "call")]
     lines += [run(2.2, "start", "b", "call", 2), run(2.3, "done", "b", "call", 2)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from types import TracebackType
 from typing import Any
 
 from django.db import connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import DatabaseErrorWrapper
 
 from django_amqp_events import current_event, handler
 
@@ -24,6 +27,25 @@ POLICY: dict[str, Any] = {
     # Where there is a result backend, every run stores something.
     "ignore_result": "TESTPROJECT_RESULTS" not in os.environ,
 }  # fmt: skip
+
+
+class Recorder(DatabaseErrorWrapper):
+    """Writes down that the database fails an attempt: before its handler runs, in it or after."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        driver = self.wrapper.Database  # type: ignore[attr-defined]
+        failed = isinstance(error, (driver.OperationalError, driver.InterfaceError))
+        if failed and current_event() is not None:
+            ledger.write("failed", handler="effect")
+        super().__exit__(kind, error, traceback)
+
+
+BaseDatabaseWrapper.wrap_database_errors = property(Recorder)  # type: ignore[assignment]
 
 
 class Passing(Exception):
