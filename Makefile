@@ -8,7 +8,7 @@ LOCK ?= requirements/dev.txt
 VENV = $(ENVIRONMENT)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults bench demo serve show docs screenshots lock messages wheel clean broker-start \
+.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak bench demo serve show docs screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## List the targets
@@ -48,6 +48,9 @@ mutants: installed  ## Change one operator or number at a time, and count what t
 
 faults: installed  ## Write the fault table, docs/faults.md (ARGS="--list", ARGS="--events 200 child-within")
 	@$(VENV) -m tests.faults $(ARGS)
+
+soak: installed  ## Let random faults overlap, and check each event's history (ARGS="--minutes 10 --seed 7")
+	@$(VENV) -m tests.soak $(ARGS)
 
 bench: venv  ## Run the benchmarks, write benchmarks/RESULTS.md (ARGS=--list, ARGS="publish handle", ARGS=--short)
 	@$(VENV) -m benchmarks $(ARGS)
