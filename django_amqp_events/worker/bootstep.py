@@ -311,7 +311,7 @@ class EventStep(QueueStep):
 
     def on_delivery(self, received: Received, message: KombuMessage) -> None:
         if self.intake is not None:
-            self.intake.received(received.queue)
+            self.intake.received(received)
         self._guarded(self._dispatch, Delivery(received=received, message=message))
 
     def _guarded(self, step: Callable[..., None], delivery: Delivery, *args: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..declare.registry import Registry
 from ..message.text import counted
+from ..message.types import Received
 from .celery_internals import state
 from .dispatch import Delivery
 from .prefetch import LONG_SECONDS, WAITING, Load, Window, longest_wait, run_limit, window
@@ -26,6 +27,9 @@ DEFAULT_MULTIPLIER: Final = 4
 WEIGHT: Final = 0.1
 #: Seconds after the last run of a short handler for which long ones leave a process free.
 SHORT_SECONDS: Final = 10.0
+#: Earlier deliveries of an event that let a worker hold few events, and for how long (seconds): if
+#: it dies once more, fewer are delivered again.
+OFTEN, CALM_SECONDS = 2, 60.0
 #: Longest time in seconds between two turns, and its part of the time that an event may wait.
 TURN, TURN_PART = 1.0, 1 / 4
 
@@ -57,6 +61,10 @@ class Intake:
         self.interval = min(TURN, self.wait * TURN_PART)
         # Average seconds of a run, by handler.
         self._seconds: dict[str, float] = {}
+        # Average bytes of a body, by queue.
+        self._sizes: dict[str, float] = {}
+        # When an event came that had been delivered several times.
+        self._often_delivered: float | None = None
         # When a run of a short handler ended last.
         self._short_ended: float | None = None
         self._soon = False
@@ -89,8 +97,13 @@ class Intake:
         self._since[queue] = monotonic()
         return found.count
 
-    def received(self, queue: str) -> None:
+    def received(self, received: Received) -> None:
+        queue, size = received.queue, len(received.body)
         self._received[queue] += 1
+        average = self._sizes.get(queue, size)
+        self._sizes[queue] = average + WEIGHT * (size - average)
+        if received.delivery_count >= OFTEN:
+            self._often_delivered = monotonic()
 
     def handed_over(self, delivery: Delivery, seconds: float) -> None:
         """Stop consuming if the next event would wait too long.
@@ -159,6 +172,8 @@ class Intake:
             spare=self._spare(processes, reserved),
             queues=len(self._step.queues),
             wait=self.wait,
+            calm=self._often_delivered is None
+            or monotonic() - self._often_delivered > CALM_SECONDS,
         )
 
     def _run_seconds(self, queue: str) -> float | None:
@@ -219,7 +234,12 @@ class Intake:
         if self._stuck:
             return Window(0, "slow")
         rates = [bucket.fill_rate for bucket in self._buckets(queue)]
-        found = window(load, seconds=self._run_seconds(queue), rate=min(rates, default=None))
+        found = window(
+            load,
+            seconds=self._run_seconds(queue),
+            rate=min(rates, default=None),
+            size=self._sizes.get(queue, 0.0),
+        )
         if found == Window(0, "rate") and load.free > 0 and self._may_begin(queue):
             return Window(1, "rate")
         return found

@@ -21,8 +21,10 @@ RUNNING: Final = 2 / 3
 #: Part of it in which a run should have ended; after it, a delivery whose message cannot be
 #: published is requeued.
 HOLDING: Final = 5 / 6
-#: Seconds of work per process that it pays to hold in advance.
+#: Seconds of work per process that it pays to hold in advance, and the most events of it; bytes of
+#: their bodies in a worker.
 WORK_SECONDS: Final = 0.25
+MOST, MOST_BYTES = 32, 8 << 20
 #: Seconds of a long run: events of other handlers must not wait for one in each process.
 LONG_SECONDS: Final = 1.0
 
@@ -41,6 +43,7 @@ class Load:
         spare: processes for further long runs; all of them if no other events arrive.
         queues: queues that it consumes.
         wait: seconds that an event may wait for its run.
+        calm: whether no event came that was delivered several times, as after several deaths.
     """
 
     budget: int
@@ -50,6 +53,7 @@ class Load:
     spare: int
     queues: int
     wait: float
+    calm: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +105,13 @@ def is_paced(limit: Any, timeout: float) -> bool:
         return False
 
 
-def window(load: Load, *, seconds: float | None, rate: float | None) -> Window:
+def window(load: Load, *, seconds: float | None, rate: float | None, size: float = 0.0) -> Window:
     """Return the prefetch count of a queue.
 
     Args:
         seconds: the average run of its slowest handler, None if no run has ended yet.
         rate: events per second by its lowest rate limit, None without one.
+        size: average bytes of a body.
     """
     processes, queues = load.processes, max(1, load.queues)
     share = max(1, load.budget // queues)
@@ -120,10 +125,14 @@ def window(load: Load, *, seconds: float | None, rate: float | None) -> Window:
             # The events of other queues may fill the pool, so each waits there for a free process.
             found = Window(max(0, min(share, load.free, load.spare)), "slow")
         else:
+            most = share
             if not load.configured:
                 fits = min(fits, processes + int(WORK_SECONDS * processes / seconds))
+                if load.calm:
+                    held = min(MOST * processes, int(MOST_BYTES / max(1.0, size)))
+                    most = max(share, held // queues)
             # A backlog in one of many queues can occupy all processes too.
-            count = min(max(share, processes), fits)
+            count = min(max(most, processes), fits)
             if count != share:
                 found = Window(count, "measured")
             if seconds > LONG_SECONDS and load.spare < processes and not load.configured:

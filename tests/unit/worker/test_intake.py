@@ -138,7 +138,10 @@ class Model:
             event = self.ready[queue].popleft()
             event.deliveries += 1
             self.consumers[tag][1] += 1
-            self.intake.received(queue)
+            received: Any = SimpleNamespace(
+                queue=queue, body=b"", delivery_count=event.deliveries - 1
+            )
+            self.intake.received(received)
             request = Request(self, event, tag)
             if queue in self.buckets:
                 self.buckets[queue].add((request, 1))

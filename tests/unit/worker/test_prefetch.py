@@ -13,6 +13,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from django_amqp_events.worker.celery_internals import ProcessSemaphore
 from django_amqp_events.worker.prefetch import (
     HOLDING,
+    MOST,
     RUNNING,
     WAITING,
     Load,
@@ -31,6 +32,7 @@ def load(
     multiplier: int = 4,
     free: int = 2,
     spare: int | None = None,
+    calm: bool = True,
 ) -> Load:
     return Load(
         budget=multiplier * processes,
@@ -40,6 +42,7 @@ def load(
         spare=processes if spare is None else spare,
         queues=queues,
         wait=WAIT,
+        calm=calm,
     )
 
 
@@ -47,12 +50,17 @@ def load(
     ("worker", "seconds", "rate", "expected"),
     [
         (load(), None, None, Window(8, "default")),
-        (load(), 0.001, None, Window(8, "default")),
+        (load(), 0.001, None, Window(64, "measured")),
+        (load(), 0.01, None, Window(52, "measured")),
+        (load(calm=False), 0.001, None, Window(8, "default")),
+        (load(calm=False), 0.1, None, Window(7, "measured")),
+        (load(multiplier=5), 0.001, None, Window(10, "configured")),
         (load(), 0.1, None, Window(7, "measured")),
         (load(), 10, None, Window(2, "measured")),
         (load(), 3600, None, Window(2, "measured")),
         (load(queues=8), None, None, Window(1, "default")),
-        (load(queues=8), 0.001, None, Window(2, "measured")),
+        (load(queues=8), 0.001, None, Window(8, "measured")),
+        (load(queues=100), 0.001, None, Window(2, "measured")),
         (load(queues=8), 600, None, Window(1, "slow")),
         (load(queues=8, free=0), 600, None, Window(0, "slow")),
         (load(queues=8, free=-3), 600, None, Window(0, "slow")),
@@ -75,13 +83,22 @@ def load(
         (load(multiplier=1), 3600, None, Window(2, "configured")),
         (load(16), 0.001, 100 / 3600, Window(8, "rate")),
         (load(16), None, 10 / 3600, Window(0, "rate")),
-        (load(), 0.001, 5, Window(8, "default")),
+        (load(), 0.001, 5, Window(64, "measured")),
         (load(queues=8, free=0), 600, 1 / 3600, Window(0, "slow")),
         (load(16, queues=8, free=16), 600, 10 / 3600, Window(0, "rate")),
     ],
 )
 def test_table(worker: Load, seconds: float | None, rate: float | None, expected: Window) -> None:
     assert window(worker, seconds=seconds, rate=rate) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "queues", "expected"),
+    [(500, 1, 64), (100_000, 1, 64), (1 << 20, 1, 8), (200_000, 1, 41), (16 << 20, 1, 8),
+     (200_000, 2, 20), (16 << 20, 8, 2)],
+)  # fmt: skip
+def test_large_bodies_are_not_held(size: int, queues: int, expected: int) -> None:
+    assert window(load(queues=queues), seconds=0.001, rate=None, size=size).count == expected
 
 
 @given(
@@ -101,7 +118,8 @@ def test_what_is_taken_begins_in_time(
     worker = load(processes, queues, multiplier, processes - busy, min(spare, processes))
     found = window(worker, seconds=seconds, rate=rate)
     share = max(1, worker.budget // max(1, queues))
-    most = share if seconds is None else max(share, processes)
+    held = 0 if worker.configured else MOST * processes // max(1, queues)
+    most = share if seconds is None else max(share, processes, held)
     assert 0 <= found.count <= most
     assert dumps("lBb", (0, min(found.count, 65535), False))
     if rate is not None:
