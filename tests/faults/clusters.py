@@ -38,14 +38,14 @@ def loses_one(world: World, *, cut: bool) -> None:
         )
     )
     if cut:
-        _cut_off(leader, *(node for node in nodes if node is not leader))
+        cut_off(leader, *(node for node in nodes if node is not leader))
     else:
         leader.kill()
     until(lambda: leader.nodename not in _leaders(world), 60, "others lead")
     time.sleep(3)
     if cut:
-        _heal(leader, *(node for node in nodes if node is not leader))
-        until(lambda: _runs(world, leader), 60, "it is back")
+        heal(leader, *(node for node in nodes if node is not leader))
+        until(lambda: runs(world, leader), 60, "it is back")
     else:
         leader.start_again()
     world.settle()
@@ -66,18 +66,18 @@ def _known(world: World, node: Node) -> bool:
     return any(vhost["name"] == world.eyes.vhost for vhost in found)
 
 
-def _runs(world: World, node: Node) -> bool:
+def runs(world: World, node: Node) -> bool:
     found = world.node.http("GET", "/api/nodes")
     return any(each["name"] == node.nodename and each["running"] for each in found)
 
 
-def _cut_off(node: Node, *others: Node) -> None:
+def cut_off(node: Node, *others: Node) -> None:
     """End its links to the others, and let none be made again: the nodes' cookies differ now."""
     names = ",".join(f"'{other.nodename}'" for other in others)
     node.ctl("eval", f"[begin erlang:set_cookie(N, other), erlang:disconnect_node(N) end "
                      f"|| N <- [{names}]].")  # fmt: skip
 
 
-def _heal(node: Node, *others: Node) -> None:
+def heal(node: Node, *others: Node) -> None:
     names = ",".join(f"'{other.nodename}'" for other in others)
     node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{names}]].")

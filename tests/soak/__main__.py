@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
-from suite import MEMORY, is_roomy  # noqa: E402 - in scripts/
+from broker import Node  # noqa: E402 - in scripts/
+from suite import MEMORY, is_roomy  # noqa: E402
 from tests import forked  # noqa: E402
 from tests.conftest import SERVERS  # noqa: E402
 from tests.faults.world import Grounds, world  # noqa: E402
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--shrink", action="store_true", help="Look for the fewest steps that fail."
     )
     parser.add_argument("--database", choices=("sqlite", *SERVERS), default="postgresql")
+    parser.add_argument("--cluster", action="store_true", help="On a cluster of three nodes.")
     given = parser.parse_args(arguments)
     seconds = given.minutes * 60 / given.runs
     first = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
@@ -63,15 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     grounds = Grounds(directory, kind=given.database)
     results: list[Result] = []
     try:
-        print(f"RabbitMQ {grounds.node.version}, {grounds.kind}", flush=True)
+        nodes = grounds.cluster() if given.cluster else [grounds.node]
+        print(f"RabbitMQ {nodes[0].version}, {len(nodes)} nodes, {grounds.kind}", flush=True)
         for seed in seeds:
             steps = schedule(seed, seconds)
             if given.steps:
                 wanted = {int(number) for number in given.steps.split(",")}
                 steps = [step for step in steps if step.number in wanted]
-            results.append(run(grounds, seed, steps, seconds))
+            results.append(run(grounds, nodes, seed, steps, seconds))
             if results[-1].wrong and given.shrink:
-                fewest = shrink(grounds, seed, steps, seconds)
+                fewest = shrink(grounds, nodes, seed, steps, seconds)
                 print(f"seed {seed} fails with --steps {','.join(str(s.number) for s in fewest)}")
     finally:
         grounds.end()
@@ -87,11 +90,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def run(grounds: Grounds, seed: int, steps: Sequence[Step], seconds: float) -> Result:
+def run(
+    grounds: Grounds, nodes: Sequence[Node], seed: int, steps: Sequence[Step], seconds: float
+) -> Result:
     """Run a schedule and print what became of it."""
     print(f"seed {seed}: {len(steps)} faults in {seconds / 60:g} min", flush=True)
-    with world(grounds, name="soak", events=0, seed=str(seed)) as here:
-        result = soak(here, seed, steps, seconds, lambda line: print(f"  {line}", flush=True))
+    with world(grounds, name="soak", events=0, seed=str(seed), nodes=nodes) as here:
+        result = soak(
+            here, nodes, seed, steps, seconds, lambda line: print(f"  {line}", flush=True)
+        )
+    print("  " + "; ".join(result.sizes))
     for each in result.wrong[:SHOWN]:
         print(f"  WRONG: {each}")
     if len(result.wrong) > SHOWN:
@@ -118,14 +126,16 @@ def verdict(results: Sequence[Result]) -> str:
     )
 
 
-def shrink(grounds: Grounds, seed: int, steps: Sequence[Step], seconds: float) -> Sequence[Step]:
+def shrink(
+    grounds: Grounds, nodes: Sequence[Node], seed: int, steps: Sequence[Step], seconds: float
+) -> Sequence[Step]:
     """Leave out parts of a schedule for as long as it still fails."""
     parts = 2
     while len(steps) > 1:
         size = -(-len(steps) // parts)
         for first in range(0, len(steps), size):
             rest = [*steps[:first], *steps[first + size :]]
-            if run(grounds, seed, rest, seconds).wrong:
+            if run(grounds, nodes, seed, rest, seconds).wrong:
                 steps, parts = rest, max(parts - 1, 2)
                 break
         else:

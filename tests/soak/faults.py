@@ -7,11 +7,13 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from broker import BrokerError
+from broker import BrokerError, Node
 from django_amqp_events.message.types import Message
 from tests.acceptance.harness import Worker
+from tests.faults.clusters import cut_off, heal, runs
 from tests.waiting import until
 
 from .schedule import Step
@@ -60,6 +62,12 @@ def terminated(soak: Soak, step: Step) -> None:
     process(soak, step).signal(signal.SIGTERM)
 
 
+@fault("process quit")
+def quit_(soak: Soak, step: Step) -> None:
+    """A cold shutdown, of workers."""
+    process(soak, step).signal(signal.SIGQUIT)
+
+
 @fault("process suspended")
 def suspended(soak: Soak, step: Step) -> None:
     pid = process(soak, step).pid
@@ -104,24 +112,45 @@ def half_open(soak: Soak, step: Step) -> None:
         soak.proxy.forget()
 
 
+def node_of(soak: Soak, step: Step) -> Node:
+    """A node other than the first one, which the soak itself asks, if there are others."""
+    return chosen(soak.nodes[1:] or soak.nodes, step)
+
+
 @fault("broker killed")
 def broker_killed(soak: Soak, step: Step) -> None:
     with soak.alone("broker"):
-        soak.node.kill()
+        node = node_of(soak, step)
+        node.kill()
         time.sleep(step.seconds)
-        soak.node.start_again()
+        node.start_again()
 
 
 @fault("broker suspended")
 def broker_suspended(soak: Soak, step: Step) -> None:
     with soak.alone("broker"):
-        pid = soak.node.pid
+        pid = node_of(soak, step).pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         try:
             time.sleep(step.seconds)
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+@fault("node cut off")
+def node_cut_off(soak: Soak, step: Step) -> None:
+    """From the other nodes of a cluster, which pauses it."""
+    with soak.alone("broker"):
+        if len(soak.nodes) == 1:
+            raise Missed("there is one node")
+        node = node_of(soak, step)
+        others = [other for other in soak.nodes if other is not node]
+        cut_off(node, *others)
+        try:
+            time.sleep(step.seconds)
+        finally:
+            heal(node, *others)
 
 
 @fault("memory alarm")
@@ -202,6 +231,16 @@ def repair(soak: Soak) -> None:
             os.killpg(kept.workers[-1].pid, signal.SIGCONT)
     soak.proxy.flowing.set()
     soak.world.grounds.ready()
+    for node in soak.nodes:
+        if not node.alive:
+            node.start_again()
+        until(partial(_runs, soak, node), f"{node.nodename} runs", 120)
     soak.node.ctl("set_vm_memory_high_watermark", "0.8")
     until(lambda: not soak.node.memory_alarm(), "no alarm is left", 60)
     soak.fixed.touch()
+
+
+def _runs(soak: Soak, node: Node) -> bool:
+    with suppress(BrokerError, OSError):  # the first node is paused too
+        return runs(soak.world, node)
+    return False

@@ -9,6 +9,8 @@ from typing import Any
 
 Unit = tuple[str, str]
 Line = Mapping[str, Any]
+#: A failure group, what it counts and what its events are: open, open again, in progress.
+GroupCounts = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +25,10 @@ class Ended:
         exhausted: units of which some row says that all attempts failed.
         sent_malformed: ids of messages that no handler can read.
         archived_malformed: units of which some row says that no handler can read them.
-        groups: of each failure group, what it counts and what its events are.
+        groups: of all failure groups, whenever nothing was on its way.
         replays: id, event id, handler and state of each replay.
         messages: left in queues, by queue, without those of the archive.
-        late: what did not come to its end in time.
+        failed: publishers and steps of the soak that failed, and what did not end in time.
         left: connections, channels and processes that are there when all have been stopped.
     """
 
@@ -36,10 +38,10 @@ class Ended:
     exhausted: frozenset[Unit] = frozenset()
     sent_malformed: frozenset[str] = frozenset()
     archived_malformed: frozenset[Unit] = frozenset()
-    groups: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = ()
+    groups: Sequence[GroupCounts] = ()
     replays: Sequence[tuple[str, str, str, str]] = ()
     messages: Mapping[str, int] = field(default_factory=dict)
-    late: Sequence[str] = ()
+    failed: Sequence[str] = ()
     left: Sequence[str] = ()
 
 
@@ -114,7 +116,7 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
     wrong += [f"still waiting: {event} of {handler}" for event, handler in sorted(ended.waiting)]
     left = {queue: number for queue, number in ended.messages.items() if number}
     wrong += [f"{number} messages are left in {queue}" for queue, number in left.items()]
-    wrong += [f"not in time: {what}" for what in ended.late]
+    wrong += [f"failed: {what}" for what in ended.failed]
     wrong += [f"left behind: {what}" for what in ended.left]
 
     effects = Counter(ended.effects)

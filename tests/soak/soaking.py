@@ -26,7 +26,7 @@ from tests.waiting import NotInTime, Stopwatch, until
 
 from . import history
 from .faults import FAULTS, Missed, repair
-from .history import Ended, Figures, Policy
+from .history import Ended, Figures, GroupCounts, Policy
 from .schedule import Step
 
 #: As testproject's `faulty` declares.
@@ -43,6 +43,11 @@ CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
 DEADLINE: Final = 300.0
 STOP: Final = 60.0  # seconds of a warm shutdown
 ROUNDS: Final = 10  # of replays at the end
+#: Of the service, in the order in which they start.
+PROCESSES: Final = ("prefork", "threads", "mirror", "reaper", "relay", "batches")
+PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+#: By how much a process may grow. Connections come and go; what leaks comes with each fault.
+DESCRIPTORS, MEGABYTES = 20, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +57,14 @@ class Result:
     Attributes:
         wrong: what must not be; empty if all is well.
         came: faults by kind, without those that could not be done.
+        sizes: of each process at the beginning and at the end.
     """
 
     seed: int
-    seconds: float
     wrong: Sequence[str]
     figures: Figures
     came: Counter[str]
+    sizes: Sequence[str]
 
 
 @dataclass
@@ -68,16 +74,18 @@ class Soak:
     Attributes:
         fixed: while this file exists, no event fails for good.
         malformed: ids of messages that no handler can read, once they are confirmed.
+        sizes: of each process at the beginning and at the end.
     """
 
     world: World
-    node: Node
+    nodes: Sequence[Node]
     seed: int
     malformed: set[str] = field(default_factory=set)
     came: Counter[str] = field(default_factory=Counter)
     over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        self.node = self.nodes[0]
         self.fixed: Path = self.world.service.where / "fixed"
         self.proxy = self.world.proxy()
         self.processes: list[Supervisor] = []
@@ -87,6 +95,8 @@ class Soak:
         self._numbers = iter(range(1, 1_000_000))
         self._locks = {name: threading.Lock() for name in ("broker", "database", "proxy")}
         self._failed: list[str] = []
+        self.sizes: list[str] = []
+        self._counts: list[GroupCounts] = []
 
     # -- what runs
 
@@ -113,6 +123,19 @@ class Soak:
             service = replace(near if number % 2 else far)
             self.publishers.append(world.keep(partial(self._publish, service, mode)))
         until(lambda: world.ledger.read().done, "the first event is handled", DEADLINE)
+        self._began = self._measure()
+
+    def _measure(self) -> Sequence[tuple[int, int]]:
+        """Return the open descriptors and the memory (MB) of each process of the service."""
+        sizes = []
+        for kept in self.processes:
+            about = Path(f"/proc/{kept.workers[-1].pid}")
+            try:
+                pages = int((about / "statm").read_text().split()[1])
+                sizes.append((len(list((about / "fd").iterdir())), pages * PAGE >> 20))
+            except OSError:  # it has just ended
+                sizes.append((0, 0))
+        return sizes
 
     def _publish(self, service: Any, mode: str) -> Worker:
         """Publish other events each time: those of a publisher that was killed are its own."""
@@ -197,6 +220,7 @@ class Soak:
         until(lambda: not any(each.alive for each in alive), "all is published", DEADLINE)
         for _ in range(ROUNDS):
             self._quiet()
+            self._counts += self._groups()
             if not self._open():
                 return
             with suppress(subprocess.TimeoutExpired):
@@ -238,14 +262,14 @@ class Soak:
 
     def stop(self) -> list[str]:
         """Stop all processes with a warm shutdown; return what is left behind."""
-        left = list(self._failed)
+        left: list[str] = []
         for kept in self.processes:
             kept.end()
             kept.workers[-1].signal(signal.SIGTERM)
         for worker in [*self._commands, *(kept.workers[-1] for kept in self.processes)]:
             try:
-                worker.wait(STOP)
-            except subprocess.TimeoutExpired:
+                until(lambda: not worker.alive, f"{worker.name} stops", STOP)  # noqa: B023
+            except NotInTime:
                 left.append(f"{worker.name} does not stop: {worker.log[-2000:]}")
         for kept in [*self.processes, *self.publishers]:
             for worker in kept.workers:
@@ -264,14 +288,30 @@ class Soak:
             left += [f"{what}: {each.get('name')}" for each in self.world.eyes.http("GET", path)]
         return left
 
+    def _grown(self) -> list[str]:
+        """Return the processes that need much more than at the beginning."""
+        grown = []
+        sizes = zip(PROCESSES, self._began, self._measure(), strict=True)
+        for name, (files, memory), (files_now, memory_now) in sizes:
+            size = f"{name}: {files} to {files_now} descriptors, {memory} to {memory_now} MB"
+            self.sizes.append(size)
+            if files_now > files + DESCRIPTORS or memory_now > memory + MEGABYTES:
+                grown.append(size)
+        return grown
+
     def end(self) -> tuple[list[str], Figures]:
         """Stop everything, and check the history."""
-        late: list[str] = []
         try:
             self.settle()
         except NotInTime as exc:
-            late.append(str(exc))
-        left = self.stop()
+            self._failed.append(str(exc))
+        self._failed += [
+            f"{worker.name} ended with {worker.process.returncode}: {worker.log[-1000:]}"
+            for kept in self.publishers
+            for worker in kept.workers
+            if (worker.process.returncode or 0) > 0  # and not by a signal
+        ]
+        left = [*self._grown(), *self.stop()]
         world = self.world
         messages = Archive(world.eyes, NAME).collect()
         query = world.database.query
@@ -292,7 +332,7 @@ class Soak:
             sent_malformed=frozenset(self.malformed),
             exhausted=frozenset(unit for unit, reason, _ in rows if reason == "exhausted"),
             archived_malformed=frozenset(unit for unit, reason, _ in rows if reason == "malformed"),
-            groups=self._groups(),
+            groups=[*self._counts, *self._groups()],
             replays=[
                 (_hex(replay), str(event_id), handler.rpartition(".")[2], state)
                 for replay, event_id, handler, state in query(
@@ -301,7 +341,7 @@ class Soak:
                 )
             ],
             messages={queue: number for queue, number in totals.items() if queue != ARCHIVE},
-            late=late,
+            failed=self._failed,
             left=left,
         )
         lines = world.service.ledger()
@@ -310,7 +350,7 @@ class Soak:
                 line["replay"] = _hex(line["replay"])
         return history.check(lines, ended, POLICY)
 
-    def _groups(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    def _groups(self) -> list[GroupCounts]:
         """Return what each failure group counts, and what its events are."""
         query = self.world.database.query
         counted: dict[str, list[int]] = {}
@@ -346,16 +386,15 @@ def _is_gone(group: int) -> bool:
 
 def soak(
     world: World,
+    nodes: Sequence[Node],
     seed: int,
     steps: Sequence[Step],
     seconds: float,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Run one schedule on a world of its own."""
-    assert isinstance(world.node, Node)
-    began = time.monotonic()
-    run = Soak(world, world.node, seed)
+    run = Soak(world, nodes, seed)
     run.start()
     run.endure(steps, seconds, tell)
     wrong, figures = run.end()
-    return Result(seed, time.monotonic() - began, wrong, figures, run.came)
+    return Result(seed, wrong, figures, run.came, run.sizes)

@@ -106,7 +106,7 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
     "a message left behind": (ending(messages={"shop.call": 1}), "1 messages are left"),
     "an event left behind": (ending(waiting=frozenset({("a", "call")})), "still waiting"),
     "an event archived too soon": (ending(exhausted=frozenset({("b", "call")})), "did not fail"),
-    "a batch that does not end": (ending(late=["1 of batches"]), "not in time: 1 of batches"),
+    "a batch that does not end": (ending(failed=["1 of batches"]), "failed: 1 of batches"),
     "a process left behind": (ending(left=["process 1"]), "left behind: process 1"),
 }  # fmt: skip
 
