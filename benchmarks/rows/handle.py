@@ -5,9 +5,10 @@ threads, and solo. Both Celery workers belong to a Django project, with late ack
 counts (Celery's four per process; the project's as much as a quarter of a second's work, at most 32
 per process) or 32 where stated, and no gossip, mingle or heartbeat events. With a prefetch of four,
 a worker mostly waits: a quorum queue sends the next delivery only after an ack is on its disk. *No
-chunks* disables the fast path of that name. Each participant published its messages itself, once; they were copied with other ids. dramatiq has two processes with a thread
-each, FastStream two processes; py-amqp is a loop in one process that reads and acknowledges. The
-first tenth of the calls is not measured, since processes start one after another.
+chunks* disables the fast path of that name. Each participant published its messages itself, once;
+they were copied with other ids. dramatiq has two processes with a thread each, FastStream two
+processes; py-amqp is a loop in one process that reads and acknowledges. The first tenth of the
+calls is not measured, since processes start one after another.
 """
 
 from __future__ import annotations
