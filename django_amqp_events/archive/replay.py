@@ -369,29 +369,29 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         report.stopped = report.returned[-len(sent)].why
 
 
-def _message(each: ClaimedReplay) -> Message | Reason:
+def _message(claimed: ClaimedReplay) -> Message | Reason:
     """Build the message of a replay, or return why that is impossible."""
-    handler = get_registry().handlers.get(each.replay.handler)
+    handler = get_registry().handlers.get(claimed.replay.handler)
     if handler is None:
         # Another version of the project has claimed it.
-        return Reason("handler-missing", name=repr(each.replay.handler))
+        return Reason("handler-missing", name=repr(claimed.replay.handler))
     try:
         return encoding.replay_message(
-            each.replay.received,
-            each.event.event,
+            claimed.replay.received,
+            claimed.event.event,
             exchange=Names.of(get_settings()).replay,
             routing_key=handler.key,
-            service=each.event.service,
+            service=claimed.event.service,
             handler=handler.name,
-            replay_id=str(each.replay.pk),
-            forced=each.forced,
+            replay_id=str(claimed.replay.pk),
+            forced=claimed.forced,
         )
     except Exception as exc:
         # A row that was changed by hand must not block the others.
         logger.exception(
             "cannot build the message of %s",
-            each.event,
-            extra=event_fields(each.event.event, handler.name),
+            claimed.event,
+            extra=event_fields(claimed.event.event, handler.name),
         )
         return Reason("message-unbuildable", error=f"{type(exc).__name__}: {exc}")
 
