@@ -106,12 +106,20 @@ class Popen(subprocess.Popen[Any]):
     def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:
         if self._caller is None:
             return super()._internal_poll(*args, **kwargs)  # type: ignore[misc, no-any-return]
-        return self._collect(0)
+        # As in subprocess: while another thread waits, nothing is known yet.
+        if not self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            return None
+        try:
+            return self._collect(0)
+        finally:
+            self._waitpid_lock.release()  # type: ignore[attr-defined]
 
     def _wait(self, timeout: float | None) -> int | None:
         if self._caller is None:
             return super()._wait(timeout)  # type: ignore[misc, no-any-return]
-        if self._collect(timeout) is None:
+        with self._waitpid_lock:  # type: ignore[attr-defined]
+            ended = self._collect(timeout)
+        if ended is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode
 
