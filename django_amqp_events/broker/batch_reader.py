@@ -161,8 +161,6 @@ class BatchReader:
                 # After the ack, RabbitMQ might send more.
                 self._consume()
             if self._whole:
-                # One ack for all: of many, RabbitMQ loses those that a busy queue has not taken
-                # when the channel closes (rabbit_fifo_client.erl, ``settle``).
                 self._channel.basic_ack(batch.last, multiple=True)
                 return
             # The channel has one consumer, so its delivery tags have no gaps.
@@ -203,8 +201,13 @@ class BatchReader:
         connection.close_socket(self._connection)
 
     def _close_channel(self) -> None:
-        """Close the channel with a handshake: closing a socket with unread data can lose acks."""
+        """Close the channel with a handshake: closing a socket with unread data can lose acks.
+
+        The consumer before, since its answer comes when the queue has applied the acks: those that
+        RabbitMQ holds back (``worker.acks.IN_FLIGHT``) it forgets when the channel closes.
+        """
         end = time.monotonic() + GOODBYE
+        self.finish()
         # Reply code, text, and the class and method that it is about: none.
         self._channel.send_method(spec.Channel.Close, "BsBB", (200, "", 0, 0))
         self._channel.is_closing = True

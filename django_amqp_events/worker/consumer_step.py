@@ -255,8 +255,7 @@ class AMQPConsumerStep(QueueStep):
             elif settlement == "ack":
                 self.acks.ack((message,))
             else:
-                requeue = settlement == "requeue"
-                message.reject_log_error(logger, self._errors, requeue=requeue)
+                self.acks.reject(message, requeue=settlement == "requeue")
 
     def info(self, c: Any) -> dict[str, Any]:
         """Return the step's part of ``inspect stats``."""

@@ -155,6 +155,7 @@ class QueueStep(bootsteps.StartStopStep):
     def shutdown(self, c: Any) -> None:
         channel, self.channel = self.channel, None
         if channel is not None and channel.connection is not None:
+            self.acks.wait_until_applied()
             try:
                 channel.close()
             except (*c.connection_errors, *c.channel_errors) as exc:

@@ -217,16 +217,17 @@ class Settler:
             self._flush_requested = None
             while self._done:
                 ready = [self._done.popleft() for _ in range(len(self._done))]
-                acked = []
+                acked, rejected = [], []
                 try:
                     for delivery, ack in ready:
                         if delivery.lost:
                             self._log_lost(delivery)
-                        elif ack:
-                            acked.append(delivery.message)
                         else:
-                            self.acks.reject(delivery.message)
+                            (acked if ack else rejected).append(delivery.message)
+                    # First: RabbitMQ holds back what follows many rejects.
                     self.acks.ack(acked)
+                    for message in rejected:
+                        self.acks.reject(message)
                 finally:
                     self._close(*(delivery for delivery, _ in ready))
 

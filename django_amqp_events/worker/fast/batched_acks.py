@@ -66,6 +66,7 @@ class BatchedAcks(Acks):
             connection.transport.write(b"".join(frames))
             # py-amqp counts frames here, for its heartbeats.
             connection.bytes_sent += len(frames)
+            self._count(len(frames))
         except BrokenPipeError:
             logger.critical("could not ack %d deliveries", len(ready), exc_info=True)
             raise
@@ -74,7 +75,7 @@ class BatchedAcks(Acks):
         for tag in ready:
             self._open.pop(tag, None)
 
-    def reject(self, message: Message) -> None:
-        super().reject(message)
+    def reject(self, message: Message, *, requeue: bool = True) -> None:
+        super().reject(message, requeue=requeue)
         if message.channel is self._channel:
             self._open.pop(message.delivery_tag, None)

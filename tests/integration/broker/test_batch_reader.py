@@ -11,6 +11,7 @@ from broker import Node
 from django_amqp_events.broker import queue_depth as module
 from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.broker.queue_depth import queue_depth
+from django_amqp_events.worker.acks import IN_FLIGHT
 from tests.conftest import _vhost
 
 from ..conftest import Service, wait_until
@@ -26,6 +27,16 @@ def billing(service: Callable[..., Service], private_node: Node) -> Iterator[Ser
         yield made
 
 
+def suspend(node: Node, billing: Service, seconds: float) -> None:
+    """Let the queue answer nobody for some seconds, as if its disk were slow."""
+    node.ctl(
+        "eval",
+        f'Leader = whereis(binary_to_atom(<<"{billing.vhost.name}_{QUEUE}">>, utf8)), '
+        "spawn(fun() -> true = erlang:suspend_process(Leader), "
+        f"timer:sleep({1000 * seconds:.0f}) end).",
+    )
+
+
 def test_a_busy_queue_is_not_taken_for_an_empty_one(
     billing: Service, private_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,18 +45,45 @@ def test_a_busy_queue_is_not_taken_for_an_empty_one(
     for _ in range(3):
         billing.publish("", QUEUE)
     channel = billing.channel()
-    private_node.ctl(
-        "eval",
-        f'Leader = whereis(binary_to_atom(<<"{billing.vhost.name}_{QUEUE}">>, utf8)), '
-        "spawn(fun() -> true = erlang:suspend_process(Leader), timer:sleep(3000) end).",
-    )
+    suspend(private_node, billing, 3.0)
     answer = channel.queue_declare(QUEUE, passive=True)
     assert (answer.message_count, answer.consumer_count) == (0, 0)
     assert queue_depth(channel, QUEUE).ready == 3
 
 
+@pytest.mark.parametrize("number", [IN_FLIGHT, 2 * IN_FLIGHT])
+def test_rabbitmq_forgets_acks_when_a_channel_closes(
+    billing: Service, private_node: Node, number: int
+) -> None:
+    """It holds back what exceeds the limit until the queue has applied the others."""
+    for _ in range(number + 1):
+        billing.publish("", QUEUE)
+    channel = billing.channel()
+    tags = [channel.basic_get(QUEUE).delivery_tag for _ in range(number + 1)]
+    suspend(private_node, billing, 2.0)
+    for tag in tags[1:]:
+        channel.basic_ack(tag)
+    channel.close()
+    wait_until(lambda: billing.ready(QUEUE) > 0, "the one without an ack is back")
+    assert (billing.ready(QUEUE) > 1) == (number > IN_FLIGHT)
+
+
+def test_single_acks_before_the_end_are_not_lost(billing: Service, private_node: Node) -> None:
+    for _ in range(1 + 4 + 16 + 64):
+        billing.publish("", QUEUE)
+    with closing(BatchReader(billing.app, QUEUE, billing.settings, size=64)) as reader:
+        for size, left_out in ((1, 1), (4, 0), (16, 0), (64, 0)):
+            batch = reader.batch(wait=20)
+            assert batch is not None
+            assert len(batch.messages) == size
+            if size == 64:
+                suspend(private_node, billing, 2.0)
+            reader.ack(batch, range(left_out, size))
+    wait_until(lambda: billing.ready(QUEUE) > 0, "the one that was left out is back")
+    assert billing.ready(QUEUE) == 1
+
+
 def test_acks_before_the_end_are_not_lost(billing: Service) -> None:
-    """When a channel closes, RabbitMQ drops single acks that a busy queue has not taken."""
     wanted = 1 + 4 + 16 + 64
     for _ in range(wanted + 15):
         billing.publish("", QUEUE)

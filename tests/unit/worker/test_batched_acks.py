@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
 
-from django_amqp_events.worker.acks import Acks
+from django_amqp_events.worker import acks as module
+from django_amqp_events.worker.acks import APPLIED_SECONDS, IN_FLIGHT, Acks
 from django_amqp_events.worker.fast.batched_acks import BatchedAcks
 
 
@@ -126,6 +128,32 @@ def test_a_connection_that_is_lost_is_not_acked_on(caplog: pytest.LogCaptureFixt
     channel.connection.transport.write = _broken(BrokenPipeError("gone"))
     with pytest.raises(BrokenPipeError):
         ours.ack(messages[1:])
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("settle", ["ack", "reject"])
+def test_many_before_the_end_are_waited_for(
+    together: bool, settle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acks that RabbitMQ holds back when the channel closes would be lost."""
+    slept: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    channel, ours = Broker(), acks(together)
+    messages = [channel.deliver() for _ in range(2 * IN_FLIGHT)]
+    for message in messages:
+        ours.received(message)
+    settling: Any = ours.reject if settle == "reject" else lambda message: ours.ack([message])
+    for message in messages[1:IN_FLIGHT]:
+        settling(message)
+    ours.wait_until_applied()
+    assert not slept
+    settling(messages[-1])
+    ours.wait_until_applied()
+    assert slept == [APPLIED_SECONDS]
+    later = time.monotonic() + APPLIED_SECONDS
+    monkeypatch.setattr(module.time, "monotonic", lambda: later)
+    ours.wait_until_applied()
+    assert len(slept) == 1
 
 
 def _broken(error: OSError) -> Any:
