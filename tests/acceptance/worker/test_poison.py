@@ -177,10 +177,12 @@ class Ways:
         event_id = story.spoken[way]
         entries = story.entries[event_id]
         assert {entry["reason"] for entry in entries} == {"exhausted"}
+        runs = [line["attempt"] for line in story.core.runs(event_id)]
+        assert set(runs) == {1, 2, 3}
         # One, unless the worker is killed between the message's confirm and its ack, or while the
-        # ack is in transit. `test_deaths` tests that without chance.
-        assert len(entries) <= 3
-        assert {line["attempt"] for line in story.core.runs(event_id)} == {1, 2, 3}
+        # ack is in transit. In threads that may be each time: the plan `oom` lets no other thread
+        # run while it fills the memory. `test_deaths` tests it without chance.
+        assert len(entries) <= runs.count(3) <= DELIVERIES[self.pool] + 4
 
     def test_time_limits_are_verdicts(self, story: Story) -> None:
         for event_id in story.limits.values():
