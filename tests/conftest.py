@@ -473,8 +473,7 @@ ROW_LOCKS = pytest.mark.parametrize("archive_database", [*SERVERS], indirect=Tru
 
 _WAITING = {
     "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-    "mariadb": "SELECT variable_value FROM information_schema.global_status "
-    "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
+    "mariadb": "SELECT count(*) FROM information_schema.innodb_lock_waits",
 }
 
 
