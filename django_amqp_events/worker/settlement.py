@@ -23,6 +23,7 @@ from celery import Celery
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from django.db import close_old_connections
+from kombu.message import Message as KombuMessage
 
 from ..backoff import Backoff
 from ..broker.confirms import WINDOW, ConfirmChannel
@@ -217,7 +218,8 @@ class Settler:
             self._flush_requested = None
             while self._done:
                 ready = [self._done.popleft() for _ in range(len(self._done))]
-                acked, rejected = [], []
+                acked: list[KombuMessage] = []
+                rejected: list[KombuMessage] = []
                 try:
                     for delivery, ack in ready:
                         if delivery.lost:

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
 
-from django_amqp_events.worker import acks as module
 from django_amqp_events.worker.acks import APPLIED_SECONDS, IN_FLIGHT, Acks
 from django_amqp_events.worker.fast.batched_acks import BatchedAcks
 
@@ -137,7 +136,7 @@ def test_many_before_the_end_are_waited_for(
 ) -> None:
     """Acks that RabbitMQ holds back when the channel closes would be lost."""
     slept: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     channel, ours = Broker(), acks(together)
     messages = [channel.deliver() for _ in range(2 * IN_FLIGHT)]
     for message in messages:
@@ -151,7 +150,7 @@ def test_many_before_the_end_are_waited_for(
     ours.wait_until_applied()
     assert slept == [APPLIED_SECONDS]
     later = time.monotonic() + APPLIED_SECONDS
-    monkeypatch.setattr(module.time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     ours.wait_until_applied()
     assert len(slept) == 1
 
