@@ -33,9 +33,11 @@ from .schedule import Step
 POLICY: Final = Policy(handlers=frozenset(HANDLERS), once="effect", attempts=3, delay=1.0)
 #: Of a publishing process, before another one takes its place.
 EVENTS: Final = 200
-PUBLISHERS: Final = ("outbox", "outbox", "immediate")
-#: Shares of the events that fail once, and until a fix is released.
-PASSING, LASTING = 0.15, 0.1
+#: Mode and format of each.
+PUBLISHERS: Final = (("outbox", "celery"), ("outbox", "cloudevents"), ("immediate", "json"))
+#: Shares of the events that fail once, that fail until a fix is released, and that kill their
+#: process until then; and of the large ones.
+PASSING, LASTING, DEADLY, LARGE = 0.15, 0.1, 0.002, 0.005
 #: Seconds between two transactions of five events.
 PAUSE: Final = 0.25
 CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
@@ -119,8 +121,9 @@ class Soak:
             *(partial(far.start, command) for command in ("events_relay", "events_batches")),
         ):
             self.processes.append(world.keep(start))
-        for number, mode in enumerate(PUBLISHERS):
-            service = replace(near if number % 2 else far)
+        for number, (mode, form) in enumerate(PUBLISHERS):
+            service = near if number % 2 else far
+            service = replace(service, events={**service.events, "FORMAT": form})
             self.publishers.append(world.keep(partial(self._publish, service, mode)))
         until(lambda: world.ledger.read().done, "the first event is handled", DEADLINE)
         self._began = self._measure()
@@ -142,7 +145,8 @@ class Soak:
         seed = f"{self.seed}-{next(self._numbers)}"
         options = {
             "count": EVENTS, "seed": seed, "mode": mode, "size": 5, "pause": PAUSE,
-            "passing": PASSING, "lasting": LASTING, "work": 0.02, "patience": 600.0,
+            "passing": PASSING, "lasting": LASTING, "deadly": DEADLY, "large": LARGE,
+            "work": 0.02, "patience": 600.0,
         }  # fmt: skip
         program = ("-m", "testproject.publishing")
         started: Worker = service.start(json.dumps(options), program=program, name="publisher")

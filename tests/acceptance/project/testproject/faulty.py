@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from types import TracebackType
 from typing import Any
@@ -57,12 +58,12 @@ class Lasting(Exception):
 
 
 @handler(EVENT, **POLICY)
-def call(self: Any, number: int, plan: str, work: float = 0.0) -> None:
+def call(self: Any, number: int, plan: str, work: float = 0.0, padding: str = "") -> None:
     """Whose calls are counted."""
     _run("call", plan, work)
 
 
-def effect(self: Any, number: int, plan: str, work: float = 0.0) -> None:
+def effect(self: Any, number: int, plan: str, work: float = 0.0, padding: str = "") -> None:
     """Whose effects in the database are counted."""
     event = current_event()
     assert event is not None
@@ -87,7 +88,9 @@ def _run(handler: str, plan: str, work: float) -> None:
     if plan == "passing" and event.attempt == 1:
         ledger.write("raised", handler=handler)
         raise Passing("the first attempt fails")
-    if plan == "lasting" and not (ledger.where() / "fixed").exists():
+    if plan in ("lasting", "deadly") and not (ledger.where() / "fixed").exists():
+        if plan == "deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
         ledger.write("raised", handler=handler)
         raise Lasting("until the fix is released")
     ledger.write("done", handler=handler)

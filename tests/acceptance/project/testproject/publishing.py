@@ -13,17 +13,25 @@ import json
 import random
 import sys
 import time
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import django
 
+#: Bytes of a large event.
+LARGE: Final = 1_000_000
+
 
 def main(
-    *, count: int, seed: str, mode: str = "outbox", size: int = 10, pause: float = 0.0,
-    passing: float = 0.1, lasting: float = 0.05, work: float = 0.0, patience: float = 120.0,
+    *, count: int, seed: str, mode: Literal["outbox", "immediate"] = "outbox", size: int = 10,
+    pause: float = 0.0, passing: float = 0.1, lasting: float = 0.05, deadly: float = 0.0,
+    large: float = 0.0, work: float = 0.0, patience: float = 120.0,
 ) -> None:  # fmt: skip
-    """Publish *count* events in transactions of *size*; shares of them fail once, or for good."""
+    """Publish *count* events in transactions of *size*.
+
+    Shares of them fail once, fail for good, or kill their process; and of all a share is large.
+    """
     from django.db import DatabaseError, InterfaceError, close_old_connections, transaction
 
     from django_amqp_events import Options, PublishError, publish_event
@@ -35,21 +43,22 @@ def main(
     # A busy machine confirms late, and what is late is a relay's: most rows are not about that.
     direct_publisher.CONFIRM_WAIT_SECONDS = 10.0  # type: ignore[misc]
     chance = random.Random(seed)
+    shares = {"passing": passing, "lasting": lasting, "deadly": deadly}
+    plans = [*shares, "fine"]
+    weights = [*shares.values(), 1 - sum(shares.values())]
     events: list[tuple[str, dict[str, Any]]] = []
     for number in range(count):
-        drawn = chance.random()
-        plan = "passing" if drawn < passing else "lasting" if drawn < passing + lasting else "fine"
+        (plan,) = chance.choices(plans, weights)
         event_id = str(UUID(int=chance.getrandbits(128), version=4))
-        events.append((event_id, {"number": number, "plan": plan, "work": work}))
+        payload: dict[str, Any] = {"number": number, "plan": plan, "work": work}
+        if chance.random() < large:
+            payload["padding"] = "x" * LARGE
+        events.append((event_id, payload))
 
     def publish(part: list[tuple[str, dict[str, Any]]]) -> None:
-        if mode == "outbox":
-            with transaction.atomic():
-                for event_id, payload in part:
-                    publish_event(EVENT, payload, options=Options(event_id=event_id, mode="outbox"))
-            return
-        for event_id, payload in part:
-            publish_event(EVENT, payload, options=Options(event_id=event_id, mode="immediate"))
+        with transaction.atomic() if mode == "outbox" else nullcontext():
+            for event_id, payload in part:
+                publish_event(EVENT, payload, options=Options(event_id=event_id, mode=mode))
 
     size = size if mode == "outbox" else 1
     for first in range(0, count, size):
