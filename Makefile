@@ -39,7 +39,7 @@ format: venv  ## Format the code and apply fixes by ruff
 upstream:  ## Test the newest pre-releases of Celery, kombu, py-amqp, billiard and Django
 	@$(PYTHON) scripts/upstream.py $(ARGS)
 
-matrix:  ## Run `make test` on fresh Debian 12, 13, forky, on PostgreSQL, MariaDB, Celery 5.5, 5.6 (ARGS=all, ARGS=faults, ARGS="debian12 -- -k x")
+matrix:  ## Run `make test` on fresh Debian 12, 13, forky, on PostgreSQL, MariaDB, Celery 5.5, 5.6 (ARGS=all, ARGS=faults, ARGS="soak forky -- --minutes 9", ARGS="debian12 -- -k x")
 	@$(PYTHON) scripts/matrix.py $(ARGS)
 
 mutants: installed  ## Change one operator or number at a time, and count what the tests notice (ARGS="--count 60 --seed 7")

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Run the tests on fresh Debian systems, and here on other databases and older Celerys.
 
-    sudo python3 scripts/matrix.py [all | faults] [system ...] [-- arguments of the tests]
+    sudo python3 scripts/matrix.py [all | faults | soak] [system ...] [-- arguments of the tests]
 
-Runs `make test`; with `all` `make test-all`, with `faults` `make faults`. The systems:
+Runs `make test`; with `all` `make test-all`, with `faults` `make faults`, with `soak` `make soak`.
+The systems:
 
     debian12      Python 3.11, RabbitMQ 3.10, Django 5.2
     debian13      Python 3.13, RabbitMQ 4.0, the newest Django
@@ -36,7 +37,7 @@ from machine import ScriptError, exit_with, run
 ROOT = Path(__file__).resolve().parent.parent
 MATRIX = ROOT / ".run" / "matrix"
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
-TARGETS = {"all": "test-all", "faults": "faults"}
+TARGETS = {"all": "test-all", "faults": "faults", "soak": "soak"}
 DEBIAN = {"debian12": "bookworm", "debian13": "trixie", "forky": "forky"}
 DATABASES = ("postgresql", "mariadb")
 CELERYS = ("celery-5.5", "celery-5.6")
@@ -50,8 +51,9 @@ def main() -> int:
     target = TARGETS[systems.pop(0)] if systems and systems[0] in TARGETS else "test"
     if unknown := set(systems) - set(SYSTEMS):
         raise ScriptError(f"Unknown: {' '.join(unknown)}. Choose from {', '.join(SYSTEMS)}.")
-    # The fault table uses PostgreSQL on each system.
-    systems = systems or [each for each in SYSTEMS if target != "faults" or each not in DATABASES]
+    # Faults and soak start a database of their own on each system.
+    own = () if target.startswith("test") else DATABASES
+    systems = systems or [each for each in SYSTEMS if each not in own]
     if os.geteuid() != 0 and set(systems) & set(DEBIAN):
         raise ScriptError("chroot needs root: sudo make matrix. ARGS=postgresql does not.")
     # Like Ctrl-C: the command that runs is ended, and all of its namespace.
