@@ -37,7 +37,7 @@ copyright = author  # noqa: A001 (Sphinx's name)
 release = METADATA["version"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["images", "metrics", "faults"]
+exclude_patterns = ["images", "metrics"]
 myst_heading_anchors = 4
 nitpicky = True
 #: Signatures name private types and those of other packages, whose sites a build does not ask.
@@ -64,12 +64,11 @@ html_theme_options = {
     "footer_icons": [],
 }
 
-_OUTSIDE = re.compile(r"\]\(\.\./([^)\s]*)\)")
 
-
-def link_to_repository(_app: Any, _name: str, source: list[str]) -> None:
+def link_to_repository(_app: Any, name: str, source: list[str]) -> None:
     """Let links that leave docs/ lead to the repository: Sphinx knows the files in docs/ only."""
-    source[0] = _OUTSIDE.sub(rf"]({REPOSITORY}/blob/main/\1)", source[0])
+    up = re.escape("../" * (name.count("/") + 1))
+    source[0] = re.sub(rf"\]\({up}([^)\s]*)\)", rf"]({REPOSITORY}/blob/main/\1)", source[0])
 
 
 def copy_pictures(app: Any, error: Exception | None) -> None:

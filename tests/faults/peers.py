@@ -490,12 +490,12 @@ archive are declared before the first event, because RabbitMQ 4.3 refuses the la
 declares itself. A worker that exits is restarted, and a failed publish is repeated.
 
 Each event has one handler with two retries, one second apart, and the same shares of failures as
-above. The table counts events; there are no effects, because the package has no `once`. **Held**
-means the same as above: nothing lost, nothing waiting at the end, and a fault that hit work in
-flight. A row ends when its queues are empty, or 75 s after the last event was published. Rows in
-which every event is archived have a fifth of the events: with the Celery release used here, each
-archived event gives a later one of the same process one more attempt. The results come from several
-runs: rows that did not fit this package were changed and run again.
+in [our table](../faults.md), whose columns these are. The table counts events. A row is **held** if
+nothing was lost, nothing waited at the end, and the fault hit work in flight. A row ends when its
+queues are empty, or 75 s after the last event was published. Rows in which every event is archived
+have a fifth of the events: with the Celery release used here, each archived event gives a later one
+of the same process one more attempt. The results come from several runs: rows that did not fit this
+package were changed and run again.
 
 Rows do not hold for these reasons. Its publishes have no timeout: on a half-open connection a
 publisher waits, and so does a pool process that publishes a retry, and its deliveries were still

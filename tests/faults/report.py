@@ -1,14 +1,13 @@
-"""Write docs/faults.md from the results of runs on several brokers."""
+"""Write docs/faults.md and docs/faults/*.md from the results of runs on several brokers."""
 
 from __future__ import annotations
 
 import json
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import groupby
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -24,53 +23,72 @@ from .world import Grounds, Hit
 #: Of databases, as headings.
 TITLES = {"sqlite": "SQLite"} | {kind: server.title for kind, server in SERVERS.items()}
 COLUMNS = ("published", "handled", "archived", "waiting", "lost", "calls", "effects")
+#: The pages in docs/faults/, and the groups of rows in each.
+PAGES = {
+    "workers": ("Workers are killed", ("Pool processes and workers",)),
+    "shutdowns": ("Workers are stopped", ("Shutdowns",)),
+    "brokers": (
+        "Faults of RabbitMQ",
+        (
+            "The broker is killed and started again",
+            "Alarms of the broker",
+            "The broker's consumer timeout",
+            "A cluster of three nodes",
+        ),
+    ),
+    "network": ("Faults of the network", ("The network between a process and the broker",)),
+    "publishers": (
+        "Publishers, relays, mirrors and companions are killed",
+        ("Publishers and relays", "Mirror and replay", "The companion"),
+    ),
+    "databases": ("Faults of the database", ("Databases",)),
+    "topologies": (
+        "Queues are deleted, handlers removed",
+        ("Queues deleted manually", "Releases while events are delayed"),
+    ),
+}
+#: Below the tables of a page.
+NOTES = {
+    "brokers": """
+When a cluster loses a node, RabbitMQ sends a dead letter without a confirm again after three
+minutes. Until then it is neither ready nor unacknowledged, and the table counts it as waiting.
+"""
+}
 INTRODUCTION = """\
 # The fault table
 
-> Written by `make faults`. Each line is a run in which the named fault hit work in flight.
+> Written by `make faults`. In each row, the named fault hits work in flight, and every accepted
+> event is counted.
 
 Every event has two handlers, one of them with [`once`](handling.md#once). Unless a row needs it
-otherwise, most events succeed, one in ten fails in its first attempt, and one in twenty fails in
-every attempt. The table counts (event, handler) pairs:
+otherwise, one event in ten fails in its first attempt, and one in twenty in every attempt. The
+counts come from ledgers outside the package: publishers and handlers append a line to a file, and
+sync it to disk, before and after each step. They count (event, handler) pairs:
 
 - **published**: accepted by RabbitMQ; with the outbox, committed;
+- **lost**: neither handled, nor archived, nor waiting in a queue or in the outbox at the end;
+- **calls**: repeated runs of the plain handler within one attempt, since delivery is at least once.
+
+A row is **held** if the fault hit its target, nothing was lost, no `once` handler wrote to the
+database twice for an event, and all events were settled in time.
+
+All [fast paths](settings.md) are on, as by default. Retries follow after one second, and leases on
+outbox rows and replays expire after 6 s instead of 60 s, so that a run ends soon. The test suite
+runs each row with fewer events and different fast paths.
+
+```console
+$ make faults                                      # all rows, a few minutes for every ten
+$ make faults ARGS="--events 200 child-within"     # one row; --list names them
+```
+"""
+DETAILS = """\
+The columns are those of [the fault table](../faults.md), and
+
 - **handled**; **archived** after the last attempt or because of the fault;
-- **waiting** in a queue or in the outbox at the end; **lost**: none of these;
-- **calls**: repeated runs of the plain handler within one attempt, since delivery is at least once;
+- **waiting** in a queue or in the outbox at the end;
 - **effects**: database rows that the handler with `once` wrote beyond the first one for an event;
 - **hit**: how often the fault occurred and how many deliveries were unacknowledged at that moment;
   for a publisher, events without a confirm; for a deleted queue, the messages in it.
-
-The counts come from ledgers outside the package. Publishers and handlers append a line to a file
-of their process, and sync it to disk, before and after each step. A worker or publisher that is
-killed writes so to its ledger first.
-
-A row is **held** if the fault hit its target, nothing was lost, no effect was doubled, and all
-events were settled in time.
-
-All [fast paths](settings.md) are on, as by default. The test suite runs each row with fewer events:
-about a third of the rows with all fast paths, a third without `"chunks"`, and a third with none.
-
-Some times are shorter than by default, so that a run ends soon: retries follow after one second,
-and leases on outbox rows and replays expire after 6 s instead of 60 s and 30 s.
-"""
-
-FOUND = """\
-## Bugs that the rows found
-
-These were found by a row, by a test of the same fault, or by the benchmark, and are fixed:
-
-- A worker on a half-open network hung forever when it reconnected. Celery closes the connection of
-  its task events with an AMQP `close` and waits for the reply without a timeout
-  (half-open-handling).
-- In the solo and threads pools, the ack of a finished event waited for the next event. If that one
-  killed the worker, the first ran again (23 of 24 rounds in solo, 12 of 24 in threads; now none).
-- A pool process kept the objects of each failure until Python's next full garbage collection, about
-  80 MB.
-
-One delay is RabbitMQ's own. When a cluster loses a node, a dead letter without a confirm is sent
-again after three minutes. Until then it is neither ready nor unacknowledged, and the table counts
-it as waiting (cluster-leader-cut-off).
 """
 
 
@@ -160,15 +178,24 @@ def describe(hits: Iterable[Hit]) -> str:
 
 
 def write(docs: Path) -> Path:
-    """Write the page from all stored results."""
+    """Write the summary, docs/faults.md, and its details, docs/faults/*.md, from stored results."""
+    folder = docs / "faults"
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = [json.loads(path.read_text()) for path in folder.glob("rabbitmq-*.json")]
+    runs = sorted(stored, key=_place)
+    names = list(PAGES)
+    for name in PAGES:
+        (folder / f"{name}.md").write_text(_details(name, runs))
+    if (path := folder / f"{peers.PACKAGE}.json").exists():
+        names.append(peers.PACKAGE)
+        (folder / f"{peers.PACKAGE}.md").write_text(_peer_page(json.loads(path.read_text())))
     page = docs / "faults.md"
-    parts = [INTRODUCTION]
-    found = [json.loads(path.read_text()) for path in (docs / "faults").glob("rabbitmq-*.json")]
-    parts.extend(map(_section, sorted(found, key=_place)))
-    if (path := docs / "faults" / f"{peers.PACKAGE}.json").exists():
-        parts.append(_peer_section(json.loads(path.read_text())))
-    page.write_text("\n".join([*parts, FOUND]))
+    page.write_text("\n".join([INTRODUCTION, *_summary(runs), *_contents(names)]))
     return page
+
+
+def _contents(names: Sequence[str]) -> list[str]:
+    return ["", "```{toctree}", ":hidden:", "", *(f"faults/{name}" for name in names), "```", ""]
 
 
 def _place(found: Mapping[str, Any]) -> tuple[bool, str, list[int]]:
@@ -178,46 +205,117 @@ def _place(found: Mapping[str, Any]) -> tuple[bool, str, list[int]]:
     return about["database"] != "postgresql", about["database"], release
 
 
-def _section(found: Mapping[str, Any]) -> str:
-    about, rows = found["about"], found["rows"]
-    ours = [row for row in all_rows().values() if row.name in rows]
-    held = sum(rows[row.name]["held"] for row in ours)
-    missing = len(all_rows()) - len(ours)
-    today = sum(_every_fast_path(rows[row.name]) for row in ours)
+def _summary(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each run, and one for each row with the sums of all runs."""
+    columns = ("published", "lost", "calls")
     lines = [
-        f"## RabbitMQ {about['rabbitmq']}, {TITLES[about['database']]}\n",
-        (
-            f"Python {about['python']}, Django {about['django']}, Celery {about['celery']}, kombu "
-            f"{about['kombu']}, py-amqp {about['amqp']}; {_days(rows)}. "
-            f"{held} of {len(ours)} rows held, {today} of them with every fast path on"
-            f"{f'; rows not run here: {missing}' if missing else ''}.\n"
-        ),
-        *_table(ours, rows, COLUMNS),
+        "| RabbitMQ | database | Python | Django | Celery | kombu | py-amqp | run | held | lost |",
+        f"|{' --- |' * 8}{' ---: |' * 2}",
     ]
-    return "\n".join([*lines, ""])
+    for found in runs:
+        about, rows = found["about"], found["rows"]
+        ours = [rows[name] for name in all_rows() if name in rows]
+        held = sum(row["held"] and _every_fast_path(row) for row in ours)
+        versions = (about[name] for name in ("python", "django", "celery", "kombu", "amqp"))
+        cells = (
+            about["rabbitmq"],
+            TITLES[about["database"]],
+            *versions,
+            _days(rows),
+            f"{held} of {len(all_rows())}",
+            f"{sum(row['lost'] for row in ours):,}",
+        )
+        lines.append(_line(*cells))
+    lines += [
+        "\nBelow are the sums of these runs; each link leads to the runs one by one.",
+        f"{peers.PACKAGE} has [a table of its own](faults/{peers.PACKAGE}.md).\n",
+        f"| fault | {' | '.join(columns)} |",
+        f"| --- |{' ---: |' * len(columns)}",
+    ]
+    for page, group, members in _places():
+        lines.append(f"| **[{group}](faults/{page}.md)** |{' |' * len(columns)}")
+        for row in members:
+            done = [found["rows"][row.name] for found in runs if row.name in found["rows"]]
+            if not done:
+                continue
+            mark = "" if all(each["held"] for each in done) else " **not held**"
+            sums = (f"{sum(each[name] for each in done):,}" for name in columns)
+            lines.append(_line(row.title + mark, *sums))
+    return lines
 
 
-def _peer_section(found: Mapping[str, Any]) -> str:
+def _places() -> Iterator[tuple[str, str, list[Row]]]:
+    """Yield each group of rows with its page, in the order of the pages."""
+    rows = all_rows().values()
+    places = [(page, group) for page, (_, groups) in PAGES.items() for group in groups]
+    assert {row.group for row in rows} == {group for _, group in places}
+    for page, group in places:
+        yield page, group, [row for row in rows if row.group == group]
+
+
+def _details(page: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return a page with a line for each row and run."""
+    lines = [f"# {PAGES[page][0]}\n", DETAILS]
+    groups = [(group, members) for name, group, members in _places() if name == page]
+    for group, members in groups:
+        if len(groups) > 1:
+            lines.append(f"## {group}\n")
+        lines += [
+            f"| fault | RabbitMQ | {' | '.join(COLUMNS)} | hit |",
+            f"| --- | --- |{' ---: |' * len(COLUMNS)} --- |",
+        ]
+        for row in members:
+            title = row.title
+            for found in runs:
+                if row.name in found["rows"]:
+                    each = found["rows"][row.name]
+                    lines.append(_line(title, _broker(found["about"]), *_cells(each, COLUMNS)))
+                    title = ""
+        lines.append("")
+    return "\n".join(lines) + NOTES.get(page, "").lstrip("\n")
+
+
+def _broker(about: Mapping[str, Any]) -> str:
+    """Return the release of RabbitMQ, and the database unless it is the default."""
+    kind = about["database"]
+    database = "" if kind == "postgresql" else f", {TITLES[kind]}"
+    return f"{about['rabbitmq']}{database}"
+
+
+def _cells(result: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    mark = "" if result["held"] else f" **not held** {result['error']}".rstrip()
+    return [*(f"{result[name]:,}" for name in columns), f"{result['hit']}{mark}"]
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _peer_page(found: Mapping[str, Any]) -> str:
     about, rows = found["about"], found["rows"]
-    # In the order of ours.
-    run = [peers.PEERS[name] for name in all_rows() if name in peers.PEERS and name in rows]
+    columns = [column for column in COLUMNS if column != "effects"]
+    total: Counter[str] = Counter()
     lines = [
-        f"## The same faults, {peers.PACKAGE} {about[peers.PACKAGE]}\n",
+        f"# The same faults, {peers.PACKAGE} {about[peers.PACKAGE]}\n",
         (
             f"RabbitMQ {about['rabbitmq']}, Python {about['python']}, Celery {about['celery']}, "
             f"kombu {about['kombu']}, py-amqp {about['amqp']}; {_days(rows)}.\n"
         ),
         peers.INTRODUCTION,
-        *_table(run, rows, [column for column in COLUMNS if column != "effects"]),
-        "\nOur rows that do not apply to it:\n",
+        f"| fault | {' | '.join(columns)} | hit |",
+        f"| --- |{' ---: |' * len(columns)} --- |",
     ]
+    for _, group, members in _places():
+        run = [peers.PEERS[row.name] for row in members if row.name in {*peers.PEERS} & {*rows}]
+        if run:
+            lines.append(f"| **{group}** |" + " |" * (len(columns) + 1))
+        for row in run:
+            total.update({name: rows[row.name][name] for name in columns})
+            lines.append(_line(row.title, *_cells(rows[row.name], columns)))
+    lines.append(_line("all", *(f"{total[name]:,}" for name in columns), ""))
+    lines.append("\nOur other rows need what it does not have:\n")
     for what, names in peers.CANNOT.items():
-        rest = [all_rows()[name] for name in names]
-        titles = ". ".join(
-            f"{group}: {'; '.join(row.title for row in members)}"
-            for group, members in groupby(rest, key=lambda row: row.group)
-        )
-        lines.append(f"- It has no {what}. {titles}.")
+        lines.append(f"- {what}: {len(names)} row{'s' if len(names) > 1 else ''}")
     return "\n".join([*lines, ""])
 
 
@@ -225,26 +323,3 @@ def _days(rows: Mapping[str, Any]) -> str:
     """Return the day of the rows, or the first and the last one."""
     days = sorted({row["day"] for row in rows.values()})
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-
-
-def _table(ours: Sequence[Row], rows: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    total: Counter[str] = Counter()
-    for row in ours:
-        total.update({name: rows[row.name][name] for name in COLUMNS})
-    lines = [
-        f"| fault | {' | '.join(columns)} | hit |",
-        f"| --- |{' ---: |' * len(columns)} --- |",
-    ]
-    groups = list(dict.fromkeys(row.group for row in ours))
-    together = sorted(ours, key=lambda row: groups.index(row.group))
-    for group, members in groupby(together, key=lambda row: row.group):
-        lines.append(f"| **{group}** |" + " |" * (len(columns) + 1))
-        for row in members:
-            each = rows[row.name]
-            lines.append(
-                f"| {row.title} | "
-                + " | ".join(f"{each[name]:,}" for name in columns)
-                + f" | {each['hit']}{'' if each['held'] else ' **not held** ' + each['error']} |"
-            )
-    lines.append("| all | " + " | ".join(f"{total[name]:,}" for name in columns) + " | |")
-    return lines

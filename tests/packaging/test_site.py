@@ -45,8 +45,8 @@ def browser(site: Path) -> Iterator[Chromium]:
 
 
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
-    pages = list(site.glob("*.html"))
-    assert len(pages) > len(list((ROOT / "docs").glob("*.md")))
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > len(list((ROOT / "docs").rglob("*.md")))
     for page in pages:
         for source in LOADED.findall(page.read_text()):
             assert not source.startswith(("http:", "https:", "//")), f"{page.name}: {source}"
@@ -65,6 +65,6 @@ def test_search_works_from_a_folder(site: Path, browser: Chromium) -> None:
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_is_wider_than_its_window(site: Path, browser: Chromium, width: int) -> None:
     browser.look("light", width)
-    for page in sorted(site.glob("*.html")):
+    for page in sorted(site.rglob("*.html")):
         browser.open(page.as_uri())
         assert browser.run("return document.documentElement.scrollWidth") <= width, page.name

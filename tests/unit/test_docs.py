@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import build
 from django_amqp_events.testing import capture_events, override_events
+from tests.faults import report
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
@@ -28,7 +30,7 @@ PAGES = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
-    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
+    *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
 )
 #: Where README links to, since the package index shows it too.
 REPOSITORY = "https://github.com/django-amqp-events/django-amqp-events/blob/main"
@@ -156,13 +158,31 @@ def test_imports_of_the_examples_are_public(page: str) -> None:
 
 
 def test_every_page_is_in_one_table_of_contents_where_the_index_lists_it() -> None:
-    text = (ROOT / "docs" / "index.md").read_text()
-    trees = re.findall(
-        r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)^```", text, re.DOTALL | re.MULTILINE
-    )
-    pages = [page for tree in trees for page in tree.split()]
-    assert sorted(pages) == sorted({page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"})
+    docs = ROOT / "docs"
+    pages = contents(docs / "index.md")
+    assert sorted(pages) == sorted({page.stem for page in docs.glob("*.md")} - {"index"})
+    text = (docs / "index.md").read_text()
     assert pages == re.findall(r"^- \[.*?\]\(([\w-]+)\.md\)", text, re.MULTILINE)
+    parts = [part for page in docs.glob("*.md") if page.stem != "index" for part in contents(page)]
+    assert sorted(parts) == sorted(f"{p.parent.name}/{p.stem}" for p in docs.glob("*/*.md"))
+
+
+def contents(page: Path) -> list[str]:
+    """Return the pages that a page's tables of contents list."""
+    trees = re.findall(
+        r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [name for tree in trees for name in tree.split()]
+
+
+def test_the_fault_table_is_written_from_its_results(tmp_path: Path) -> None:
+    docs = ROOT / "docs"
+    (tmp_path / "faults").mkdir()
+    for path in (docs / "faults").glob("*.json"):
+        shutil.copy(path, tmp_path / "faults")
+    report.write(tmp_path)
+    for path in (docs / "faults.md", *(docs / "faults").glob("*.md")):
+        assert (tmp_path / path.relative_to(docs)).read_text() == path.read_text(), path.name
 
 
 def test_what_users_import_is_on_the_page_of_the_public_api() -> None:
