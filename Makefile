@@ -8,7 +8,7 @@ LOCK ?= requirements/dev.txt
 VENV = $(ENVIRONMENT)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak bench demo serve show docs screenshots lock messages wheel clean broker-start \
+.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak bench demo serve show docs tables screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## List the targets
@@ -74,6 +74,9 @@ docs:  ## Build the documentation into .run/docs/html; every warning is an error
 	@$(PYTHON) scripts/bootstrap.py --venv .run/docs/venv --lock requirements/docs.txt
 	@.run/docs/venv/bin/python -m sphinx -W --keep-going -n -q -d .run/docs/doctrees docs .run/docs/html
 	@echo .run/docs/html/index.html
+
+tables: venv  ## Write the options and exit codes of the commands into docs/commands/
+	@$(VENV) scripts/command_tables.py
 
 screenshots: venv  ## Photograph the admin into .run/screenshots (ARGS=--docs: into docs/images)
 	@$(VENV) scripts/screenshots.py $(ARGS)

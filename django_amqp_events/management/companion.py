@@ -32,7 +32,9 @@ REAPER_GRACE: Final = 10.0
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of ``events_companion``, which ``events_worker`` passes to it."""
-    parser.add_argument("-l", "--loglevel", default="INFO", help="Default: %(default)s.")
+    parser.add_argument(
+        "-l", "--loglevel", default="INFO", help="Log level (default: %(default)s)."
+    )
     parser.add_argument(
         "--metrics-port",
         type=arguments.integer(1, 65_535),

@@ -40,7 +40,11 @@ class Command(ReportCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("what", choices=("export", "import", "index"))
+        parser.add_argument(
+            "what",
+            choices=("export", "import", "index"),
+            help="Export events, import them, or store search values again (index).",
+        )
         parser.add_argument("file", nargs="?", help="import: the file; - is stdin.")
         parser.add_argument("--output", metavar="FILE", help="export: the file; - is stdout.")
         parser.add_argument(

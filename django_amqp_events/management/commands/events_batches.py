@@ -51,9 +51,15 @@ class Command(ServiceCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "action", nargs="?", default="run", choices=("run", "list", "show", *_CHANGES)
+            "action",
+            nargs="?",
+            default="run",
+            choices=("run", "list", "show", *_CHANGES),
+            help="What to do (default: run).",
         )
-        parser.add_argument("id", nargs="?", help="The batch to show or change.")
+        parser.add_argument(
+            "id", nargs="?", help="The batch to show or change; its first characters if unique."
+        )
         parser.add_argument(
             "--until-done", action="store_true", help="End when no batch is running."
         )

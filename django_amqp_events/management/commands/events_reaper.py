@@ -31,7 +31,9 @@ class Command(EventsCommand):
         parser.add_argument(
             "-n", "--hostname", help="Worker name (default: <service>-reaper-<pid>@%%h)."
         )
-        parser.add_argument("-l", "--loglevel", default="INFO", help="Default: %(default)s.")
+        parser.add_argument(
+            "-l", "--loglevel", default="INFO", help="Log level (default: %(default)s)."
+        )
         parser.add_argument(
             "--time-limit",
             type=arguments.positive,

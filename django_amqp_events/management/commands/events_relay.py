@@ -34,7 +34,11 @@ class Command(ServiceCommand):
     name = "events_relay"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--until-empty", action="store_true", help="End when no event is due.")
+        parser.add_argument(
+            "--until-empty",
+            action="store_true",
+            help="End when no event is due; one that waits for a retry is not.",
+        )
         parser.add_argument(
             "--database",
             action="append",

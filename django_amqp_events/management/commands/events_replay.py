@@ -139,7 +139,10 @@ class Command(ReportCommand):
             "--payload", metavar="FILE", help="With --edit: the payload, a JSON object; - is stdin."
         )
         parser.add_argument(
-            "--comment", default="", metavar="TEXT", help="Reason, kept in each event's history."
+            "--comment",
+            default="",
+            metavar="TEXT",
+            help="Reason, kept in each event's history with user and host.",
         )
         other = parser.add_mutually_exclusive_group()
         for decision, text in (

@@ -51,14 +51,19 @@ class Command(EventsCommand):
             nargs="*",
             help="Handler names or shell patterns such as 'billing.*' (default: all handlers).",
         )
-        parser.add_argument("-P", "--pool", choices=("prefork", "threads", "solo"))
+        parser.add_argument(
+            "-P",
+            "--pool",
+            choices=("prefork", "threads", "solo"),
+            help="Pool of the worker (default: the setting worker_pool of Celery).",
+        )
         parser.add_argument("-c", "--concurrency", type=int, help="Number of processes or threads.")
         parser.add_argument("-n", "--hostname", help="Worker name (default: <service>-<pid>@%%h).")
         parser.add_argument(
             "--hang-after",
             type=float,
             metavar="SECONDS",
-            help="Report handlers that run longer; 0: never (default: 5 above their time "
+            help="Report handlers that run longer; 0: never (default: 5 s above their time "
             "limit, or five sixths of CONSUMER_TIMEOUT).",
         )
         companion.add_options(parser)
