@@ -69,7 +69,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[str]:
     rows = [
         f"| {usage(action)} | {cell(_help(parser, action))} |"
         for action in own_actions(parser)
-        if not COMMON & {*action.option_strings} or len(action.choices or ()) > 2
+        if not COMMON & {*action.option_strings} or len(list(action.choices or ())) > 2
     ]
     if rows:
         yield from ["| option | |", "| --- | --- |", *rows, ""]

@@ -79,6 +79,13 @@ def resources() -> list[dict[str, Any]]:
     return read_yaml("---\n".join(path.read_text() for path in MANIFESTS))
 
 
+def pod(resource: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the specification of the pods that a resource starts."""
+    spec = resource.get("spec", {})
+    found: dict[str, Any] = spec.get("jobTemplate", {}).get("spec", spec).get("template", {})
+    return found.get("spec")
+
+
 @cache
 def image() -> list[tuple[str, str]]:
     """Return the instructions of the Dockerfile with their arguments."""
@@ -129,17 +136,16 @@ def composed() -> list[Container]:
 
 
 def deployed() -> list[Container]:
-    """Return the containers of kubernetes/, the Job's first."""
+    """Return the containers of kubernetes/, those of the set-up first."""
     data: dict[str, str] = {}
     for each in resources():
         if each["kind"] == "ConfigMap":
             data |= each["data"]
     found = []
     for each in sorted(resources(), key=lambda each: str(each["kind"] != "Job")):
-        if each["kind"] not in {"Job", "Deployment"}:
+        if (spec := pod(each)) is None:
             continue
-        pod = each["spec"]["template"]["spec"]
-        for one in (*pod.get("initContainers", ()), *pod["containers"]):
+        for one in (*spec.get("initContainers", ()), *spec["containers"]):
             probes = [probe for key, probe in one.items() if key.endswith("Probe")]
             found.append(
                 Container(
@@ -148,7 +154,7 @@ def deployed() -> list[Container]:
                     environment=image_environment() | data,
                     probes=[p["exec"]["command"] if "exec" in p else p["httpGet"] for p in probes],
                     ports=[port["containerPort"] for port in one.get("ports", ())],
-                    grace=pod.get("terminationGracePeriodSeconds", 30),
+                    grace=spec.get("terminationGracePeriodSeconds", 30),
                 )
             )
     return found

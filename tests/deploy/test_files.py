@@ -29,6 +29,7 @@ from .files import (
     image,
     image_default,
     image_environment,
+    pod,
     read_yaml,
     resources,
     supervised,
@@ -129,9 +130,18 @@ def test_units(tmp_path: Path) -> None:
     # 10 is a service that may do everything; 2 and less is "OK".
     run("systemd-analyze", "security", "--offline=true", "--threshold=20", *services)
     for path in UNITS:
-        if path.suffix == ".service":
+        if path.suffix == ".service" and unit(path)["Type"] != "oneshot":
             assert unit(path)["KillMode"] == "mixed"
             assert unit(path)["OOMPolicy"] == "continue"
+
+
+def test_the_timer_starts_a_service_that_exists() -> None:
+    timers = [path for path in UNITS if path.suffix == ".timer"]
+    assert [path.stem for path in timers] == ["events-prune"]
+    for path in timers:
+        assert path.with_suffix(".service") in UNITS
+        page = (ROOT / "docs" / "deployment.md").read_text()
+        assert re.search(rf"systemctl enable --now .*{path.name}", page)
 
 
 def test_prometheus(tmp_path: Path) -> None:
@@ -185,6 +195,8 @@ def test_commands() -> None:
     """Each command line of `manage.py` is one that its command accepts."""
     lines = [words for each in everything() for words in each.manage]
     assert {"events_worker", "events_declare", "migrate"} <= {line[0] for line in lines}
+    for containers in (deployed(), supervised()):  # nothing else deletes old rows
+        assert ["events_prune"] in [words for each in containers for words in each.manage]
     assert json.loads(run_example("-c", PARSE, text=json.dumps(lines))) == []
     wrong = [["events_worker", "--metric"], ["events_nothing"]]
     assert len(json.loads(run_example("-c", PARSE, text=json.dumps(wrong)))) == 2
@@ -248,10 +260,9 @@ def test_names_of_kubernetes() -> None:
             assert ports == [int(annotations["prometheus.io/port"])]
     web = deployments["shop-web"]["spec"]["template"]
     assert by_kind["Service"]["shop-web"]["spec"]["selector"] == web["metadata"]["labels"]
-    for each in (*deployments.values(), *by_kind["Job"].values()):
-        pod = each["spec"]["template"]["spec"]
-        assert pod["securityContext"]["runAsNonRoot"]
-        for one in (*pod.get("initContainers", ()), *pod["containers"]):
+    for spec in filter(None, map(pod, found)):
+        assert spec["securityContext"]["runAsNonRoot"]
+        for one in (*spec.get("initContainers", ()), *spec["containers"]):
             names = {next(iter(ref.values()))["name"] for ref in one["envFrom"]}
             assert names == by_kind["ConfigMap"].keys() == {"shop"}
             assert one["securityContext"]["readOnlyRootFilesystem"]
@@ -293,10 +304,8 @@ def test_ports() -> None:
 def test_images_have_a_tag() -> None:
     images = [each["image"] for each in compose()["services"].values()]
     images += [rest.split()[0] for name, rest in image() if name == "FROM"]
-    for each in resources():
-        pod = each["spec"].get("template", {}).get("spec", {}) if "spec" in each else {}
-        both = (*pod.get("initContainers", ()), *pod.get("containers", ()))
-        images += [one["image"] for one in both]
+    for spec in filter(None, map(pod, resources())):
+        images += [one["image"] for one in (*spec.get("initContainers", ()), *spec["containers"])]
     for name in images:
         assert re.search(r":v?\d[\w.-]*$", name), name
 

@@ -333,7 +333,7 @@ def test_kubernetes(machine: Machine, database: Postgres) -> None:
     execute(database, "CREATE ROLE shop LOGIN; CREATE DATABASE shop OWNER shop")
     for each in deployed():
         started = machine.start(each, DJANGO_SECRET_KEY="secret")
-        if each.name.startswith("shop-setup"):
+        if each.name.startswith(("shop-setup", "shop-prune")):
             assert started.code(60) == 0, started.log
     machine.wait_until_healthy()
     (web,), (worker,) = machine.named("shop-web.*"), machine.named("shop-worker.*")
