@@ -267,7 +267,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
     """Read the value of ``AMQP_EVENTS``.
 
     Args:
-        raw: the setting; ``None`` or ``{}`` where it is not set (dormant).
+        raw: the setting; ``None`` where it is not set. Without a key, the app is dormant.
         debug: Django's DEBUG, which makes ``auto`` the default of ``TOPOLOGY``.
     """
     settings = Settings(topology="auto" if debug else "verify")
@@ -275,8 +275,8 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         return settings, (
             Problem(
                 "W001",
-                "django_amqp_events is installed, but AMQP_EVENTS is not set: no event is "
-                "published or handled.",
+                "django_amqp_events is installed, but AMQP_EVENTS is "
+                f"{'not set' if raw is None else 'empty'}: no event is published or handled.",
                 'Set AMQP_EVENTS = {"SERVICE": "name-of-this-service"}, or remove the app from '
                 "INSTALLED_APPS.",
             ),
@@ -367,15 +367,12 @@ def get_settings() -> Settings:
     """Return the settings of this process.
 
     Raises:
-        ConfigurationError: AMQP_EVENTS is not set, or has errors; each is named.
+        ConfigurationError: AMQP_EVENTS is not set or empty, or has errors; each is named.
     """
     settings, problems = load()
     raise_errors(problems)
     if not settings.service:
-        raise ConfigurationError(
-            "AMQP_EVENTS is not set, so events can be neither published nor handled. Set "
-            'AMQP_EVENTS = {"SERVICE": "name-of-this-service"}'
-        )
+        raise configuration_error(*problems)  # the warning W001
     return settings
 
 

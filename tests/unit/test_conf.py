@@ -408,9 +408,10 @@ def test_get_settings_names_every_error(settings: DjangoSettings) -> None:
     assert "'HANDLERS'" in text
 
 
-def test_get_settings_while_dormant(settings: DjangoSettings) -> None:
-    settings.AMQP_EVENTS = None
-    with pytest.raises(ConfigurationError, match="AMQP_EVENTS is not set"):
+@pytest.mark.parametrize(("value", "what"), [(None, "not set"), ({}, "empty")])
+def test_get_settings_while_dormant(value: Any, what: str, settings: DjangoSettings) -> None:
+    settings.AMQP_EVENTS = value
+    with pytest.raises(ConfigurationError, match=f"AMQP_EVENTS is {what}"):
         conf.get_settings()
 
 
