@@ -18,7 +18,8 @@ The path of a delivery through the modules:
 
 Beside it: ``consumer_step`` is the public base of steps that consume other queues; ``fast_paths``
 chooses the optional modules in ``fast/``; ``reaper`` runs events alone whose workers have died;
-``hang_detector``, ``connection_errors`` and ``cold_shutdown`` keep a worker from hanging;
+``hang_detector``, ``connection_errors``, ``cold_shutdown`` and ``log_forks`` keep a worker from
+hanging;
 ``celery_internals`` and ``billiard_internals`` hold every use of a private name.
 """
 

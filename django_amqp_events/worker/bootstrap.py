@@ -41,7 +41,14 @@ from ..broker.connection import celery_app, handler_app
 from ..conf import get_settings, load
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
-from . import billiard_internals, celery_internals, cold_shutdown, fast_paths, signal_wakeup
+from . import (
+    billiard_internals,
+    celery_internals,
+    cold_shutdown,
+    fast_paths,
+    log_forks,
+    signal_wakeup,
+)
 from .billiard_internals import forks
 from .binding import validator
 from .bootstep import EventStep
@@ -200,6 +207,7 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
     steps.add(Login)
     cold_shutdown.connect()
     signal_wakeup.connect()
+    log_forks.install()
     Handover.project_app = project_app if get_settings().celery_app else None
     app.steps["worker"].add(Handover)
 
