@@ -8,7 +8,7 @@ LOCK ?= requirements/dev.txt
 VENV = $(ENVIRONMENT)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak bench demo serve show docs tables screenshots lock messages wheel clean broker-start \
+.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak bench capacity demo serve show docs tables screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## List the targets
@@ -54,6 +54,9 @@ soak: installed  ## Let random faults overlap, and check each event's history (A
 
 bench: venv  ## Run the benchmarks, write benchmarks/RESULTS.md (ARGS=--list, ARGS="publish handle", ARGS=--short)
 	@$(VENV) -m benchmarks $(ARGS)
+
+capacity: venv  ## Measure queues, connections, memory and disk of a service, nine minutes (ARGS="queues rows")
+	@$(VENV) -m benchmarks.capacity $(ARGS)
 
 demo: venv  ## Show two services, 300 orders, failures, retries, the archive and its replay
 	@$(VENV) -m example_project.demo $(ARGS)
