@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import shutil
 import tomllib
@@ -14,7 +16,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import django_amqp_events
-from django_amqp_events import conf, exceptions, signals
+from django_amqp_events import conf, exceptions, pytest_plugin, signals
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import build
@@ -206,14 +208,57 @@ def test_what_users_import_is_on_the_page_of_the_public_api() -> None:
 
 def test_every_signal_and_exception_is_described() -> None:
     """Their modules' docstrings are sections of docs/api.md."""
-    for name, value in vars(signals).items():
-        if isinstance(value, signals.Signal):
-            assert f"``{name}``" in (signals.__doc__ or ""), name
+    entries = re.findall(r"^(``.*``)\n((?:    .*\n)+)", signals.__doc__ or "", re.MULTILINE)
+    described = {name: text for names, text in entries for name in re.findall(r"\w+", names)}
+    declared = {name for name, value in vars(signals).items() if isinstance(value, signals.Signal)}
+    assert described.keys() == declared
+    for name, argument in sent():
+        assert f"``{argument}``" in described[name], f"{name}: {argument}"
     tree = re.findall(r"\w+", exceptions.__doc__ or "")
     for name, value in vars(exceptions).items():
         if isinstance(value, type) and value.__module__ == exceptions.__name__:
             assert name in tree, name
             assert value.__doc__, name
+
+
+def sent() -> set[tuple[str, str]]:
+    """The arguments of signals, where a call of ``send_robust()`` names both."""
+    found = set()
+    for module in Path(django_amqp_events.__file__).parent.rglob("*.py"):
+        text = module.read_text()
+        for call in ast.walk(ast.parse(text)) if "send_robust(" in text else ():
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                name = ast.unparse(call.func.value).rpartition(".")[2]
+                if call.func.attr == "send_robust" and name in vars(signals):
+                    found |= {(name, one.arg) for one in call.keywords if one.arg}
+    assert {name for name, _ in found} >= {"event_hanging", "event_replayed", "event_skipped"}
+    return found
+
+
+def test_dotted_names_in_the_text_of_a_page_exist() -> None:
+    for page in PAGES:
+        text = BLOCK.sub("", (ROOT / page).read_text())
+        for name in re.findall(r"`(django_amqp_events(?:\.[A-Za-z]\w*)+)(?:\(.*?\))?`", text):
+            if page == "CHANGELOG.md" or re.search(r"\.[EWI]\d{3}$", name):
+                continue  # names of older releases; the ids of checks
+            assert find(name), f"{page}: {name}"
+
+
+def find(name: str) -> bool:
+    """Import what a dotted name names."""
+    module, _, attribute = name.rpartition(".")
+    found = importlib.import_module(module)
+    is_package = hasattr(found, "__path__")
+    return hasattr(found, attribute) or (is_package and bool(importlib.util.find_spec(name)))
+
+
+def test_the_fixtures_of_pytest_are_described() -> None:
+    text = (ROOT / "docs" / "testing.md").read_text()
+    module = ast.parse(Path(pytest_plugin.__file__).read_text())
+    names = [one.name for one in module.body if isinstance(one, ast.FunctionDef)]
+    assert len(names) == 2
+    for name in names:
+        assert f"({name.removesuffix('_fixture')})" in text, name
 
 
 def test_the_glossary_has_the_parts_of_a_service() -> None:

@@ -77,7 +77,10 @@ def project() -> Iterator[None]:
     before = declarations.snapshot()
     declarations.restore(_declared)
     try:
-        with mock.patch.dict(sys.modules, MODULES), override_events(SERVICE="billing"):
+        with (
+            mock.patch.dict(sys.modules, MODULES),
+            override_events(SERVICE="billing", BACKEND="memory"),
+        ):
             yield
     finally:
         declarations.restore(before)
