@@ -195,10 +195,20 @@ def publish_now(ids: Collection[UUID], *, alias: str) -> int:
     Returns:
         the number of rows changed.
     """
-    waiting_again = rows(alias).filter(
-        pk__in=list(ids), claim__isnull=True, attempts__gt=0, discarded_at__isnull=True
-    )
-    return waiting_again.update(due_at=Now())
+    return _failed(alias).filter(pk__in=list(ids)).update(due_at=Now())
+
+
+def publish_failed_now(alias: str, service: str) -> int:
+    """Make all failed rows of a service due now, as after an outage; skip rows with a lease.
+
+    Returns:
+        the number of rows changed.
+    """
+    return _failed(alias).filter(service=service, due_at__gt=Now()).update(due_at=Now())
+
+
+def _failed(alias: str) -> QuerySet[OutboxEvent]:
+    return rows(alias).filter(claim__isnull=True, attempts__gt=0, discarded_at__isnull=True)
 
 
 def discard(ids: Collection[UUID], *, alias: str, by: str = "", reason: str = "") -> int:

@@ -34,7 +34,7 @@ from ..logs import message_fields
 from ..message.types import Message
 from ..service_loop import ServiceLoop
 from ..signals import event_postponed, event_published, event_unrouted
-from . import outbox_rows
+from . import outbox, outbox_rows
 from .outbox_rows import Answer, Row
 
 logger = logging.getLogger(__name__)
@@ -207,6 +207,7 @@ class Relay:
         needed: report a missing table, and errors of any database, from the start; otherwise those
             of a database that has had an outbox, and look for one from time to time.
         alone: a wrong setting ends it; otherwise it is reported, and tried again.
+        now: first make failed rows due, however late their next try is.
         tell: receives reports, each a line of text.
         relayed: receives the counts of each batch.
         stop: polled often; returns True to stop.
@@ -218,6 +219,7 @@ class Relay:
     size: int = BATCH
     needed: bool = True
     alone: bool = True
+    now: bool = False
     tell: Callable[[str], object] = logger.info
     relayed: Callable[[RelayCounts], object] = nothing
     stop: Callable[[], bool] = nothing
@@ -276,6 +278,11 @@ class Relay:
         """Publish a batch of due rows; return True if there were any."""
         connections[self.alias].close_if_unusable_or_obsolete()
         self._record()
+        if self.now:
+            check_commits(self.alias)
+            count = outbox.publish_failed_now(self.alias, self.settings.service)
+            self.now = False
+            self.tell(f"failed events in database {self.alias!r} that are due now: {count}")
         if time.monotonic() >= self._searched + DEAD_LEASES_SECONDS:
             self._searched = time.monotonic()
             outbox_rows.end_leases_of_dead(self.alias, self.settings.service)

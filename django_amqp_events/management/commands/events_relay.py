@@ -40,6 +40,12 @@ class Command(ServiceCommand):
             help="End when no event is due; one that waits for a retry is not.",
         )
         parser.add_argument(
+            "--now",
+            action="store_true",
+            help="First publish the events whose publish failed, without waiting for their next "
+            "try, as after an outage.",
+        )
+        parser.add_argument(
             "--database",
             action="append",
             metavar="ALIAS",
@@ -74,6 +80,7 @@ class Command(ServiceCommand):
                 needed=chosen is not None
                 or (alias == settings.database and settings.publish == "outbox"),
                 alone=until_empty or len(aliases) == 1,
+                now=options["now"],
                 tell=self.tell,
                 relayed=progress.add,
                 stop=self.stopped,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import logging
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
+from django.core.management import call_command
 from django.db import DatabaseError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
@@ -691,6 +693,21 @@ def test_bad_rows_block_no_others(wire: Wire, later: None):
     assert sorted(wire.ids()) == sorted([nacked, unrouted])
     assert table().get().attempts == 2
     assert outbox.discard([rows[large].pk], alias=ALIAS) == 1
+
+
+def test_failed_rows_are_published_now_on_request(wire: Wire):
+    """After an outage; leased and discarded rows and those of other services wait."""
+    rows = dict(zip(("failed", "leased", "discarded", "foreign"), leave(4), strict=True))
+    table().update(attempts=4, claim=None, due_at=Now() + timedelta(hours=6))
+    table().filter(event_id=rows["leased"]).update(claim="a process")
+    table().filter(event_id=rows["discarded"]).update(discarded_at=Now())
+    table().filter(event_id=rows["foreign"]).update(service="billing")
+    assert relay() == RelayCounts()
+    out = io.StringIO()
+    call_command("events_relay", "--now", "--until-empty", stdout=out)
+    assert f"failed events in database '{ALIAS}' that are due now: 1" in out.getvalue()
+    assert wire.ids() == [rows.pop("failed")]
+    assert set(table().values_list("event_id", flat=True)) == set(rows.values())
 
 
 @pytest.mark.parametrize(
