@@ -248,7 +248,7 @@ class TestErrors:
     def test_no_service(self, service, vhost):
         made = service(vhost)
         made.raw = {}
-        self.fails(made, "AMQP_EVENTS is not set")
+        self.fails(made, "AMQP_EVENTS is empty")
 
     def test_wrong_declaration(self, service, vhost):
         made = service(vhost)
