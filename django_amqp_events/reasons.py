@@ -25,7 +25,8 @@ TEXTS: Final[Mapping[str, Any]] = {
     "overdue": "its replay is overdue; --force replays it again, and it may be handled twice",
     # -- replay
     "backend": _(
-        "a replay needs RabbitMQ, but AMQP_EVENTS['BACKEND'] is %(backend)s; nothing was published"
+        "a replay needs AMQP_EVENTS['BACKEND'] to be 'amqp', but it is %(backend)s; nothing was "
+        "published"
     ),
     "body-too-large": _(
         "the body has %(size)s bytes and MAX_BODY is %(most)s; raise MAX_BODY here "
@@ -56,11 +57,11 @@ TEXTS: Final[Mapping[str, Any]] = {
         "again under the same replay id"
     ),
     "database-unreachable": _(
-        "the database is unreachable (%(error)s); once it is back, the mirror publishes queued "
-        "replays again under the same replay id"
+        "the database is unreachable (%(error)s); check its server; once it is back, the mirror "
+        "publishes queued replays again under the same replay id"
     ),
     "deleted": _("the event no longer exists"),
-    "forbidden": _("you have no permission for this event"),
+    "forbidden": _("you have no permission for this event; ask an administrator for it"),
     "in-transaction": _(
         "a replay must commit its claim before it publishes, but a transaction is open "
         "on the database %(database)s (ATOMIC_REQUESTS, transaction.atomic or "
@@ -68,7 +69,9 @@ TEXTS: Final[Mapping[str, Any]] = {
         "django.db.transaction.non_atomic_requests, or replay after the transaction; "
         "nothing was published"
     ),
-    "not-overdue": _("its replay is not overdue and may still be waiting for a retry"),
+    "not-overdue": _(
+        "its replay is not overdue and may still be waiting for a retry; wait for its outcome"
+    ),
     "other-service": _(
         "it belongs to the service %(service)s; replay it in a process of that service"
     ),
@@ -81,7 +84,9 @@ TEXTS: Final[Mapping[str, Any]] = {
     "unconfirmed": _(
         "RabbitMQ has not confirmed its last replay, which may still run; replay it unedited first"
     ),
-    "unknown-event": _("no handler matches event %(name)s on queue %(queue)s"),
+    "unknown-event": _(
+        "no handler matches event %(name)s on queue %(queue)s; declare one, or discard the event"
+    ),
     "unknown-handler": _(
         'there is no handler %(name)s; if it was renamed, add {"%(old)s": "new '
         'name"} to AMQP_EVENTS["RENAMED_HANDLERS"]; if only workers import its '
@@ -112,7 +117,8 @@ TEXTS: Final[Mapping[str, Any]] = {
     "own-payload": _("This is the original payload. To publish it again, replay the event."),
     "payload-too-large": _("The payload has %(size)s bytes, more than MAX_BODY (%(most)s)."),
     "redaction-failed": _(
-        "the redaction hook %(hook)s failed with %(error)s; the payload is hidden"
+        "the redaction hook %(hook)s failed with %(error)s; the payload is hidden; fix the hook "
+        "to see it"
     ),
     # -- publishing
     "broker-blocks": _(
@@ -120,39 +126,51 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "channel-refused": _("RabbitMQ opened no channel: %(error)s; check its log"),
     "confirm-late": _(
-        "no confirm came in time; it may be stored, so repeat it with the same event id"
+        "no confirm came in time; check the broker, and repeat it only with the same event id, "
+        "since it may be stored"
     ),
     "confirm-late-blocked": _(
-        "no confirm came in time, since RabbitMQ blocks publishers (%(blocked)s); it may be "
-        "stored, so repeat it with the same event id"
+        "no confirm came in time, since RabbitMQ blocks publishers (%(blocked)s); free memory or "
+        "disk on the broker, and repeat it only with the same event id, since it may be stored"
     ),
     "connection-broke": _(
-        "the connection broke (%(error)s); it may be stored, so repeat it with the same event id"
+        "the connection broke (%(error)s); check the broker, and repeat it only with the same "
+        "event id, since it may be stored"
     ),
-    "connection-broke-before": _("the connection failed on a message before it: %(error)s"),
-    "connection-closed": _("its connection is closed"),
+    "connection-broke-before": _(
+        "the connection failed on a message before it: %(error)s; repeat it"
+    ),
+    "connection-closed": _("its connection is closed; repeat it"),
     "connection-lost": _("the connection to RabbitMQ is lost (%(error)s); %(remedy)s"),
     "connections-busy": _(
         "all %(limit)s connections to RabbitMQ were busy for %(seconds)s s; raise Celery's "
         "broker_pool_limit, or check why the broker is slow"
     ),
-    "consumer-cancelled": _("RabbitMQ cancelled the consumer of %(queue)s: was it deleted?"),
+    "consumer-cancelled": _(
+        "RabbitMQ cancelled the consumer of %(queue)s: was it deleted? Then run `manage.py "
+        "events_declare`"
+    ),
     "exchange-missing": _(
         "%(reply)s; run `manage.py events_declare`, or publish it again if EXCHANGE has changed"
     ),
-    "handler-missing": _("there is no handler %(name)s"),
+    "handler-missing": _(
+        "there is no handler %(name)s in this version of the project; deploy the one that has "
+        "it, then replay the event again"
+    ),
     "headers-too-long": _(
         "its headers take %(size)s bytes, and RabbitMQ's frame_max leaves %(room)s; put large "
         "values in the payload"
     ),
     "message-too-large": _("%(reply)s; publish a reference to the data"),
-    "message-unbuildable": _("its message cannot be built: %(error)s"),
+    "message-unbuildable": _(
+        "its message cannot be built: %(error)s; check the log for the traceback"
+    ),
     "message-unwritable": _(
         "it cannot be written as an AMQP message: %(error)s; check its headers"
     ),
     "nacked": _(
-        "RabbitMQ refused it: a queue is full or unavailable; other queues may hold it already, "
-        "so repeat it with the same event id"
+        "RabbitMQ refused it: a queue is full or unavailable; check the queues bound for it, and "
+        "repeat it only with the same event id, since other queues may hold it already"
     ),
     "no-connection": _("no connection to RabbitMQ at %(url)s: %(error)s; %(remedy)s"),
     "over-max-body": _(
@@ -162,7 +180,9 @@ TEXTS: Final[Mapping[str, Any]] = {
     "publish-refused": _(
         "RabbitMQ refused it (%(reply)s); check the user's permissions and the broker's log"
     ),
-    "replay-deleted": _("the record of the replay was deleted before it was published"),
+    "replay-deleted": _(
+        "the record of the replay was deleted before it was published; replay the event again"
+    ),
     "replacement-interrupted": _(
         "the connection broke while %(queue)s was emptied (%(error)s); its messages are safe, run "
         "`manage.py events_declare` again"
@@ -227,7 +247,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "queues-missing": _("there is no queue %(queues)s; run `manage.py events_declare`"),
     "waiting-for-canary": _("waiting for the outcomes of the canary"),
-    "waiting-for-mirror": _("waiting for queued replays, which events_mirror publishes"),
+    "waiting-for-mirror": _("waiting for queued replays, which the mirror publishes"),
     "waiting-to-retry": _("waiting to retry: %(why)s"),
     # -- alerts
     "alert-broker-alarm": _(
@@ -315,7 +335,10 @@ TEXTS: Final[Mapping[str, Any]] = {
     "queue-remedy-handler": _("start a worker"),
     "queue-replacing": _("a recreation was interrupted: run manage.py events_declare to finish it"),
     "queue-stale": _("no longer declared: run manage.py events_declare --delete-stale"),
-    "queue-stale-delayed": _("no longer declared; %(number)s delayed events still return"),
+    "queue-stale-delayed": _(
+        "no longer declared; when its %(number)s delayed events have returned, run manage.py "
+        "events_declare --delete-stale"
+    ),
     "queue-stale-events": ngettext_lazy(
         "no longer declared, with %(count)s event: declare its handler again and start a worker; "
         "or run `manage.py events_recover %(name)s` and replay them",
@@ -324,7 +347,9 @@ TEXTS: Final[Mapping[str, Any]] = {
         "count",
     ),
     "queue-unconsumed": _("%(what)s, no consumer: %(remedy)s"),
-    "queue-unreadable": _("unreadable: %(reply)s"),
+    "queue-unreadable": _(
+        "unreadable: %(reply)s; check the permissions of the user in the broker URL"
+    ),
     "queue-waiting-archive": ngettext_lazy(
         "%(count)s message waits to be mirrored",
         "%(count)s messages wait to be mirrored",
@@ -343,8 +368,10 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "rows-due": _("due, for a relay"),
     "rows-failing": ngettext_lazy(
-        "%(count)s event is retried after up to %(attempts)s: %(error)s",
-        "%(count)s events are retried after up to %(attempts)s: %(error)s",
+        "%(count)s event is retried after up to %(attempts)s: %(error)s; fix the cause, then run "
+        "`manage.py events_relay --now`",
+        "%(count)s events are retried after up to %(attempts)s: %(error)s; fix the cause, then run "
+        "`manage.py events_relay --now`",
         "count",
     ),
     "rows-held": ngettext_lazy(
@@ -371,14 +398,14 @@ TEXTS: Final[Mapping[str, Any]] = {
         "%(number)s of these for more than %(minutes)s minutes: check whether RabbitMQ blocks "
         "publishers (memory or disk alarm)"
     ),
-    "rows-unreadable": _("cannot be read: %(error)s"),
+    "rows-unreadable": _("cannot be read: %(error)s; check the database"),
     "rows-unreadable-migrate": _("cannot be read: %(error)s; run `manage.py migrate`"),
     # -- outbox
     "outbox-changed": _("it changed meanwhile; check it again"),
-    "outbox-discarded": _("it is discarded"),
+    "outbox-discarded": _("it is discarded; restore it first"),
     "outbox-due": _("it is due, and the next relay publishes it"),
     "outbox-failed": _("publishing failed, and a relay tries again"),
-    "outbox-held": _("RabbitMQ has not confirmed it yet"),
+    "outbox-held": _("RabbitMQ has not confirmed it yet; try again in a minute"),
     "outbox-overdue": _("it is due, but no relay publishes it; run events_relay"),
     "outbox-published": _("it has been published and has left the outbox"),
 }

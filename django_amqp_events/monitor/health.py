@@ -142,11 +142,13 @@ def _add_snapshot(document: dict[str, Any], settings: Settings, now: datetime) -
         lag = newest.about.get("mirror", {}).get("lag")
         document |= {"snapshot_age": _age(newest.at, now), "mirror_lag": lag, "broker": newest.seen}
     if newest is None or above(document["snapshot_age"], limits.stale):
-        problems.append("There is no recent snapshot. Check that events_mirror runs.")
+        problems.append("There is no recent snapshot. Start `manage.py events_companion`.")
     elif not newest.seen:
         problems.append("RabbitMQ was unreachable at the last snapshot. Check the broker.")
     elif above(document["mirror_lag"], limits.mirror_lag):
-        problems.append("Archived events are mirrored late. Check that events_mirror runs.")
+        problems.append(
+            "Archived events are mirrored late. Start another `manage.py events_mirror`."
+        )
 
 
 def _add_outbox(document: dict[str, Any], settings: Settings, now: datetime) -> None:

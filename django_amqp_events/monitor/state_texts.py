@@ -18,11 +18,11 @@ STATES: Final[Mapping[str, tuple[Any, Any]]] = {
     ),
     State.QUEUED: (
         gettext_lazy("A replay was requested and is being published."),
-        gettext_lazy("Wait. If its process has died, events_mirror publishes it."),
+        gettext_lazy("Wait. If its process has died, the mirror publishes it."),
     ),
     State.REPLAYING: (
         gettext_lazy("Published to its handler, which has not reported an outcome yet."),
-        gettext_lazy("Wait for its outcome, which events_mirror records."),
+        gettext_lazy("Wait for its outcome, which the mirror records."),
     ),
     State.SUCCEEDED: (gettext_lazy("A replay succeeded."), gettext_lazy("Nothing is left to do.")),
     State.DISCARDED: (
@@ -60,7 +60,7 @@ ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
 }
 #: Of a replay without an outcome: the next step.
 REPLAYS: Final[Mapping[str, Any]] = {
-    Replay.State.QUEUED: gettext_lazy("Wait. If its process has died, events_mirror publishes it."),
+    Replay.State.QUEUED: gettext_lazy("Wait. If its process has died, the mirror publishes it."),
     Replay.State.PUBLISHED: gettext_lazy(
         "Wait for its outcome, or check `manage.py events_status`."
     ),
@@ -73,7 +73,7 @@ REPLAYS: Final[Mapping[str, Any]] = {
 BATCHES: Final[Mapping[str, Any]] = {
     ReplayBatch.State.DRAFT: gettext_lazy("Start the batch, or delete the draft."),
     ReplayBatch.State.RUNNING: gettext_lazy(
-        "Wait: the batch replays it while events_batches runs."
+        "Wait: the batch replays it while events_batches or events_worker runs."
     ),
     ReplayBatch.State.PAUSED: gettext_lazy("Resume the batch, or cancel it."),
     ReplayBatch.State.CANCELLED: gettext_lazy(

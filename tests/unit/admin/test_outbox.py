@@ -422,7 +422,7 @@ def test_discard_records_user_reason_and_message(ada):
     assert "the shop has closed" in page(ada.get(url("history", row.pk))).words
     # Somebody else, or another tab.
     bob = client_of(user(*PERMISSIONS, name="bob"))
-    assert said(post(bob, "discard", row)) == ["1 event skipped: it is discarded"]
+    assert said(post(bob, "discard", row)) == ["1 event skipped: it is discarded; restore it first"]
     assert OutboxEvent.objects.get().discarded_by == "ada"
 
 
@@ -446,7 +446,7 @@ def test_confirmation_shows_routes_errors_and_duplicates(ada):
         "handlers with once skip it",
         "old is another service",
         "events_relay --service old",
-        "RabbitMQ has not confirmed it yet",
+        "RabbitMQ has not confirmed it yet; try again in a minute",
     ):
         assert word in words, word
     assert "No relay runs" not in words

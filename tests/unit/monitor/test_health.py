@@ -222,7 +222,7 @@ def test_what_delays_events_does_not_fail_the_probe(billing: None) -> None:
     code, found = page()
     assert code == 200
     assert found["problems"] == [
-        "There is no recent snapshot. Check that events_mirror runs.",
+        "There is no recent snapshot. Start `manage.py events_companion`.",
         "An event has waited in the outbox for too long. Run `manage.py events_status`.",
     ]
     assert 900 <= found["outbox_age"] < 960
@@ -233,7 +233,7 @@ def test_what_delays_events_does_not_fail_the_probe(billing: None) -> None:
 def test_a_late_mirror(billing: None) -> None:
     snapshot(lag=3600)
     assert page()[1]["problems"] == [
-        "Archived events are mirrored late. Check that events_mirror runs."
+        "Archived events are mirrored late. Start another `manage.py events_mirror`."
     ]
 
 

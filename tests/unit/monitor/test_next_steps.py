@@ -1,4 +1,4 @@
-"""Each alert, state and runbook names a next step that exists."""
+"""Each alert, state, reason and runbook names a next step that exists, or needs none."""
 
 from __future__ import annotations
 
@@ -19,22 +19,68 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "runbooks.md"
 RUNBOOKS = dict(
     re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 )
+#: An imperative at the start of a clause, so that no noun counts as a step ("its replay is late").
 STEP = re.compile(
-    r"\b(Cancel|Check|Fix|Free|Replay|Restore|Resume|Run|Start|Wait)\b|Nothing is left to do"
+    r"(?:^|[;:.?,] (?:or |and )?|\b(?:or|and|then) )"
+    r"(?:add|ask|check|close|correct|create|decide|declare|decorate|deploy|discard|edit|fix|free|"
+    r"give|publish|put|raise|remove|repeat|replay|restore|resume|run|set|start|try|use|wait|write)\b"
+    r"|--force|nothing is left to do|needs AMQP_EVENTS\['\w+'\] to be",
+    re.IGNORECASE,
 )
+#: Reasons without a step of their own.
+NO_STEP = {
+    # Labels, and parts of texts that have one.
+    "action-discard", "action-edit", "action-force", "action-replay", "action-resolve",
+    "action-restore", "batch-filtered", "batch-open", "batch-selected", "both", "filter-event",
+    "filter-exception", "filter-group", "filter-handler", "filter-reason", "filter-search",
+    "filter-since", "filter-state", "filter-until", "filter-value", "group", "group-unknown",
+    "queue-past-due", "queue-rejected", "rows-attempts", "state-archived", "state-discarded",
+    "state-queued", "state-replaying", "state-succeeded", "text", "user-unknown",
+    # A part has it.
+    "connection-lost", "no-connection", "nothing-published", "queue-unconsumed", "waiting-to-retry",
+    # The state that it names has it; that of a batch is paused, with its buttons.
+    "canary-failed", "canary-silent", "changed", "changed-by", "failures", "outcomes-missing",
+    "state",
+    # Nothing is left to do.
+    "database-locked", "deleted", "empty", "filtered", "interrupted", "outbox-due", "outbox-failed",
+    "outbox-published",
+    "process-ends", "queue-active-archive", "queue-active-graveyard", "queue-active-handler",
+    "queue-consumed", "queue-delayed", "queue-paused", "queue-waiting-archive",
+    "queue-waiting-graveyard", "queue-waiting-handler", "rows-due", "rows-held", "rows-others",
+    "waiting-for-canary", "waiting-for-mirror",
+    # Shown at the field that the user corrects.
+    "contract", "contract-own", "json", "json-list", "json-text", "json-bool", "json-unreadable",
+    "json-value", "not-taken", "payload-too-large",
+}  # fmt: skip
+
+
+class Unknown(dict[str, Any]):
+    """Parameters of any text."""
+
+    def __missing__(self, name: str) -> str:
+        return f"<{name}>"
+
+
+#: A plural has no text without its count.
+REASONS = {code: str(text % Unknown(count=2)) for code, text in TEXTS.items()}
 COMMANDS = {name for name in get_commands() if name.startswith("events_")}
 STATES = {
     **{f"state {state}": step for state, (_, step) in state_texts.STATES.items()},
     **{f"row {state}": step for state, (_, _, step) in state_texts.ROW_STATES.items()},
     **{f"replay {state}": step for state, step in state_texts.REPLAYS.items()},
     **{f"batch {state}": step for state, step in state_texts.BATCHES.items()},
-    **{code: text for code, text in TEXTS.items() if code.startswith("alert-")},
+    **{code: text for code, text in REASONS.items() if code not in NO_STEP},
 }
 
 
 @pytest.mark.parametrize("which", STATES)
 def test_names_a_next_step(which: str) -> None:
     assert STEP.search(str(STATES[which]))
+
+
+@pytest.mark.parametrize("code", sorted(NO_STEP))
+def test_only_what_has_no_step_is_excused(code: str) -> None:
+    assert not STEP.search(REASONS[code])
 
 
 def test_no_state_is_left_out() -> None:
@@ -45,9 +91,15 @@ def test_no_state_is_left_out() -> None:
     assert state_texts.BATCHES.keys() == set(ReplayBatch.State) - {ReplayBatch.State.DONE}
 
 
-def test_commands_that_texts_name_exist() -> None:
-    said = " ".join(map(str, [*TEXTS.values(), *STATES.values()]))
+def test_commands_and_settings_that_texts_name_exist() -> None:
+    said = " ".join(map(str, [*REASONS.values(), *STATES.values()]))
     assert set(re.findall(r"\bevents_\w+", said)) <= COMMANDS
+    named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b|(?<=AMQP_EVENTS\[.)[A-Z]+", said))
+    django = {"AMQP_EVENTS", "ATOMIC_REQUESTS"}
+    assert named - django <= conf.KEYS.keys()
+    for name, options in re.findall(r"\b(events_\w+)((?: (?:--[\w-]+))+)", said):
+        parser = load_command_class(get_commands()[name], name).create_parser("manage.py", name)
+        assert set(options.split()) <= parser._option_string_actions.keys(), (name, options)
 
 
 @pytest.mark.parametrize("mode", ["outbox", "on_commit", "immediate"])
