@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 #: Acks and rejects of a channel for one quorum queue that RabbitMQ passes on before the queue has
 #: applied them. It holds back the others, and forgets those when the channel closes: their
-#: deliveries come again (``soft_limit`` of rabbit_fifo_client.erl; ran on 3.10).
+#: deliveries come again (``soft_limit`` of rabbit_fifo_client.erl; ran on 3.10, 4.0 and 4.3).
 IN_FLIGHT: Final = 32
-#: Seconds in which a queue has applied them.
+#: Seconds in which a queue that is not overloaded has applied them.
 APPLIED_SECONDS: Final = 0.5
 
 
@@ -70,7 +70,7 @@ class Acks:
         self._count()
 
     def wait_until_applied(self) -> None:
-        """Wait, before the channel closes, until RabbitMQ holds back no acks."""
+        """Wait, before the channel closes, if RabbitMQ may hold back acks; it does not tell."""
         if (
             len(self._written) == IN_FLIGHT
             and self._written[0] + APPLIED_SECONDS > time.monotonic()
