@@ -1,4 +1,4 @@
-"""The tutorial, line by line, in an empty folder."""
+"""The tutorial and the README, line by line, in an empty folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,9 @@ import pytest
 from tests.conftest import Vhost
 from tests.waiting import until
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+README = ROOT / "README.md"
 #: What runs until it is stopped, and what may be asked again until it says what the page says.
 SERVERS = ("events_worker", "runserver")
 QUESTIONS = ("events_status", "events_groups")
@@ -105,16 +108,52 @@ def reader(tmp_path: Path, fresh_vhost: Vhost) -> Iterator[Reader]:
         person.stop(name)
 
 
-def test_line_by_line(reader: Reader) -> None:
+Block = tuple[str, str]
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the code blocks of a page: language and text, without the indentation of a list."""
+    found = re.findall(
+        r"^(?: *|\d\. )```(\w+)\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+    return [(kind, textwrap.dedent(text)) for kind, text in found]
+
+
+def follow(reader: Reader, kind: str, text: str) -> None:
+    if kind == "python":
+        reader.write(text)
+    elif kind == "text":
+        reader.sees("events_worker", text.splitlines())
+    else:
+        for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", text, re.MULTILINE):
+            reader.type(command, shown.splitlines())
+
+
+def test_the_tutorial(reader: Reader) -> None:
     """Without the installation, which test_package tests."""
-    _, _, page = PAGE.read_text().partition("\n## 1. ")
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert {kind for kind, _ in blocks} == {"python", "console", "text"}
-    for kind, text in blocks:
-        if kind == "python":
-            reader.write(text)
-        elif kind == "text":
-            reader.sees("events_worker", text.splitlines())
-        else:
-            for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", text, re.MULTILINE):
-                reader.type(command, shown.splitlines())
+    _, *lines = blocks(TUTORIAL)
+    assert {kind for kind, _ in lines} == {"python", "console", "text"}
+    for kind, text in lines:
+        follow(reader, kind, text)
+
+
+def test_the_readme_in_one_service_with_two_files(reader: Reader, fresh_vhost: Vhost) -> None:
+    """It takes Django, Celery and RabbitMQ for granted: the tutorial's first files."""
+    _, project, *celery = blocks(TUTORIAL)[:4]
+    for kind, text in (project, *celery):
+        follow(reader, kind, text)
+    follow(reader, "console", "$ python manage.py startapp invoices\n")
+    (_, code), (_, settings), (_, commands), *_ = blocks(README)
+    *files, call = code.split("\n\n\n# ")
+    for file in files:
+        head, _, body = file.partition("\n")
+        reader.write(f"# {head.removeprefix('# ').partition(',')[0]}\n{body}")
+    place = re.search(r"http://\S*:15672", settings)
+    assert place is not None
+    mine = settings.replace(place[0], fresh_vhost.management_url)
+    mine += f'INSTALLED_APPS += ["orders", "invoices"]\nCELERY_BROKER_URL = "{fresh_vhost.url}"\n'
+    reader.write(f"# shop/settings.py{LATER}\n{mine}")
+    follow(reader, "console", commands.replace("$ manage.py", "$ python manage.py"))
+    publish = f"from orders.events import order_created; {call.splitlines()[1]}"
+    follow(reader, "console", f"$ python manage.py shell --command {shlex.quote(publish)}\n")
+    reader.sees("events_worker", ["invoice for order 1: 9.90"])

@@ -128,7 +128,7 @@ def test_the_readme_is_short_and_has_absolute_links() -> None:
     assert len(text.split()) < 900
     assert [link for link in LINK.findall(text) if not link.startswith("https://")] == []
     _, code = next(blocks("README.md"))
-    assert len([line for line in code.splitlines() if line.strip()]) <= 8
+    assert len([line for line in code.splitlines() if line.strip() and line[0] != "#"]) <= 8
 
 
 def slug(title: str) -> str:
