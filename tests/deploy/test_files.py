@@ -1,4 +1,4 @@
-"""deploy/: each file is valid for its tool, and what it names exists in the project."""
+"""deploy/ and .github/: each file is valid for its tool, and what it names exists."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,15 @@ def test_keda() -> None:
     assert keda(*found) == ""
     (scaled,) = (each for each in found if each["kind"] == "ScaledObject")
     assert keda({**scaled, "spec": {**scaled["spec"], "maxReplica": 1}}) == ".spec.maxReplica"
+
+
+def test_the_release_runs_on_each_python() -> None:
+    path = ROOT / ".github" / "workflows" / "release.yml"
+    run(tools() / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", path)
+    (workflow,) = read_yaml(path.read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pythons = re.findall(r"Python :: (3\.\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == pythons
 
 
 def test_units(tmp_path: Path) -> None:
