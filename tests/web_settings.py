@@ -53,7 +53,7 @@ def sqlite(path: str) -> dict[str, Any]:
     }
 
 
-#: The policy of docs/admin.md.
+#: The policy of docs/admin-site.md.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'"

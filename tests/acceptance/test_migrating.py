@@ -1,4 +1,4 @@
-"""docs/migrating.md, run: events flow, queues move one after another, every event is counted."""
+"""docs/migrating*.md, run: events flow, queues move one after another, every event is counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from .peering import interpreter
 pytestmark = pytest.mark.timeout(400)
 
 PEER = Path(__file__).resolve().parent / "peer"
-GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "migrating.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+GUIDE = "".join(page.read_text() for page in DOCS.glob("migrating*.md"))
 EVENTS = ("moving.created", "moving.paid", "moving.shipped")
 #: Its handler has no `once`, so the guide says that some of its events run twice.
 TWICE = "moving.paid"
@@ -338,7 +339,7 @@ def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
     """The publisher switches; what waits in the old worker for its countdown is moved."""
     eyes = fresh_eyes
     names = {"invoices": "invoices", "invoices.tasks.send_invoice": TASK}
-    declare, recover, replay = commands("From Celery tasks with countdown retries")
+    declare, recover, replay = commands("From Celery tasks")
     billing = billing_service(service, eyes)
     old = billing.worker("prefork", 2, "-Q", "invoices").wait_ready()
 

@@ -46,7 +46,7 @@ def browser(window: Chromium) -> Chromium:
 
 @pytest.fixture(scope="session")
 def console(rabbit: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    """Every page, in a project that is served under the policy of docs/admin.md."""
+    """Every page, in a project that is served under the policy of docs/admin-site.md."""
     where: Path = tmp_path_factory.mktemp("console")
     with (
         _vhost(rabbit, "console") as vhost,

@@ -60,7 +60,7 @@ INTRODUCTION = """\
 > Written by `make faults`. In each row, the named fault hits work in flight, and every accepted
 > event is counted.
 
-Every event has two handlers, one of them with [`once`](handling.md#once). Unless a row needs it
+Every event has two handlers, one of them with [`once`](retries.md#once). Unless a row needs it
 otherwise, one event in ten fails in its first attempt, and one in twenty in every attempt. The
 counts come from ledgers outside the package: publishers and handlers append a line to a file, and
 sync it to disk, before and after each step. They count (event, handler) pairs:

@@ -42,6 +42,7 @@ RUN = (
     "docs/getting-started.md",
     "docs/publishing.md",
     "docs/handling.md",
+    "docs/retries.md",
     "docs/outbox.md",
     "docs/editing.md",
     "docs/guarantees.md",

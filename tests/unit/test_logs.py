@@ -1,4 +1,4 @@
-"""The fields of log records, and the examples of docs/observability.md that show them."""
+"""The fields of log records, and the examples of docs/logs.md that show them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def backend(db: None) -> Iterator[MemoryBackend]:
 
 
 def example(word: str) -> dict[str, Any]:
-    """Run the example on the page that contains a word."""
-    (code,) = [code for _, code in blocks("docs/observability.md") if word in code]
+    """Run the example that contains a word."""
+    (code,) = [code for _, code in blocks("docs/logs.md") if word in code]
     names: dict[str, Any] = {}
-    exec(compile(code, "observability.md", "exec"), names)  # noqa: S102
+    exec(compile(code, "logs.md", "exec"), names)  # noqa: S102
     return names
 
 
@@ -112,9 +112,12 @@ def test_json_lines_of_an_event(backend: MemoryBackend, stream: io.StringIO) -> 
 
 def test_the_examples_set_up_a_process() -> None:
     """Logging and traces are global, so the examples run in a process of their own."""
-    setup = [code for _, code in blocks("docs/observability.md") if "# project/" in code]
-    assert len(setup) == 2
-    tracing, logs = setup
+    tracing, logs = (
+        code
+        for page in ("docs/observability.md", "docs/logs.md")
+        for _, code in blocks(page)
+        if "# project/" in code
+    )
     tracing = tracing.replace(
         # An exporter that needs no collector.
         "opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter",

@@ -20,7 +20,7 @@ def test_pip_and_the_documentation_know_the_same_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {each for each in project["dependencies"] if not each.startswith("asgiref")}
     assert required == {f"{name}{found.specifier}" for name, found in SUPPORTED.items()}
-    page = (ROOT / "docs" / "pools.md").read_text()
+    page = (ROOT / "docs" / "upgrades.md").read_text()
     for name, found in SUPPORTED.items():
         end = f", before {found.end}" if found.end else " and newer"
         assert f"| {name} | {found.first}{end} |" in page

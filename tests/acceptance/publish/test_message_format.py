@@ -1,4 +1,4 @@
-"""The programs of docs/message-format.md, run against RabbitMQ and a worker."""
+"""The programs of docs/other-programs.md, run against RabbitMQ and a worker."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def command(language: str, program: Path) -> tuple[list[str], dict[str, str]]:
     if language == "python":
         return [sys.executable, str(program)], {}
     if language == "js":
-        modules = npm.install(FOREIGN, "the Node.js examples of docs/message-format.md")
+        modules = npm.install(FOREIGN, "the Node.js examples of docs/other-programs.md")
         return ["node", str(program)], {"NODE_PATH": str(modules)}
     if shutil.which("go") is None or not Path("/usr/share/gocode/src/github.com/rabbitmq").exists():
-        apt_install.install(list(GO), why="docs/message-format.md has an example in Go")
+        apt_install.install(list(GO), why="docs/other-programs.md has an example in Go")
     cache = program.parent / "cache"
     gopath = {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode", "GOCACHE": str(cache)}
     return ["go", "run", str(program)], gopath

@@ -1,7 +1,7 @@
 """What other programs read of a worker is the same of a handler and of a plain task.
 
 Both do the same; their task events, signals, result rows, log lines and answers of ``inspect`` are
-compared field by field. :data:`ON_PURPOSE` has the differences, which docs/observability.md lists.
+compared field by field. :data:`ON_PURPOSE` has the differences, which docs/logs.md lists.
 """
 
 from __future__ import annotations
