@@ -26,6 +26,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 # Ten times the suite's events, perhaps beside the same table on two other brokers.
 os.environ.setdefault("AMQP_EVENTS_FAULT_SECONDS", "600")
 
+import django  # noqa: E402
+
 from tests.conftest import SERVERS  # noqa: E402
 
 from . import all_rows, peers, report  # noqa: E402 - scripts/ has the broker
@@ -66,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if unknown := [name for name in given.rows if name not in rows]:
         parser.error(f"no row is called {', '.join(unknown)}; --list names them all")
+    # The texts of the package's errors are translated, which needs Django's registry.
+    django.setup()
     directory = Path(tempfile.mkdtemp(prefix="faults-"))
     grounds = Grounds(directory, kind="sqlite" if given.peer else given.database)
     make = peers.peer_world if given.peer else world

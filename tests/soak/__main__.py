@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 
+import django  # noqa: E402
+
 from broker import Node  # noqa: E402 - in scripts/
 from suite import MEMORY, is_roomy  # noqa: E402
 from tests import forked  # noqa: E402
@@ -59,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.show:
         print(*schedule(first, seconds), sep="\n")
         return 0
+    # The texts of the package's errors are translated, which needs Django's registry.
+    django.setup()
     memory = MEMORY if "TMPDIR" not in os.environ and is_roomy(MEMORY) else None
     directory = Path(tempfile.mkdtemp(prefix="soak-", dir=memory))
     server = forked.start_server(directory)
