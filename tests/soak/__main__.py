@@ -33,7 +33,7 @@ from tests import forked  # noqa: E402
 from tests.conftest import SERVERS  # noqa: E402
 from tests.faults.world import Grounds, world  # noqa: E402
 
-from .schedule import Step, schedule  # noqa: E402
+from .schedule import Step, duration, schedule, shrink  # noqa: E402
 from .soaking import Result, soak  # noqa: E402
 
 #: Of what is wrong in a run.
@@ -73,13 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"RabbitMQ {nodes[0].version}, {len(nodes)} nodes, {grounds.kind}", flush=True)
         for seed in seeds:
             steps = schedule(seed, seconds)
-            if given.steps:
-                wanted = {int(number) for number in given.steps.split(",")}
+            if given.steps is not None:
+                wanted = {int(number) for number in given.steps.split(",") if number}
                 steps = [step for step in steps if step.number in wanted]
             results.append(run(grounds, nodes, seed, steps, seconds))
             if results[-1].wrong and given.shrink:
-                fewest = shrink(grounds, nodes, seed, steps, seconds)
-                print(f"seed {seed} fails with --steps {','.join(str(s.number) for s in fewest)}")
+                fewest = shortest(grounds, nodes, results[-1], steps, seconds)
+                print(f"{results[-1].wrong[0].rule}: {len(fewest)} of {len(steps)} faults")
+                print(*fewest, again(grounds, nodes, seed, duration(fewest), fewest), sep="\n")
     finally:
         grounds.end()
         assert server.stdin is not None
@@ -98,7 +99,7 @@ def run(
     grounds: Grounds, nodes: Sequence[Node], seed: int, steps: Sequence[Step], seconds: float
 ) -> Result:
     """Run a schedule and print what became of it."""
-    print(f"seed {seed}: {len(steps)} faults in {seconds / 60:g} min", flush=True)
+    print(again(grounds, nodes, seed, seconds, steps), flush=True)
     with world(grounds, name="soak", events=0, seed=str(seed), nodes=nodes) as here:
         result = soak(
             here, nodes, seed, steps, seconds, lambda line: print(f"  {line}", flush=True)
@@ -110,6 +111,18 @@ def run(
         print(f"  WRONG: and {len(result.wrong) - SHOWN} more")
     print(f"seed {seed}, {seconds / 60:g} min, {grounds.kind}: {verdict([result])}", flush=True)
     return result
+
+
+def again(
+    grounds: Grounds, nodes: Sequence[Node], seed: int, seconds: float, steps: Sequence[Step]
+) -> str:
+    """Return the command that repeats a run."""
+    words = f"--minutes {seconds / 60:.4g} --seed {seed} --database {grounds.kind}"
+    if len(nodes) > 1:
+        words += " --cluster"
+    if len(steps) < len(schedule(seed, seconds)):
+        words += f" --steps={','.join(str(step.number) for step in steps)}"
+    return f'make soak ARGS="{words}"'
 
 
 def verdict(results: Sequence[Result]) -> str:
@@ -130,23 +143,18 @@ def verdict(results: Sequence[Result]) -> str:
     )
 
 
-def shrink(
-    grounds: Grounds, nodes: Sequence[Node], seed: int, steps: Sequence[Step], seconds: float
+def shortest(
+    grounds: Grounds, nodes: Sequence[Node], failed: Result, steps: Sequence[Step], seconds: float
 ) -> Sequence[Step]:
-    """Leave out parts of a schedule for as long as it still fails."""
-    parts = 2
-    while len(steps) > 1:
-        size = -(-len(steps) // parts)
-        for first in range(0, len(steps), size):
-            rest = [*steps[:first], *steps[first + size :]]
-            if run(grounds, nodes, seed, rest, seconds).wrong:
-                steps, parts = rest, max(parts - 1, 2)
-                break
-        else:
-            if size == 1:
-                break
-            parts = min(2 * parts, len(steps))
-    return steps
+    """Return the fewest steps with which a run still breaks the rule that was broken worst."""
+    rule = failed.wrong[0].rule
+
+    def fails(rest: Sequence[Step]) -> bool:
+        lasts = duration(rest) if rest else seconds
+        wrong = run(grounds, nodes, failed.seed, rest, lasts).wrong
+        return rule in {each.rule for each in wrong}
+
+    return shrink(steps, fails)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Unit = tuple[str, str]
 Line = Mapping[str, Any]
@@ -43,6 +43,16 @@ class Ended:
     messages: Mapping[str, int] = field(default_factory=dict)
     failed: Sequence[str] = ()
     left: Sequence[str] = ()
+
+
+class Wrong(NamedTuple):
+    """A rule that does not hold, and for what."""
+
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +93,15 @@ class Figures:
         return asdict(self)
 
 
-def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str], Figures]:
-    """Return what is wrong, and the figures.
+def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wrong], Figures]:
+    """Return what is wrong, the worst first, and the figures.
 
     Args:
         lines: of all ledgers. Each has ``at`` (seconds) and ``what``; of publishers: ``intent``,
             ``accepted`` with ``events``; of handlers: ``start``, ``raised``, ``done``, and
             ``failed`` if the database did, with ``event``, ``handler``, ``attempt`` and ``replay``.
     """
-    wrong: list[str] = []
+    wrong: list[Wrong] = []
     intended: set[str] = set()
     accepted: set[str] = set()
     runs: dict[tuple[str, str, str | None, int], dict[str, list[float]]] = defaultdict(
@@ -112,41 +122,39 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
     handled |= {(event, policy.once) for event in ended.effects}
 
     lost = units - handled - ended.archived - ended.waiting
-    wrong += [f"lost: {event} of {handler}" for event, handler in sorted(lost)]
-    wrong += [f"still waiting: {event} of {handler}" for event, handler in sorted(ended.waiting)]
-    left = {queue: number for queue, number in ended.messages.items() if number}
-    wrong += [f"{number} messages are left in {queue}" for queue, number in left.items()]
-    wrong += [f"failed: {what}" for what in ended.failed]
-    wrong += [f"left behind: {what}" for what in ended.left]
-
+    wrong += [Wrong("lost", f"{event} of {handler}") for event, handler in sorted(lost)]
     effects = Counter(ended.effects)
-    wrong += [f"{number} effects of {event}" for event, number in effects.items() if number > 1]
-    wrong += [f"an effect of {event}, which nobody published" for event in set(effects) - intended]
+    wrong += [
+        Wrong("doubled", f"{number} effects of {event}")
+        for event, number in effects.items()
+        if number > 1
+    ]
+    wrong += [Wrong("unpublished", f"an effect of {event}") for event in set(effects) - intended]
 
     early = 0
     for event, handler in sorted({(event, handler) for event, handler, *_ in runs}):
         if event not in intended:
-            wrong.append(f"{handler} ran for {event}, which nobody published")
+            wrong.append(Wrong("unpublished", f"{handler} ran for {event}"))
     replays = {replay: (event, handler, state) for replay, event, handler, state in ended.replays}
     for (event, handler, replay, attempt), run in runs.items():
         what = f"attempt {attempt} of {handler} for {event}" + (
             f" (replay {replay})" * bool(replay)
         )
         if not 1 <= attempt <= policy.attempts:
-            wrong.append(f"{what}: {policy.attempts} are declared")
+            wrong.append(Wrong("attempt", f"{what}: {policy.attempts} are declared"))
         if attempt > 1 and run["start"]:
             before = runs.get((event, handler, replay, attempt - 1))
             failed = min(before["raised"], default=None) if before else None
             if failed is None:
-                wrong.append(f"{what}: the one before it did not fail")
+                wrong.append(Wrong("attempt", f"{what}: the one before it did not fail"))
             elif min(run["start"]) < failed + policy.delay:
                 by = failed + policy.delay - min(run["start"])
-                wrong.append(f"{what}: {by:.3f} s early")
+                wrong.append(Wrong("early", f"{what}, by {by:.3f} s"))
                 early += 1
         if replay and (event, handler) != replays.get(replay, (event, handler, ""))[:2]:
-            wrong.append(f"{what}: the replay is of another event")
+            wrong.append(Wrong("replay", f"{what}: the replay is of another event"))
         if replay and replay not in replays:
-            wrong.append(f"{what}: no such replay")
+            wrong.append(Wrong("replay", f"{what}: no such replay"))
     for replay, (event, handler, state) in replays.items():
         ran = any(
             run["done"] for (*unit, of, _), run in runs.items()
@@ -155,10 +163,11 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
         # A replay of what was handled before it was archived is skipped.
         skipped = handler == policy.once and event in effects
         if state == "succeeded" and not ran and not skipped:
-            wrong.append(f"replay {replay} of {event} for {handler} succeeded, and nothing ran")
+            about = f"{replay} of {event} for {handler} succeeded, and nothing ran"
+            wrong.append(Wrong("replay", about))
 
     wrong += [
-        f"{event} of {handler} is archived, and attempt {policy.attempts} did not fail"
+        Wrong("exhausted", f"{event} of {handler}, and attempt {policy.attempts} did not fail")
         for event, handler in sorted(ended.exhausted)
         if not any(
             runs[event, handler, replay, policy.attempts]["raised"]
@@ -168,12 +177,17 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[str
     for event in sorted(ended.sent_malformed):
         for handler in sorted(policy.handlers):
             if (event, handler) not in ended.archived_malformed:
-                wrong.append(f"malformed message {event} is not archived for {handler}")
+                wrong.append(Wrong("malformed", f"{event} is not archived for {handler}"))
     wrong += [
-        f"group {group} counts {counted}, its events are {actual} (open, again, in progress)"
+        Wrong("group", f"{group} counts {counted}, it has {actual} (open, again, in progress)")
         for group, counted, actual in ended.groups
         if counted != actual
     ]
+    wrong += [Wrong("waiting", f"{event} of {handler}") for event, handler in sorted(ended.waiting)]
+    left = {queue: number for queue, number in ended.messages.items() if number}
+    wrong += [Wrong("messages", f"{number} are left in {queue}") for queue, number in left.items()]
+    wrong += [Wrong("failed", what) for what in ended.failed]
+    wrong += [Wrong("left behind", what) for what in ended.left]
     figures = Figures(
         pairs=len(units),
         handled=len(units & handled),

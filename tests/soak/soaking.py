@@ -26,7 +26,7 @@ from tests.waiting import NotInTime, Stopwatch, until
 
 from . import history
 from .faults import FAULTS, Missed, repair
-from .history import Ended, Figures, GroupCounts, Policy
+from .history import Ended, Figures, GroupCounts, Policy, Wrong
 from .schedule import Step
 
 #: As testproject's `faulty` declares.
@@ -57,13 +57,13 @@ class Result:
     """What became of a run.
 
     Attributes:
-        wrong: what must not be; empty if all is well.
+        wrong: what must not be, the worst first; empty if all is well.
         came: faults by kind, without those that could not be done.
         sizes: of each process at the beginning and at the end.
     """
 
     seed: int
-    wrong: Sequence[str]
+    wrong: Sequence[Wrong]
     figures: Figures
     came: Counter[str]
     sizes: Sequence[str]
@@ -303,7 +303,7 @@ class Soak:
                 grown.append(size)
         return grown
 
-    def end(self) -> tuple[list[str], Figures]:
+    def end(self) -> tuple[list[Wrong], Figures]:
         """Stop everything, and check the history."""
         try:
             self.settle()
