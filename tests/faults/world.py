@@ -401,7 +401,7 @@ class World:
             )
         }
         effects = [event_id for (event_id,) in self.database.query("SELECT event FROM effects")]
-        waiting = self._waiting()
+        waiting = self.waiting()
         return count(
             self.ledger.read(),
             effects=effects,
@@ -424,7 +424,8 @@ class World:
             for queue in self.eyes.http("GET", f"/api/queues/{{vhost}}{columns}")
         )
 
-    def _waiting(self) -> set[Unit]:
+    def waiting(self) -> set[Unit]:
+        """Take the messages off all queues but the archive; return them and outbox rows."""
         found: set[Unit] = {
             (str(event_id), handler)
             for (event_id,) in self.database.query(
@@ -439,8 +440,9 @@ class World:
             if queue == ARCHIVE or queue.endswith(".pidbox"):
                 continue
             for message in self.eyes.take(queue):
-                key = message.delivery_info["routing_key"]
-                name = str(message.headers.get(headers.EVENT_HANDLER) or queue or key)
+                # A dead letter's key is the handler's queue that it comes from.
+                home = message.delivery_info["routing_key"] if ":" in queue else queue
+                name = str(message.headers.get(headers.EVENT_HANDLER) or home)
                 handler = name.rpartition(".")[2]
                 # The message of a copy has its own id.
                 own = message.headers.get(headers.EVENT_ID)

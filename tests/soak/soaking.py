@@ -331,7 +331,7 @@ class Soak:
         totals = world.eyes.totals(NAME)
         ended = Ended(
             archived=frozenset(unit for unit, _, state in rows if state == "archived"),
-            waiting=frozenset(world._waiting() if sum(totals.values()) else ()),
+            waiting=frozenset(world.waiting()),
             effects=[event for (event,) in query("SELECT event FROM effects")],
             sent_malformed=frozenset(self.malformed),
             exhausted=frozenset(unit for unit, reason, _ in rows if reason == "exhausted"),
