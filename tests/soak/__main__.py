@@ -34,10 +34,13 @@ from tests.conftest import SERVERS  # noqa: E402
 from tests.faults.world import Grounds, world  # noqa: E402
 
 from .schedule import Step, duration, schedule, shrink  # noqa: E402
-from .soaking import Result, soak  # noqa: E402
+from .soaking import PATIENCE, Result, soak  # noqa: E402
 
 #: Of what is wrong in a run.
 SHOWN: Final = 20
+#: Seconds without progress after which a run ends whose schedule is being shrunk. It counts as
+#: failed only if it breaks the same rule, which a slow run does not.
+HURRY: Final = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,13 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(
-    grounds: Grounds, nodes: Sequence[Node], seed: int, steps: Sequence[Step], seconds: float
+    grounds: Grounds,
+    nodes: Sequence[Node],
+    seed: int,
+    steps: Sequence[Step],
+    seconds: float,
+    patience: float = PATIENCE,
 ) -> Result:
     """Run a schedule and print what became of it."""
     print(again(grounds, nodes, seed, seconds, steps), flush=True)
     with world(grounds, name="soak", events=0, seed=str(seed), nodes=nodes) as here:
         result = soak(
-            here, nodes, seed, steps, seconds, lambda line: print(f"  {line}", flush=True)
+            here, nodes, seed, steps, seconds, lambda line: print(f"  {line}", flush=True), patience
         )
     print("  " + "; ".join(result.sizes))
     for each in result.wrong[:SHOWN]:
@@ -151,7 +159,7 @@ def shortest(
 
     def fails(rest: Sequence[Step]) -> bool:
         lasts = duration(rest) if rest else seconds
-        wrong = run(grounds, nodes, failed.seed, rest, lasts).wrong
+        wrong = run(grounds, nodes, failed.seed, rest, lasts, HURRY).wrong
         return rule in {each.rule for each in wrong}
 
     return shrink(steps, fails)

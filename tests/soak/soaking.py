@@ -41,8 +41,7 @@ PASSING, LASTING, DEADLY, LARGE = 0.15, 0.1, 0.002, 0.005
 #: Seconds between two transactions of five events.
 PAUSE: Final = 0.25
 CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
-#: Seconds without progress after which something is stuck, when no more faults come.
-DEADLINE: Final = 300.0
+PATIENCE: Final = 300.0  # seconds
 STOP: Final = 60.0  # seconds of a warm shutdown
 ROUNDS: Final = 10  # of replays at the end
 #: Of the service, in the order in which they start.
@@ -75,6 +74,7 @@ class Soak:
 
     Attributes:
         fixed: while this file exists, no event fails for good.
+        patience: seconds without progress after which something is stuck, when no more faults come.
         malformed: ids of messages that no handler can read, once they are confirmed.
         sizes: of each process at the beginning and at the end.
     """
@@ -82,6 +82,7 @@ class Soak:
     world: World
     nodes: Sequence[Node]
     seed: int
+    patience: float = PATIENCE
     malformed: set[str] = field(default_factory=set)
     came: Counter[str] = field(default_factory=Counter)
     over: threading.Event = field(default_factory=threading.Event)
@@ -125,7 +126,7 @@ class Soak:
             service = near if number % 2 else far
             service = replace(service, events={**service.events, "FORMAT": form})
             self.publishers.append(world.keep(partial(self._publish, service, mode)))
-        until(lambda: world.ledger.read().done, "the first event is handled", DEADLINE)
+        until(lambda: world.ledger.read().done, "the first event is handled", PATIENCE)
         self._began = self._measure()
 
     def _measure(self) -> Sequence[tuple[int, int]]:
@@ -221,14 +222,14 @@ class Soak:
         for kept in self.publishers:
             kept.end()
         alive = [kept.workers[-1] for kept in self.publishers]
-        until(lambda: not any(each.alive for each in alive), "all is published", DEADLINE)
+        until(lambda: not any(each.alive for each in alive), "all is published", PATIENCE)
         for _ in range(ROUNDS):
             self._quiet()
             self._counts += self._groups()
             if not self._open():
                 return
             with suppress(subprocess.TimeoutExpired):
-                self.command("events_replay", "--all").wait(DEADLINE)
+                self.command("events_replay", "--all").wait(self.patience)
         raise NotInTime(f"after {ROUNDS} replays, {self._open()} are still archived")
 
     def _open(self) -> int:
@@ -247,7 +248,7 @@ class Soak:
             number = sum(left.values())
             if number < least or least < 1 <= number or least < 0:
                 least, since = number, Stopwatch()
-            if since.seconds > DEADLINE:
+            if since.seconds > self.patience:
                 raise NotInTime(", ".join(f"{n} of {what}" for what, n in left.items() if n))
             time.sleep(0.5)
 
@@ -395,9 +396,10 @@ def soak(
     steps: Sequence[Step],
     seconds: float,
     tell: Callable[[str], None] = lambda _: None,
+    patience: float = PATIENCE,
 ) -> Result:
     """Run one schedule on a world of its own."""
-    run = Soak(world, nodes, seed)
+    run = Soak(world, nodes, seed, patience)
     run.start()
     run.endure(steps, seconds, tell)
     wrong, figures = run.end()
