@@ -57,12 +57,26 @@ class Wrong(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the handlers declare; one of them has ``once``."""
+    """What the handlers declare; one of them has ``once``.
+
+    Attributes:
+        delay: seconds between two attempts.
+        limited: handlers with a time limit.
+        limit: seconds from a run's first line after which it may have ended; the time limit begins
+            before the handler, perhaps long before on a machine that is busy.
+    """
 
     handlers: frozenset[str]
     once: str
     attempts: int
-    delay: float  # seconds
+    delay: float
+    limited: frozenset[str] = frozenset()
+    limit: float = 0.0
+
+    def failures(self, handler: str, run: Mapping[str, Sequence[float]]) -> list[float]:
+        """Return when an attempt failed at the earliest: once it raised, or hung for too long."""
+        hung = handler in self.limited and len(run["start"]) > len(run["done"]) + len(run["raised"])
+        return [*run["raised"], *(at + self.limit for at in run["start"] if hung)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +158,7 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
             wrong.append(Wrong("attempt", f"{what}: {policy.attempts} are declared"))
         if attempt > 1 and run["start"]:
             before = runs.get((event, handler, replay, attempt - 1))
-            failed = min(before["raised"], default=None) if before else None
+            failed = min(policy.failures(handler, before), default=None) if before else None
             if failed is None:
                 wrong.append(Wrong("attempt", f"{what}: the one before it did not fail"))
             elif min(run["start"]) < failed + policy.delay:
@@ -170,7 +184,7 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         Wrong("exhausted", f"{event} of {handler}, and attempt {policy.attempts} did not fail")
         for event, handler in sorted(ended.exhausted)
         if not any(
-            runs[event, handler, replay, policy.attempts]["raised"]
+            policy.failures(handler, runs[event, handler, replay, policy.attempts])
             for replay in (None, *(id_ for id_, *of, _ in ended.replays if of == [event, handler]))
         )
     ]

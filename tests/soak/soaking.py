@@ -30,14 +30,19 @@ from .history import Ended, Figures, GroupCounts, Policy, Wrong
 from .schedule import Step
 
 #: As testproject's `faulty` declares.
-POLICY: Final = Policy(handlers=frozenset(HANDLERS), once="effect", attempts=3, delay=1.0)
+POLICY: Final = Policy(
+    handlers=frozenset(HANDLERS), once="effect", attempts=3, delay=1.0, limited=frozenset({"call"}),
+    limit=15.0,
+)  # fmt: skip
+#: Seconds; more than a process is suspended for, and than the database may take before a run.
+TIME_LIMIT: Final = 2 * POLICY.limit
 #: Of a publishing process, before another one takes its place.
 EVENTS: Final = 200
 #: Mode and format of each.
 PUBLISHERS: Final = (("outbox", "celery"), ("outbox", "cloudevents"), ("immediate", "json"))
 #: Shares of the events that fail once, that fail until a fix is released, and that kill their
-#: process until then; and of the large ones.
-PASSING, LASTING, DEADLY, LARGE = 0.15, 0.1, 0.002, 0.005
+#: process or hang until then; and of the large ones.
+PASSING, LASTING, DEADLY, HANGING, LARGE = 0.15, 0.1, 0.002, 0.002, 0.005
 #: Seconds between two transactions of five events.
 PAUSE: Final = 0.25
 CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
@@ -111,7 +116,11 @@ class Soak:
         world = self.world
         world.settings(CONFIRM_TIMEOUT=CONFIRM_TIMEOUT)
         world.service.celery = {**world.service.celery, "broker_heartbeat": HEARTBEAT}
-        world.environ(TESTPROJECT_LEASE=str(LEASE), TESTPROJECT_HEARTBEAT=str(HEARTBEAT))
+        world.environ(
+            TESTPROJECT_LEASE=str(LEASE),
+            TESTPROJECT_HEARTBEAT=str(HEARTBEAT),
+            TESTPROJECT_TIME_LIMIT=str(TIME_LIMIT),
+        )
         world.declare()
         queues = ("-Q", ",".join(QUEUES))
         near, far = world.service, replace(world.service, url=self.proxy.url)
@@ -146,8 +155,8 @@ class Soak:
         seed = f"{self.seed}-{next(self._numbers)}"
         options = {
             "count": EVENTS, "seed": seed, "mode": mode, "size": 5, "pause": PAUSE,
-            "passing": PASSING, "lasting": LASTING, "deadly": DEADLY, "large": LARGE,
-            "work": 0.02, "patience": 600.0,
+            "passing": PASSING, "lasting": LASTING, "deadly": DEADLY, "hanging": HANGING,
+            "large": LARGE, "work": 0.02, "patience": 600.0,
         }  # fmt: skip
         program = ("-m", "testproject.publishing")
         started: Worker = service.start(json.dumps(options), program=program, name="publisher")

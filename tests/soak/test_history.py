@@ -68,6 +68,17 @@ def test_nothing_is_wrong_with_a_good_history() -> None:
     assert (figures.runs, figures.repeated, figures.replays) == (10, 0, 1)
 
 
+def test_a_run_that_hangs_fails_when_its_time_is_over() -> None:
+    lines, ended = lines_without(("done", "a", "call"))(*good())
+    limited = replace(POLICY, limited=frozenset({"call"}), limit=15.0)
+    later = [run(17.1, "start", "a", "call", 2), run(17.2, "done", "a", "call", 2)]
+    assert check([*lines, *later], ended, limited)[0] == []
+    early = run(16.9, "start", "a", "call", 2)
+    for policy, rule in (limited, "early"), (POLICY, "attempt"):
+        wrong, _ = check([*lines, *later, early], ended, policy)
+        assert [each.rule for each in wrong] == [rule]
+
+
 def lines_without(*keys: tuple[str, str, str]) -> Callable[..., Any]:
     def plant(lines: list[dict[str, Any]], ended: Ended) -> Any:
         return [

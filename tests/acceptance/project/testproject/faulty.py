@@ -21,6 +21,8 @@ TABLE = "CREATE TABLE effects (event varchar(64), attempt integer)"
 EVENT = "faults.happened"
 #: Seconds between two attempts.
 DELAY = int(os.environ.get("TESTPROJECT_DELAY", "1"))
+#: Seconds; of ``call`` in a prefork pool.
+LIMIT = float(os.environ.get("TESTPROJECT_TIME_LIMIT", "0")) or None
 RELEASE = os.environ.get("TESTPROJECT_RELEASE", "")
 POLICY: dict[str, Any] = {
     "bind": True, "max_retries": 2, "retry_backoff": DELAY, "retry_backoff_max": DELAY,
@@ -57,7 +59,7 @@ class Lasting(Exception):
     """Is not, until a fix is released."""
 
 
-@handler(EVENT, **POLICY)
+@handler(EVENT, **POLICY, time_limit=LIMIT)
 def call(self: Any, number: int, plan: str, work: float = 0.0, padding: str = "") -> None:
     """Whose calls are counted."""
     _run("call", plan, work)
@@ -88,7 +90,10 @@ def _run(handler: str, plan: str, work: float) -> None:
     if plan == "passing" and event.attempt == 1:
         ledger.write("raised", handler=handler)
         raise Passing("the first attempt fails")
-    if plan in ("lasting", "deadly") and not (ledger.where() / "fixed").exists():
+    hangs = plan == "hanging" and handler == "call"
+    if (hangs or plan in ("lasting", "deadly")) and not (ledger.where() / "fixed").exists():
+        if hangs and LIMIT:
+            time.sleep(2 * LIMIT)  # only a prefork pool ends it earlier
         if plan == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)
         ledger.write("raised", handler=handler)

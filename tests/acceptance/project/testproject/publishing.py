@@ -26,11 +26,11 @@ LARGE: Final = 1_000_000
 def main(
     *, count: int, seed: str, mode: Literal["outbox", "immediate"] = "outbox", size: int = 10,
     pause: float = 0.0, passing: float = 0.1, lasting: float = 0.05, deadly: float = 0.0,
-    large: float = 0.0, work: float = 0.0, patience: float = 120.0,
+    hanging: float = 0.0, large: float = 0.0, work: float = 0.0, patience: float = 120.0,
 ) -> None:  # fmt: skip
     """Publish *count* events in transactions of *size*.
 
-    Shares of them fail once, fail for good, or kill their process; and of all a share is large.
+    Shares of them fail once, fail for good, kill their process or hang; a share of all is large.
     """
     from django.db import DatabaseError, InterfaceError, close_old_connections, transaction
 
@@ -43,7 +43,7 @@ def main(
     # A busy machine confirms late, and what is late is a relay's: most rows are not about that.
     direct_publisher.CONFIRM_WAIT_SECONDS = 10.0  # type: ignore[misc]
     chance = random.Random(seed)
-    shares = {"passing": passing, "lasting": lasting, "deadly": deadly}
+    shares = {"passing": passing, "lasting": lasting, "deadly": deadly, "hanging": hanging}
     plans = [*shares, "fine"]
     weights = [*shares.values(), 1 - sum(shares.values())]
     events: list[tuple[str, dict[str, Any]]] = []
