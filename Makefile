@@ -64,8 +64,8 @@ demo: venv  ## Show two services, 300 orders, failures, retries, the archive and
 serve: venv  ## Run the demo until events are archived, and serve the admin (ARGS=--fix, ARGS=--stop)
 	@$(VENV) -m example_project.demo --serve $(ARGS)
 
-broker-start: venv  ## Start a private RabbitMQ and print its URL
-	@$(VENV) scripts/broker.py start
+broker-start:  ## Start a private RabbitMQ and print its URLs
+	@$(PYTHON) scripts/broker.py start
 
 broker-stop:  ## Stop the private RabbitMQ
 	@$(PYTHON) scripts/broker.py stop
