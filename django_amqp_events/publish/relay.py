@@ -31,6 +31,7 @@ from ..exceptions import (
     UnroutableError,
 )
 from ..logs import message_fields
+from ..message.text import counted
 from ..message.types import Message
 from ..service_loop import ServiceLoop
 from ..signals import event_postponed, event_published, event_unrouted
@@ -148,12 +149,12 @@ class RelayCounts:
 
     def __str__(self) -> str:
         """Write the counts for a console: ``3 events published, 1 failed``."""
-        words = {
-            "events published": self.published,
-            "of them unrouted": self.unrouted,
-            "failed": self.failed,
-        }
-        return ", ".join(f"{count} {word}" for word, count in words.items() if count) or "nothing"
+        parts = (
+            (self.published, f"{counted(self.published, 'event')} published"),
+            (self.unrouted, f"{self.unrouted} of them unrouted"),
+            (self.failed, f"{self.failed} failed"),
+        )
+        return ", ".join(text for count, text in parts if count) or "nothing"
 
 
 def announce(message: Message, error: PublishError | None, settings: Settings) -> None:

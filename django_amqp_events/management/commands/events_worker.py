@@ -121,8 +121,8 @@ class Command(EventsCommand):
     def _queues(self, registry: Registry, names: list[str]) -> set[str]:
         if not registry.handlers:
             raise self.wrong(
-                "this service has no handlers; declare one in an app's handlers.py or in "
-                'AMQP_EVENTS["HANDLERS"], or run events_relay if it only publishes'
+                "this service has no handlers; declare one in an installed app's handlers.py "
+                'or in AMQP_EVENTS["HANDLERS"], or run events_relay if it only publishes'
             )
         if not names:
             return set(registry.by_queue())

@@ -35,7 +35,7 @@ from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.publish.outbox import OutboxStatus, UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
-from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay
+from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import capture_events, memory_events, override_events
 from tests.celery_app import app
@@ -280,3 +280,9 @@ def test_only_a_database_that_needs_no_outbox_is_left_for_a_while(
             relay._step(until_empty=False)
     else:
         assert relay._step(until_empty=False) == NO_OUTBOX_SECONDS
+
+
+def test_counts_are_written_with_the_right_plural() -> None:
+    assert str(RelayCounts(published=1)) == "1 event published"
+    assert str(RelayCounts(published=3, failed=1)) == "3 events published, 1 failed"
+    assert str(RelayCounts()) == "nothing"
