@@ -100,6 +100,7 @@ def reader(tmp_path: Path, fresh_vhost: Vhost) -> Iterator[Reader]:
     environment = kept | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "AMQP_URL": fresh_vhost.url,
+        "MANAGEMENT_URL": fresh_vhost.management_url,
         "PYTHONUNBUFFERED": "1",
     }
     person = Reader(tmp_path, environment)
