@@ -15,7 +15,7 @@ _CODES: Final = {
     "databases": "E021 E026 E028 E029 E030 E041 W014 W019 W024",
     "deployment": "W020",
     "editing": "E070",
-    "getting-started": "E001 E015 E017 E018 W001 W003 W012",
+    "getting-started": "E001 E017 E018 W001 W003 W012",
     "handling": "E006 E008 E009 E010 E012 E013 E014 E040 W040",
     "metrics": "E090",
     "outbox": "E025",
@@ -25,6 +25,7 @@ _CODES: Final = {
     "settings": "E002 E003 E004 E007 W010 W018 W022 W023",
     "testing": "W004 W021",
     "topology": "E005 E020 W009 W011",
+    "tutorial": "E015",
 }
 PAGES: Final = {code: page for page, codes in _CODES.items() for code in codes.split()}
 

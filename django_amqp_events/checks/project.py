@@ -68,8 +68,8 @@ def read_project(settings: Settings, declared: Registry) -> Project:
         return failed(
             "E015",
             "The project has no Celery app, so events have no broker and no worker.",
-            "Create one as in Celery's guide for Django and import it in the project's "
-            "__init__.py, or set AMQP_EVENTS['CELERY_APP'] = 'project.celery.app'.",
+            "Create one in the project's celery.py and import it in its __init__.py, "
+            "or set AMQP_EVENTS['CELERY_APP'] = 'project.celery.app'.",
         )
     try:
         app = connection.celery_app(settings)
