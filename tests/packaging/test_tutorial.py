@@ -26,6 +26,7 @@ README = ROOT / "README.md"
 SERVERS = ("events_worker", "runserver")
 QUESTIONS = ("events_status", "events_groups")
 LATER = ": at the end"
+PROJECT = "\n## 1. "
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -112,11 +113,10 @@ def reader(tmp_path: Path, fresh_vhost: Vhost) -> Iterator[Reader]:
 Block = tuple[str, str]
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page: Path, start: str = "") -> list[Block]:
     """Return the code blocks of a page: language and text, without the indentation of a list."""
-    found = re.findall(
-        r"^(?: *|\d\. )```(\w+)\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL
-    )
+    text = page.read_text().partition(start)[2] if start else page.read_text()
+    found = re.findall(r"^(?: *|\d\. )```(\w+)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
     return [(kind, textwrap.dedent(text)) for kind, text in found]
 
 
@@ -132,7 +132,7 @@ def follow(reader: Reader, kind: str, text: str) -> None:
 
 def test_the_tutorial(reader: Reader) -> None:
     """Without the installation, which test_package tests."""
-    _, *lines = blocks(TUTORIAL)
+    lines = blocks(TUTORIAL, PROJECT)
     assert {kind for kind, _ in lines} == {"python", "console", "text"}
     for kind, text in lines:
         follow(reader, kind, text)
@@ -140,8 +140,7 @@ def test_the_tutorial(reader: Reader) -> None:
 
 def test_the_readme_in_one_service_with_two_files(reader: Reader, fresh_vhost: Vhost) -> None:
     """It takes Django, Celery and RabbitMQ for granted: the tutorial's first files."""
-    _, project, *celery = blocks(TUTORIAL)[:4]
-    for kind, text in (project, *celery):
+    for kind, text in blocks(TUTORIAL, PROJECT)[:3]:
         follow(reader, kind, text)
     follow(reader, "console", "$ python manage.py startapp invoices\n")
     (_, code), (_, settings), (_, commands), *_ = blocks(README)
