@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from django.apps import apps
 from django.core.exceptions import EmptyResultSet
 from django.db import (
     DataError,
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 ROWS: Final = 500
 #: PostgreSQL's undefined_table and undefined_column; the same of MySQL.
 _MISSING_CODES: Final = frozenset({"42P01", "42703", 1146, 1054})
-#: The same in the messages of SQLite.
-_MISSING_TEXTS: Final = ("no such table", "no such column", "has no column")
+#: SQLite's code for a missing table or column, and for whatever has no code of its own.
+_SQLITE_ERROR: Final = 1
 #: MySQL's errors about values that its drivers report as OperationalError.
 _WRONG_VALUES: Final = frozenset({1292, 1366})
 #: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected; MySQL's
@@ -226,7 +227,25 @@ def _utc(moment: datetime) -> datetime:
 
 def table_missing(exc: BaseException) -> bool:
     """Return True if a database error means that a migration has not been applied."""
-    return _code(exc) in _MISSING_CODES or any(text in str(exc) for text in _MISSING_TEXTS)
+    if _code(exc) == _SQLITE_ERROR:
+        return any(map(_lacks_columns, connections.all(initialized_only=True)))
+    return _code(exc) in _MISSING_CODES
+
+
+def _lacks_columns(connection: BaseDatabaseWrapper) -> bool:
+    """Return True if a database lacks a table or column of this app; only SQLite is asked."""
+    if connection.vendor != "sqlite":
+        return False
+    connection.ensure_connection()
+    for model in apps.get_app_config(__package__).get_models():
+        meta = model._meta  # noqa: SLF001
+        # Django's cursor refuses in a transaction that has failed.
+        columns = "SELECT name FROM pragma_table_info(?)"
+        found = {name for [name] in connection.connection.execute(columns, [meta.db_table])}
+        needed = {field.column for field in meta.local_concrete_fields}
+        if not needed <= found and is_written(connection.alias, model):
+            return True
+    return False
 
 
 def is_refusal(exc: BaseException) -> bool:

@@ -16,10 +16,10 @@ from django.views.decorators.http import require_safe
 from .. import liveness
 from ..broker.publisher_pool import publisher_pool
 from ..conf import Settings, get_settings
-from ..databases import is_locked, non_atomic
+from ..databases import is_locked, non_atomic, table_missing
 from ..declare.registry import get_registry
 from ..exceptions import BrokerUnavailableError, ConfigurationError
-from ..publish import outbox, outbox_rows
+from ..publish import outbox
 from . import snapshots
 from .alerts import above
 
@@ -161,7 +161,7 @@ def _add_outbox(document: dict[str, Any], settings: Settings, now: datetime) -> 
         document |= {"ok": False, "database": False}
         problems.append(
             f"Database {alias!r} has no table for the outbox. Run `manage.py migrate`."
-            if outbox_rows.no_table(exc)
+            if table_missing(exc)
             else f"The outbox cannot be read, because another process has locked database "
             f"{alias!r}. Check for long transactions."
             if is_locked(exc)

@@ -12,9 +12,9 @@ from uuid import UUID
 from django.db.models import Count, Min, Q, QuerySet
 
 from ..conf import Settings
-from ..databases import Now, error_line
+from ..databases import Now, error_line, table_missing
 from ..reasons import Reason
-from .outbox_rows import LEASE, aliases, no_table
+from .outbox_rows import LEASE, aliases
 from .outbox_rows import rows as rows  # noqa: PLC0414 - a re-export, for mypy
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
             state = count_pending(alias, settings.service)
         except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
             if alias == settings.database and settings.publish == "outbox":
-                code = "rows-unreadable-migrate" if no_table(exc) else "rows-unreadable"
+                code = "rows-unreadable-migrate" if table_missing(exc) else "rows-unreadable"
                 found.append(UnreachableOutbox(alias, Reason(code, error=error_line(exc))))
             continue
         if state.total or state.others or alias == settings.database:

@@ -207,7 +207,7 @@ def insert(
                 for chunk in chunks:
                     _insert(connection, chunk, service, held)
     except DatabaseError as exc:
-        if no_table(exc):
+        if table_missing(exc):
             where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
             raise OutboxError(
                 f"database {alias!r} has no table for the outbox, so nothing was published; run "
@@ -536,8 +536,3 @@ def _still_leased(alias: str, held: Sequence[Row]) -> QuerySet[OutboxEvent]:
         claim__in={row.claim for row in held},
         discarded_at__isnull=True,
     )
-
-
-def no_table(exc: BaseException) -> bool:
-    """Return True if a database error means that the outbox's table is missing."""
-    return "outboxevent" in str(exc) and table_missing(exc)

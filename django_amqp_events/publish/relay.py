@@ -21,7 +21,7 @@ from ..broker.confirms import ConfirmChannel
 from ..broker.isolation import isolate
 from ..callables import nothing
 from ..conf import Settings
-from ..databases import check_commits, error_line
+from ..databases import check_commits, error_line, table_missing
 from ..exceptions import (
     AmqpEventsError,
     BrokerUnavailableError,
@@ -267,7 +267,7 @@ class Relay:
         except Exception as exc:
             # Nothing is relayed here yet. It may have no table; another database than that of the
             # settings may have no driver, server or right to write.
-            own = self.alias == self.settings.database and not outbox_rows.no_table(exc)
+            own = self.alias == self.settings.database and not table_missing(exc)
             if self.needed or own or isinstance(exc, AmqpEventsError):
                 raise
             logger.info("no outbox is relayed in database %r: %s", self.alias, error_line(exc))

@@ -12,7 +12,7 @@ import pytest
 from django.contrib import admin
 from django.core.checks import Tags
 from django.core.management import call_command
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import QuerySet
 
 from django_amqp_events import conf
@@ -199,6 +199,27 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
         assert report.stopped is not None
         assert report.stopped.code == "database-locked"
         other.rollback()
+
+
+@pytest.mark.parametrize("change", ["RENAME TO other", "RENAME COLUMN attempts TO other"])
+def test_a_missing_table_or_column_is_not_taken_for_another_error(
+    archive_database: Database, change: str
+) -> None:
+    """SQLite has one code for it and for an invalid statement."""
+    alias = archive_database.alias
+    assert _kind("SELECT FROM WHERE", alias) != "missing"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE django_amqp_events_outboxevent {change}")
+    assert _kind("SELECT attempts FROM django_amqp_events_outboxevent", alias) == "missing"
+
+
+def _kind(sql: str, alias: str) -> str:
+    """Return what the error of a statement is called in the transaction that it has broken."""
+    with transaction.atomic(using=alias):
+        with pytest.raises(DatabaseError) as caught:
+            connections[alias].cursor().execute(sql)
+        transaction.set_rollback(True, using=alias)
+        return error_kind(caught.value)
 
 
 def _raise(exc: BaseException) -> None:

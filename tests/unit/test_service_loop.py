@@ -66,6 +66,14 @@ def test_an_error_is_reported_once_and_so_is_its_end() -> None:
     assert rest == ["mirroring has resumed"]
 
 
+def _missing() -> OperationalError:
+    """PostgreSQL's error in psycopg 3."""
+    error = OperationalError("no such table: x\nDETAIL")
+    error.__cause__ = Exception(str(error))
+    error.__cause__.sqlstate = "42P01"  # type: ignore[attr-defined]
+    return error
+
+
 def _read_only() -> OperationalError:
     """MySQL's error during a failover."""
     error = OperationalError("running with the --read-only option")
@@ -84,7 +92,7 @@ def _locked() -> OperationalError:
 def test_another_error_is_reported_too() -> None:
     reports, loop = run(
         ExchangeMissingError("there is no exchange"),
-        OperationalError("no such table: x\nDETAIL"),
+        _missing(),
         OperationalError("server closed"),
         _read_only(),
         _locked(),
