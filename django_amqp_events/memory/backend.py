@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ from ..broker.connection import handler_app
 from ..broker.topology import Names, build
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
+from ..coroutines import has_event_loop
 from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError, Malformed, PublishError
 from ..message import archive_message, decoding
@@ -383,7 +383,7 @@ class InlineBackend:
         session = _session.get()
         if session is not None:
             session.publish(messages, mandatory=False)
-        elif _in_event_loop():
+        elif has_event_loop():
             _in_a_thread(lambda: self._handle(messages))
         else:
             self._handle(messages)
@@ -400,14 +400,6 @@ class InlineBackend:
         finally:
             _session.reset(token)
             self.failed.extend(session.archived)
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
