@@ -363,6 +363,11 @@ def pieces(found: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator
         yield piece
 
 
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Return True in a block of ``atomic()`` other than those of Django's TestCase."""
+    return not all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+
+
 def check_commits(alias: str) -> None:
     """Raise ConfigurationError if ``atomic()`` would commit nothing; makes no query."""
     connection = connections[alias]

@@ -115,13 +115,9 @@ def check_no_transaction() -> None:
         ConfigurationError: a transaction is open.
     """
     connection = connections[database()]
-    # Blocks of Django's TestCase are never committed.
-    blocks = [
-        block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)
-    ]
-    if not blocks and (connection.in_atomic_block or connection.get_autocommit()):
-        return
-    raise ConfigurationError(Reason("in-transaction", database=repr(database())))
+    autocommit = connection.in_atomic_block or connection.get_autocommit()
+    if databases.in_transaction(connection) or not autocommit:
+        raise ConfigurationError(Reason("in-transaction", database=repr(database())))
 
 
 def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:

@@ -44,6 +44,7 @@ from ..databases import (
     delete_by_id,
     error_line,
     exists,
+    in_transaction,
     is_written,
     parts,
     pieces,
@@ -150,17 +151,16 @@ def alias_for(settings: Settings, using: str | None) -> str:
             )
         return using
     alias = settings.database
-    connection = connections[alias]
     if not exists(alias):
         raise OutboxError(
             f"the outbox needs a database, and DATABASES has none for {alias!r}; nothing was "
             f'published. Set DATABASES, or AMQP_EVENTS["PUBLISH"] to "immediate"'
         )
-    if not _open(connection):
+    if not in_transaction(connections[alias]):
         others = [
             other.alias
             for other in connections.all(initialized_only=True)
-            if other.alias != alias and _open(other)
+            if other.alias != alias and in_transaction(other)
         ]
         if others:
             raise OutboxError(
@@ -170,14 +170,6 @@ def alias_for(settings: Settings, using: str | None) -> str:
                 f"using(using={alias!r})"
             )
     return alias
-
-
-def _open(connection: BaseDatabaseWrapper) -> bool:
-    """Return True if a transaction is open other than that of Django's TestCase."""
-    blocks = getattr(connection, "atomic_blocks", [])
-    return connection.in_atomic_block and not all(
-        getattr(block, "_from_testcase", False) for block in blocks
-    )
 
 
 def insert(
