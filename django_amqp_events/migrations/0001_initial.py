@@ -290,6 +290,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
             },
@@ -534,6 +535,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "base_manager_name": "objects",
                 "ordering": ["number"],
                 "default_permissions": (),
                 "constraints": [
@@ -731,6 +733,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
                 "indexes": [
@@ -774,6 +777,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
             },

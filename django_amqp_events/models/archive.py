@@ -281,13 +281,10 @@ class Revision(AppendOnly):
     number = models.PositiveIntegerField()
     base = models.PositiveIntegerField(default=0)
     body = models.BinaryField()
-    by = models.CharField(max_length=LENGTH, blank=True)
-    at = Moment()
     reason = models.TextField(blank=True)
 
-    class Meta:
+    class Meta(AppendOnly.Meta):
         ordering: ClassVar = ["number"]
-        default_permissions = ()
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["event", "number"], name="amqp_revision_number"),
         ]
@@ -355,7 +352,6 @@ class ArchiveAction(AppendOnly):
     """An action on an archived event. Append-only.
 
     Attributes:
-        by: a user's name, or a command's.
         replay: the replay that the action started.
         batch: the batch of the replay; its id stays when the batch is deleted.
         group: the event's failure group at that time.
@@ -370,9 +366,7 @@ class ArchiveAction(AppendOnly):
         RESTORE = "restore", _("restored")
 
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="action_set")
-    at = Moment()
     action = models.CharField(max_length=16, choices=Action)
-    by = models.CharField(max_length=LENGTH, blank=True)
     reason = models.TextField(blank=True)
     # These without a constraint, so that deleting a row changes no action.
     replay = models.ForeignKey(
@@ -397,9 +391,7 @@ class ArchiveAction(AppendOnly):
         db_index=False,
     )
 
-    class Meta:
-        ordering: ClassVar = ["at", "pk"]
-        default_permissions = ()
+    class Meta(AppendOnly.Meta):
         indexes: ClassVar = [
             models.Index(fields=["group", "-at", "-id"], name="amqp_action_group"),
         ]

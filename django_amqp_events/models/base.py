@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 from django.db import models
 
@@ -72,12 +72,20 @@ class AppendOnly(models.Model):
     """A row of the audit log: added, never changed, and deleted only by ``events_prune``.
 
     docs/audit.md shows how to enforce this in the database.
+
+    Attributes:
+        by: a user's name, or a command's.
     """
+
+    at = Moment()
+    by = models.CharField(max_length=LENGTH, blank=True)
 
     objects = _AppendOnlyManager()
 
     class Meta:
         abstract = True
+        ordering: ClassVar = ["at", "pk"]
+        default_permissions = ()
         # Related managers change rows through it.
         base_manager_name = "objects"
 

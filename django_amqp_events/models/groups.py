@@ -87,14 +87,8 @@ class GroupAction(AppendOnly):
         TICKET = "ticket", _("ticket")
 
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
-    at = Moment()
     action = models.CharField(max_length=16, choices=Action)
-    by = models.CharField(max_length=LENGTH, blank=True)
     text = models.TextField(blank=True)
-
-    class Meta:
-        ordering: ClassVar = ["at", "pk"]
-        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.get_action_display()} by {self.by or 'unknown'}"

@@ -126,14 +126,8 @@ class ReplayBatchAction(AppendOnly):
         FINISH = "finish", _("finished")
 
     batch = models.ForeignKey(ReplayBatch, models.CASCADE, related_name="action_set")
-    at = Moment()
     action = models.CharField(max_length=16, choices=Action)
-    by = models.CharField(max_length=LENGTH, blank=True)
     note = ReasonField()
-
-    class Meta:
-        ordering: ClassVar = ["at", "pk"]
-        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.get_action_display()} by {self.by or 'its runner'}"
