@@ -40,7 +40,7 @@ from ..models import (
 )
 from ..monitor.state_texts import STATES
 from ..reasons import Reason
-from ..templatetags.amqp_events import TEXT, ago, breakable, code, line, text
+from ..templatetags.amqp_events import TEXT, ago, breakable, line, text
 from . import formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
@@ -57,7 +57,7 @@ from .filters import (
 )
 from .formatting import counted, number
 from .lists import TOO_LONG, ExceptionFilter, HandlerFilter, IndexedList
-from .replay_batches import BULK_REPLAY, background_selected, freeze
+from .replay_batches import BULK_REPLAY, background_selected
 
 logger = logging.getLogger(__name__)
 
@@ -328,53 +328,8 @@ class ArchivedEventAdmin(EditingPages):
             messages.warning(request, counted(_UNLISTED, len(ids), total=total))
 
     def origin(self, request: HttpRequest, seen: Seen, back: str) -> str:
-        return self._group_url(_group_of(back)) or super().origin(request, seen, back)
-
-    def ask_group(
-        self, request: HttpRequest, action: Action, group: FailureGroup
-    ) -> HttpResponse | None:
-        """Freeze the open events of a group, and ask; ``None`` where a message says why not."""
-        if not self.may(request, action):
-            raise Refused(self.lacking(request, action.permission))
-        rows = self.get_queryset(request).filter(group=group.pk, state__in=action.states)
-        seen = self.freeze(rows.order_by("last_failed_at", "pk"))
-        if not seen:
-            messages.warning(request, _("This group has no open events."))
-            return None
-        if len(seen) > self.limit and action.publishes:
-            messages.error(
-                request,
-                code(
-                    _(
-                        "More than %(limit)s events are open. Replay them in the background, here "
-                        "or with `manage.py events_replay --background --group %(group)s`."
-                    )
-                    % {"limit": number(self.limit), "group": group.pk}
-                ),
-            )
-            return None
-        if len(seen) > self.limit:
-            messages.warning(
-                request,
-                _(
-                    "More than %(limit)s events are open. These are the %(limit)s that failed "
-                    "first; repeat the action for the rest."
-                )
-                % {"limit": number(self.limit)},
-            )
-        return self.ask(
-            request, action, dict(list(seen.items())[: self.limit]), back=f"group:{group.pk.hex}"
-        )
-
-    def batch_group(self, request: HttpRequest, group: FailureGroup) -> HttpResponse | None:
-        """Make a batch of the open events of a group; ``None`` where a message says why not."""
-        if not self.allows(request, None, "bulk_replay"):
-            raise Refused(self.lacking(request, "bulk_replay"))
-        rows = self.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
-        if not rows.exists():
-            messages.warning(request, _("This group has no open events."))
-            return None
-        return freeze(self, request, rows, criteria=selection.Selection(groups=[group.pk]))
+        """Return the page of the group whose id *back* is, or else that of the event."""
+        return self._group_url(parse_uuid(back)) or super().origin(request, seen, back)
 
     # -- one event
 
@@ -548,12 +503,6 @@ def last_failure(event: ArchivedEvent) -> ArchivedFailure | None:
     """Return the last failure of an event that took effect."""
     effective = event.failure_set.using(alias_of(event)).filter(late=False)
     return effective.order_by("-failed_at", "-pk").first()
-
-
-def _group_of(back: str) -> UUID | None:
-    """Return the group from whose page a user came."""
-    kind, _colon, number = back.partition(":")
-    return parse_uuid(number) if kind == "group" else None
 
 
 def _texts(value: object) -> Sequence[object]:

@@ -25,16 +25,20 @@ from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 
 from ..archive import states
 from ..archive.groups import failure_groups, group_counts
+from ..archive.selection import Selection
 from ..databases import non_atomic
-from ..models import LENGTH, ArchivedEvent, FailureGroup
-from ..templatetags.amqp_events import ago, breakable, line, text
+from ..models import LENGTH, ArchivedEvent, FailureGroup, State
+from ..templatetags.amqp_events import ago, breakable, code, line, text
 from . import formatting
+from .action_pages import Action
 from .archived_event_actions import ACTIONS
 from .archived_events import ArchivedEventAdmin, last_failure
 from .base import Pages, Refused, alias_of, quoted
 from .charts import sparkline
 from .filters import settings_and_registry
+from .formatting import number
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
+from .replay_batches import freeze
 
 #: Hours that the picture of a group shows.
 HOURS: Final = 24
@@ -260,10 +264,17 @@ class FailureGroupAdmin(Pages):
             raise PermissionDenied
         if events is None:
             raise Refused(self._lacking(request))
-        if name == "batch":
-            response = events.batch_group(request, group)
+        permission = "bulk_replay" if name == "batch" else ACTIONS[name].permission
+        if not events.allows(request, None, permission):
+            raise Refused(events.lacking(request, permission))
+        rows = events.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
+        response = None
+        if not rows.exists():
+            messages.warning(request, _("This group has no open events."))
+        elif name == "batch":
+            response = freeze(events, request, rows, criteria=Selection(groups=[group.pk]))
         else:
-            response = events.ask_group(request, ACTIONS[name], group)
+            response = _ask(request, events, ACTIONS[name], group, rows)
         return response or self._redirect(request, "change", group.pk)
 
     def detail_view(
@@ -317,6 +328,31 @@ class FailureGroupAdmin(Pages):
         last = last_failure(event)
         document = last.about if last is not None else {}
         return {"linked": True, "sample": event, **formatting.failure(event, document)}
+
+
+def _ask(
+    request: HttpRequest,
+    events: ArchivedEventAdmin,
+    action: Action,
+    group: FailureGroup,
+    rows: QuerySet[ArchivedEvent],
+) -> HttpResponse | None:
+    """Ask to confirm an action on the oldest failures; ``None`` if they are too many for it."""
+    seen, limit = events.freeze(rows.order_by("last_failed_at", "pk")), events.limit
+    if len(seen) > limit and action.publishes:
+        told = _(
+            "More than %(limit)s events are open. Replay them in the background, here or with "
+            "`manage.py events_replay --background --group %(group)s`."
+        )
+        messages.error(request, code(told % {"limit": number(limit), "group": group.pk}))
+        return None
+    if len(seen) > limit:
+        told = _(
+            "More than %(limit)s events are open. These are the %(limit)s that failed first; "
+            "repeat the action for the rest."
+        )
+        messages.warning(request, told % {"limit": number(limit)})
+    return events.ask(request, action, dict(list(seen.items())[:limit]), back=group.pk.hex)
 
 
 def _conflict(group: FailureGroup) -> str:

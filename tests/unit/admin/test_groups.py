@@ -468,7 +468,7 @@ def test_more_than_the_limit(ada, wire, monkeypatch):
 def test_a_decision_is_in_the_history_of_the_group_of_its_event(ada, wire):
     row, other = make(), make(exception="a.Other")
     group, another = grouped(row), grouped(other)
-    data = {"seen": world.frozen(other), "back": f"group:{group.pk.hex}", "reason": "x"}
+    data = {"seen": world.frozen(other), "back": group.pk.hex, "reason": "x"}
     assert ada.post(world.url("discard"), data).status_code == 302
     assert failure_groups.history(group, 10) == []
     [step] = failure_groups.history(another, 10)
