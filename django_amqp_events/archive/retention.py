@@ -104,34 +104,28 @@ def prune(
     """
     now = now or datetime.now(UTC)
     pruned = Pruned()
-
-    def stopped() -> bool:
-        pruned.stopped = pruned.stopped or stop()
-        return pruned.stopped
-
-    for name, rows in _old(ages, service, now):
-        parts = _delete(rows, batch_size)
-        while not stopped() and (count := next(parts, None)) is not None:
-            pruned.counts[name] += count
-            progress(pruned)
-    if (age := ages.get("inbox")) is not None and not pruned.stopped:
-
-        def count_inbox(count: int) -> None:
-            pruned.counts["inbox"] = count
-            progress(pruned)
-
-        inbox.prune(
-            before=now - timedelta(seconds=age),
-            service=service,
-            batch_size=batch_size,
-            progress=count_inbox,
-            stop=stopped,
-        )
-    if not pruned.stopped:
-        age = ages.get(State.DISCARDED)
-        before = None if age is None else now - timedelta(seconds=age)
-        pruned.counts["groups"] = failure_groups.prune(before=before, service=service)
+    deletions = _deletions(ages, service, now, batch_size)
+    while not stop():
+        if (deletion := next(deletions, None)) is None:
+            age = ages.get(State.DISCARDED)
+            before = None if age is None else now - timedelta(seconds=age)
+            pruned.counts["groups"] = failure_groups.prune(before=before, service=service)
+            return pruned
+        name, count = deletion
+        pruned.counts[name] += count
+        progress(pruned)
+    pruned.stopped = True
     return pruned
+
+
+def _deletions(ages: Ages, service: str, now: datetime, size: int) -> Iterator[tuple[str, int]]:
+    """Delete rows in short transactions; yield the name and the number of each."""
+    for name, rows in _old(ages, service, now):
+        yield from ((name, count) for count in _delete(rows, size))
+    if (age := ages.get("inbox")) is not None:
+        before = now - timedelta(seconds=age)
+        for count in inbox.prune(before=before, service=service, batch_size=size):
+            yield "inbox", count
 
 
 def _old(ages: Ages, service: str, now: datetime) -> Iterator[tuple[str, QuerySet[Any]]]:

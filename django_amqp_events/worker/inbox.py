@@ -26,7 +26,6 @@ from django.db import (
 from django.db.models import Q, QuerySet
 
 from .. import signals
-from ..callables import nothing
 from ..conf import INBOX_MIN, Settings, get_settings
 from ..context import ReceivedEvent
 from ..databases import check_commits, delete_by_id, is_conflict, is_locked, with_table
@@ -221,10 +220,8 @@ def prune(
     before: datetime,
     service: str | None = None,
     batch_size: int = ROWS_PER_DELETE,
-    progress: Callable[[int], object] = nothing,
-    stop: Callable[[], bool] = nothing,
-) -> int:
-    """Delete old rows and return their number.
+) -> Iterator[int]:
+    """Delete old rows in short transactions; yield the number of each.
 
     A row must outlive everything that may deliver its event again: queues, delays, the archive and
     this service's own outbox (:func:`_open_events`).
@@ -233,8 +230,6 @@ def prune(
         before: aware, at least :func:`minimum_retention` ago.
         service: whose rows; this service's by default.
         batch_size: largest number of rows in a transaction.
-        progress: called after each transaction with the number of deleted rows so far.
-        stop: called before each transaction; True ends.
 
     Raises:
         ValueError: *before* is too late.
@@ -246,17 +241,11 @@ def prune(
             f"inbox rows are kept for at least {retention}, since their events may be delivered "
             f"again until then. before= is {before}, and must not be later than {latest}"
         )
-    total = 0
     for alias in databases():
         check_commits(alias)
         rows = _rows(alias, service)
         for gone in _pages(rows, before, batch_size):
-            if stop():
-                return total
-            if gone:
-                total += delete_by_id(rows.model, alias, gone)
-            progress(total)
-    return total
+            yield delete_by_id(rows.model, alias, gone) if gone else 0
 
 
 def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
