@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -123,12 +123,14 @@ class Registry:
 
     def find(self, queue: str, event_name: str) -> Handler | None:
         """Return the handler of a first delivery from the events exchange."""
+        receivers = self.receivers(event_name)
+        return next((handler for handler in receivers if handler.queue == queue), None)
+
+    def receivers(self, event_name: str) -> Iterator[Handler]:
+        """Yield the handlers that receive an event, as it is or upcast."""
         for handler in self.handlers.values():
-            if handler.queue == queue and (
-                handler.matches(event_name) or handler.upcast_of(event_name)
-            ):
-                return handler
-        return None
+            if handler.matches(event_name) or handler.upcast_of(event_name):
+                yield handler
 
 
 def build(

@@ -19,6 +19,7 @@ from ..archive import eligibility, states
 from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid, sort_few
 from ..broker import topology
 from ..broker.topology import Queue
+from ..callables import nothing
 from ..conf import Settings
 from ..databases import Now
 from ..declare.registry import Handler, Registry
@@ -163,7 +164,7 @@ def locate(
                 located.records.append(record)
     waiting = set()
     for each in found.values():
-        for handler in _bound(registry, each.name):
+        for handler in registry.receivers(each.name):
             destination = _destination(handler, each.records, settings)
             each.destinations.append(destination)
             if destination.waiting:
@@ -206,7 +207,7 @@ def _matching(value: str, using: str, *, by_value: bool) -> Q:
         if (uuid := parse_uuid(short)) is not None:
             wanted |= Q(pk=uuid)
     term = SearchTerm.parse_any(value) if by_value else None
-    return wanted if term is None else wanted | matching([term], using, too_many=bool)
+    return wanted if term is None else wanted | matching([term], using, too_many=nothing)
 
 
 def _in_outbox(ids: set[str], settings: Settings) -> Iterator[_Found]:
@@ -319,14 +320,6 @@ def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
                 row=row,
             ),
         )
-
-
-def _bound(registry: Registry, name: str) -> list[Handler]:
-    return [
-        each
-        for each in registry.handlers.values()
-        if each.matches(name) or each.upcast_of(name) is not None
-    ]
 
 
 def _destination(handler: Handler, records: Sequence[Record], settings: Settings) -> Destination:
