@@ -39,6 +39,7 @@ from ..exceptions import (
 from ..logs import message_fields
 from ..message import decoding, encoding, formats
 from ..message.headers import check_headers
+from ..message.text import has_surrogates
 from ..message.types import Message
 from ..reasons import Reason
 from . import outbox_rows
@@ -94,7 +95,7 @@ class Options:
                 raise InvalidEventError(
                     f"{name} is {value!r:.80}; it must be a text of 1 to {decoding.MAX_ID} bytes"
                 )
-            if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+            if "\0" in value or has_surrogates(value):
                 raise InvalidEventError(
                     f"{name} is {value!r:.80}; databases cannot store its NUL or lone surrogate"
                 )
@@ -422,7 +423,7 @@ def backend(settings: Settings) -> Backend:
 
 
 def _target(settings: Settings) -> tuple[Backend, Watch]:
-    return backend(settings), _diverted_backends[-1][1] if _diverted_backends else bool
+    return backend(settings), _diverted_backends[-1][1] if _diverted_backends else nothing
 
 
 @contextmanager

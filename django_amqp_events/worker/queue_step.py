@@ -18,6 +18,7 @@ from kombu.message import Message as KombuMessage
 from ..backoff import Backoff
 from ..broker.delivery_reader import DeliveryReader
 from ..broker.reply_texts import names_queue
+from ..callables import nothing
 from ..message.types import Received
 from . import signal_wakeup
 from .acks import Acks
@@ -319,7 +320,7 @@ class QueueStep(bootsteps.StartStopStep):
     def _try_to_read(self, queue: str) -> None:
         """Consume for a moment; RabbitMQ requeues a delivery when the channel closes."""
         self._probe.basic_qos(0, 1, False)
-        self._probe.basic_cancel(self._probe.basic_consume(queue, callback=bool))
+        self._probe.basic_cancel(self._probe.basic_consume(queue, callback=nothing))
         self._probe.close()
         self._probe = None
         self._refused.discard(queue)
