@@ -271,7 +271,9 @@ def claim(
                 position=pending[pk].position if pk in pending else None,
                 version=seen[pk],
                 number=event.replays,
-                revision=current[pk].revision if force and pk in current else None,
+                revision=_revise(event, edit, by=by, reason=reason, now=now)
+                if edit is not None
+                else (current[pk].revision if force and pk in current else None),
                 handler=clean(handlers[pk], LENGTH),
                 requested_at=now,
                 requested_by=by,
@@ -280,9 +282,6 @@ def claim(
             )
             for pk, event in new.items()
         }
-        if edit is not None:
-            for pk, replay in started.items():
-                replay.revision = _revise(new[pk], edit, by=by, reason=reason, now=now)
         _replays().bulk_create(started.values())
         claimed = {pk: each for pk in events if (each := again.get(pk) or started.get(pk))}
         action = _Action.EDIT if edit is not None else _Action.FORCE if force else _Action.REPLAY

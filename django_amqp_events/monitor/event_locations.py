@@ -148,18 +148,16 @@ def locate(
     # The same events at other handlers.
     rows = list(filter(visible, archived.filter(event_id__in=ids)[:ROWS])) if first else []
     found: dict[tuple[str, str], LocatedEvent] = {}
-    readers: dict[Kind, Callable[[], Iterable[_Found]]] = {
-        "outbox": lambda: _in_outbox(ids, settings),
-        "archive": lambda: (_of_archived(row, settings) for row in rows),
-        "replay": lambda: _replays(rows),
-        "batch": lambda: _in_batches(rows),
-        "inbox": lambda: _in_inbox(ids),
+    records: dict[Kind, Iterator[_Found]] = {
+        "outbox": _in_outbox(ids, settings),
+        "archive": (_of_archived(row, settings) for row in rows),
+        "replay": _replays(rows),
+        "batch": _in_batches(rows),
+        "inbox": _in_inbox(ids),
     }
     for kind in KINDS:
-        if kind in kinds:
-            for key, record in readers[kind]():
-                if kind in ("outbox", "inbox") and not visible(record.row):
-                    continue
+        for key, record in records[kind] if kind in kinds else ():
+            if kind not in ("outbox", "inbox") or visible(record.row):
                 located = found.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
                 located.records.append(record)
     waiting = set()
