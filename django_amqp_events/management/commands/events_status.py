@@ -81,11 +81,8 @@ class Command(ReportCommand):
                 self._show_queues(status)
             if archived is not None and self.verbosity:
                 more = " at least" if archived.capped else ""
-                oldest = (
-                    f", the oldest failed {archived.oldest:%Y-%m-%d %H:%M:%S}"
-                    if (archived.oldest)
-                    else ""
-                )
+                since = archived.oldest
+                oldest = f", the oldest failed {since:%Y-%m-%d %H:%M:%S}" if since else ""
                 self.stdout.write(f"archive: {counted(archived.open, 'open event')}{more}{oldest}")
             for each in outboxes:
                 self._show_outbox(each)
