@@ -235,8 +235,8 @@ def starts_with(column: str, text: str, using: str | None = None) -> Q:
     return Q(**{f"{column}__gte": text, f"{column}__lt": text + "\U0010ffff"})
 
 
-def expand_id(text: str, limit: int = 3) -> list[str]:
-    """Return the ids of events and of rows that begin with *text*, at most *limit* of each.
+def expand_id(text: str) -> list[str]:
+    """Return the ids of events and of rows that begin with *text*, at most three of each.
 
     Only UUIDs are looked up. Any other id that a publisher chose may be the beginning of another
     one, so it stands for itself alone.
@@ -251,9 +251,9 @@ def expand_id(text: str, limit: int = 3) -> list[str]:
     dashed = "-".join(filter(None, parts))
     events = states.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
     events = events.annotate(length=Length("event_id")).filter(length=36).order_by()
-    found = list(events.values_list("event_id", flat=True).distinct()[:limit])
+    found = list(events.values_list("event_id", flat=True).distinct()[:3])
     rows = states.rows().filter(pk__range=bounds).exclude(event_id__in=found)
-    return found + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:limit]]
+    return found + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:3]]
 
 
 def uuid_range(text: str) -> tuple[UUID, UUID] | None:

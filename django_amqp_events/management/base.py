@@ -168,14 +168,6 @@ class ReportCommand(EventsCommand):
             out.write(text, self.style.NOTICE if self.as_json else None)
             out.flush()
 
-    def tell_some(self, lines: list[str], more: str = "  and {} more") -> None:
-        """Print the first lines, or with ``--verbosity 2`` all of them."""
-        shown = len(lines) if self.verbosity > 1 else SHOWN
-        for line in lines[:shown]:
-            self.tell(line)
-        if len(lines) > shown:
-            self.tell(more.format(len(lines) - shown))
-
     def progress(self, text: str) -> None:
         """Print a line of progress every few seconds."""
         if time.monotonic() >= self._printed + PROGRESS_SECONDS:

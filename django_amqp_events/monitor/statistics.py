@@ -116,10 +116,10 @@ class Series:
     discarded: tuple[int, ...]
 
 
-def hourly_series(now: datetime | None = None, *, hours: int = 24) -> Series:
-    """Return the changes of the last hours, in one query."""
-    last = group_counts.hour_of(now or datetime.now(UTC))
-    begins = tuple(last - HOUR * back for back in reversed(range(hours)))
+def hourly_series(now: datetime) -> Series:
+    """Return the changes of the last 24 hours, in one query."""
+    last = group_counts.hour_of(now)
+    begins = tuple(last - HOUR * back for back in reversed(range(24)))
     totals = group_counts.hourly_totals(since=begins[0], using=states.database())
     counts = [totals.get(hour, {}) for hour in begins]
     names = ("archived", "succeeded", "discarded")

@@ -191,13 +191,13 @@ def aliases(settings: Settings | None = None, registry: Registry | None = None) 
     return list(dict.fromkeys(found))
 
 
-def minimum_retention(registry: Registry | None = None) -> timedelta:
+def minimum_retention() -> timedelta:
     """Return the shortest time that rows are kept: twice the longest retry schedule, or 30 days.
 
     By then a retry or a queued copy of the event has found the row. A replay has no such limit, so
     :func:`prune` keeps the rows of archived events.
     """
-    handlers = (registry or get_registry()).handlers.values()
+    handlers = get_registry().handlers.values()
     longest = max((h.policy.total() for h in handlers if h.once), default=0.0)
     return max(KEEP, timedelta(seconds=2 * longest))
 

@@ -84,14 +84,14 @@ def fold_all_counts(stop: Callable[[], bool] = nothing) -> int:
     return total
 
 
-def group_ungrouped(limit: int = EVENTS_PER_TRANSACTION) -> int:
+def group_ungrouped() -> int:
     """Assign events without a group, the last failures first; return how many.
 
     They count in the hour of their last failure.
     """
     check_commits(states.database())
     missing = states.rows().filter(group__isnull=True).order_by("-last_failed_at", "-pk")
-    ids = list(missing.values_list("pk", flat=True)[:limit])
+    ids = list(missing.values_list("pk", flat=True)[:EVENTS_PER_TRANSACTION])
     return _move(ids) if ids else 0
 
 

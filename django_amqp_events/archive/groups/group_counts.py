@@ -131,7 +131,7 @@ def _count(change: GroupCountChange, event: CountedEvent, sign: int) -> None:
         change.going += sign
 
 
-def fold_changes(*, using: str, now: datetime, limit: int = CHANGES_PER_FOLD) -> int:
+def fold_changes(*, using: str, now: datetime) -> int:
     """Fold count changes into groups and hours; return how many, 0 if none are left.
 
     Any number of processes may call it at once. It sets when a group was resolved and reopened.
@@ -139,7 +139,7 @@ def fold_changes(*, using: str, now: datetime, limit: int = CHANGES_PER_FOLD) ->
     changes = GroupCountChange.objects.using(using)
     with transaction.atomic(using=using):
         _begin_writing(using)
-        found = list(changes.select_for_update().order_by("pk")[:limit])
+        found = list(changes.select_for_update().order_by("pk")[:CHANGES_PER_FOLD])
         if not found:
             return 0
         groups = _locked(using, {each.group_id for each in found})

@@ -31,7 +31,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import export, redaction, search_index
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.management.base import SHOWN, ReportCommand, columns
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import State
 
@@ -119,12 +119,11 @@ class Command(ReportCommand):
             self.tell(f"{counted(done.events, 'event')} {imported}, {done.known} already exist")
             if done.refused:
                 self.tell(f"{counted(len(done.refused), 'line')} refused")
-            self.tell_some(
-                [
-                    f"  line {each.line} ({each.event or 'no event'}): {each.why}"
-                    for each in done.refused
-                ]
-            )
+            shown = done.refused if self.verbosity > 1 else done.refused[:SHOWN]
+            for each in shown:
+                self.tell(f"  line {each.line} ({each.event or 'no event'}): {each.why}")
+            if more := len(done.refused) - len(shown):
+                self.tell(f"  and {more} more")
             if done.stopped:
                 self.tell("stopped; run the same command again to import the rest")
 
