@@ -297,6 +297,12 @@ def read_options(
     return values
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the known name nearest to a wrong one, as the end of a message."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def unknown_option(where: str, key: object, known: Iterable[str]) -> Problem:
     """Return the problem of an unknown key, with the nearest known one."""
     by_upper = {name.upper(): name for name in known}

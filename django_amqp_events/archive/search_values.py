@@ -6,7 +6,6 @@ removes are not stored.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -18,6 +17,7 @@ from ..conf import get_settings
 from ..declare.registry import get_registry
 from ..exceptions import ConfigurationError
 from ..models import LENGTH, ArchivedEvent, Revision, SearchValue, clean
+from ..options import suggestion
 from ..reasons import Reason
 from . import redaction
 
@@ -47,10 +47,8 @@ def check_paths(searched: Iterable[str]) -> None:
     known = declared_paths()
     for path in searched:
         if path not in known:
-            near = difflib.get_close_matches(path, known, n=1)
             raise ConfigurationError(
-                f"no event has {path!r} in its SEARCH"
-                + (f"; did you mean {near[0]!r}?" if near else "")
+                f"no event has {path!r} in its SEARCH{suggestion(path, known)}"
             )
 
 

@@ -34,7 +34,6 @@ exit codes:
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
 from argparse import ArgumentParser
@@ -62,6 +61,7 @@ from django_amqp_events.management import arguments
 from django_amqp_events.management.base import SHOWN, ReportCommand, columns, requested_by
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import ArchivedEvent, Replay, clean, visible
+from django_amqp_events.options import suggestion
 from django_amqp_events.reasons import Reason
 
 #: Delays between queries for outcomes.
@@ -284,11 +284,11 @@ class Command(ReportCommand):
         handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
         for name in wanted.handlers:
             if name not in handlers and not states.rows().filter(handler=name).exists():
-                hint = _suggestion(name, handlers) or "; see `manage.py events_declare`"
+                hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
                 raise self.wrong(f"there is no handler {name!r} and no event of it{hint}")
         for name in wanted.reasons:
             if name not in replay.REASONS and not states.rows().filter(reason=name).exists():
-                hint = _suggestion(name, replay.REASONS) or "."
+                hint = suggestion(name, replay.REASONS) or "."
                 every = ", ".join(sorted(replay.REASONS))
                 raise self.wrong(f"there is no reason {name!r}{hint} Reasons: {every}")
         for pk in wanted.groups:
@@ -354,7 +354,7 @@ class Command(ReportCommand):
             if not alone.queryset().exists():
                 values = states.rows().order_by().values_list(column, flat=True).distinct()[:1000]
                 known = {word for each in values for word in (each, each.rpartition(".")[2])}
-                hint = _suggestion(name, known)
+                hint = suggestion(name, known)
                 self.stderr.write(f"no archived event has the {column} {name!r}{hint}")
 
     # -- replay
@@ -609,11 +609,6 @@ def _batch_options(options: dict[str, Any]) -> dict[str, Any]:
         "canary": options["canary"],
         "threshold": batch_states.THRESHOLD if percent is None else percent or None,
     }
-
-
-def _suggestion(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _without(ids: Collection[str], known: set[str]) -> list[str]:
