@@ -254,9 +254,6 @@ class _Payloads:
         #: References that are being compared, of models that contain themselves.
         self.open: list[tuple[Any, Any]] = []
 
-    def change(self, kind: Kind, text: str, *, compatible: bool = False) -> Change:
-        return Change(kind=kind, event=self.event, text=text, compatible=compatible)
-
     def objects(self, old: Schema, new: Schema, path: str = "") -> Iterator[Change]:
         """Compare payloads, or with *path* objects within them."""
         what = "field" if path else "argument"
@@ -267,11 +264,11 @@ class _Payloads:
             place = f"{path}{name}"
             if name not in now:
                 text = f"{what} {place!r} was removed: handlers that require it fail"
-                yield self.change("argument_removed", text)
+                yield _broken("argument_removed", self.event, text)
                 continue
             if name in needs and name not in needed:
                 text = f"{what} {place!r} is required now: events without it do not match"
-                yield self.change("default_removed", text)
+                yield _broken("default_removed", self.event, text)
             elif name in needed and name not in needs:
                 # Publishing fills in the defaults of a contract, but not those of models.
                 filled = not path and "default" in now[name]
@@ -280,13 +277,13 @@ class _Payloads:
                     if filled
                     else "is no longer required: handlers that require it fail without it"
                 )
-                yield self.change("default_added", text, compatible=filled)
+                yield (_harmless if filled else _broken)("default_added", self.event, text)
             elif _json(was[name].get("default")) != _json(now[name].get("default")):
                 text = (
                     f"the default of {what} {place!r} is {_json(now[name].get('default'))} instead "
                     f"of {_json(was[name].get('default'))}"
                 )
-                yield self.change("default_changed", text, compatible=True)
+                yield _harmless("default_changed", self.event, text)
             yield from self.types(was[name], now[name], f"{what} {place!r}", f"{place}.")
         for name in now:
             place = f"{path}{name}"
@@ -294,13 +291,13 @@ class _Payloads:
                 continue
             if name in needs:
                 text = f"{what} {place!r} is new and required: events published before lack it"
-                yield self.change("argument_required", text)
+                yield _broken("argument_required", self.event, text)
             elif others is False:
                 text = f"{what} {place!r} is new, and handlers of the old contract refuse it"
-                yield self.change("argument_added", text)
+                yield _broken("argument_added", self.event, text)
             else:
                 text = f"{what} {place!r} is new and optional"
-                yield self.change("argument_added", text, compatible=True)
+                yield _harmless("argument_added", self.event, text)
             if isinstance(others, dict) and others:  # its former type
                 yield from self.types(others, now[name], f"{what} {place!r}", f"{place}.")
         yield from self.others(others, new.get("additionalProperties"), path)
@@ -314,13 +311,13 @@ class _Payloads:
         if not path and (old is None) != (new is None):
             if new is None:
                 text = "the event no longer takes other arguments (**kwargs)"
-                yield self.change("argument_removed", text)
+                yield _broken("argument_removed", self.event, text)
             else:
                 text = "the event takes other arguments (**kwargs) now"
-                yield self.change("argument_added", text, compatible=True)
+                yield _harmless("argument_added", self.event, text)
         elif (old is False) != (new is False):
             text = f"{where} may {'not ' if new is False else ''}have other fields now"
-            yield self.change("type_changed", text)
+            yield _broken("type_changed", self.event, text)
         elif isinstance(old, dict) or isinstance(new, dict):
             yield from self.types(old, new, f"a value of {where}", f"{path}*.")
 
@@ -330,7 +327,7 @@ class _Payloads:
         """Compare values by the patterns of their keys."""
         where = f"{path.rstrip('.')!r}"
         if old.keys() != new.keys():
-            yield self.change("type_changed", f"the keys of {where} have another pattern")
+            yield _broken("type_changed", self.event, f"the keys of {where} have another pattern")
         for pattern in old.keys() & new.keys():
             yield from self.types(old[pattern], new[pattern], f"a value of {where}", f"{path}*.")
 
@@ -363,12 +360,12 @@ class _Payloads:
         old, new = _resolved(old, self.old_root), _resolved(new, self.new_root)
         keywords = {*old, *new}
         if not old and new:
-            yield self.change("type_added", f"{what} has a type now: {texts[0]}", compatible=True)
+            yield _harmless("type_added", self.event, f"{what} has a type now: {texts[0]}")
         elif "enum" in old and "enum" in new:
             yield from self.enums(old["enum"], new["enum"], what)
         elif any(_json(old.get(key)) != _json(new.get(key)) for key in keywords - _SCHEMAS):
             text = f"{what} is {texts[0]} instead of {texts[1]}"
-            yield self.change("type_changed", f"{text}, which handlers may not expect")
+            yield _broken("type_changed", self.event, f"{text}, which handlers may not expect")
         else:
             if keywords & _OBJECT:
                 yield from self.objects(old, new, path)
@@ -377,7 +374,9 @@ class _Payloads:
             for key in sorted(keywords & _INNER):
                 if (key in old) != (key in new) and key != "additionalItems":
                     names = "the keys" if key == "propertyNames" else "the values"
-                    yield self.change("type_changed", f"{names} of {what} have another type")
+                    yield _broken(
+                        "type_changed", self.event, f"{names} of {what} have another type"
+                    )
                 else:
                     where = f"a key of {what}" if key == "propertyNames" else f"a value of {what}"
                     yield from self.types(old.get(key), new.get(key), where, f"{path}*.")
@@ -388,7 +387,7 @@ class _Payloads:
         path = f"{path.removesuffix('.')}[]."
         olds, news = (each if isinstance(each, list) else [each] for each in (old, new))
         if isinstance(old, list) != isinstance(new, list) or len(olds) != len(news):
-            yield self.change("type_changed", f"{what} has another number of items")
+            yield _broken("type_changed", self.event, f"{what} has another number of items")
             return
         for one, other in zip(olds, news, strict=True):
             yield from self.types(one, other, f"an item of {what}", path)
@@ -397,10 +396,10 @@ class _Payloads:
         olds, news = set(map(_json, old)), set(map(_json, new))
         if gone := [each for each in old if _json(each) not in news]:
             text = f"{what} can no longer be {_listed(gone)}"
-            yield self.change("enum_narrowed", f"{text}, which earlier events may contain")
+            yield _broken("enum_narrowed", self.event, f"{text}, which earlier events may contain")
         if more := [each for each in new if _json(each) not in olds]:
             text = f"{what} can also be {_listed(more)} now, which handlers may not know"
-            yield self.change("enum_widened", text)
+            yield _broken("enum_widened", self.event, text)
 
     def alternatives(
         self, olds: list[Schema], news: list[Schema], what: str, path: str
@@ -408,7 +407,7 @@ class _Payloads:
         """Compare types of which a value has one, in any order."""
         if olds == [{}]:
             text = " or ".join(_text(each, self.new_root) for each in news)
-            yield self.change("type_added", f"{what} has a type now: {text}", compatible=True)
+            yield _harmless("type_added", self.event, f"{what} has a type now: {text}")
             return
         left, more = [], [*news]
         for old in olds:
@@ -430,10 +429,10 @@ class _Payloads:
             yield from self.types(old, new, what, path)
         for old in left:
             text = f"{what} can no longer be {_text(old, self.old_root)}"
-            yield self.change("type_changed", f"{text}, which earlier events may contain")
+            yield _broken("type_changed", self.event, f"{text}, which earlier events may contain")
         for new in more:
             text = f"{what} can also be {_text(new, self.new_root)} now"
-            yield self.change("type_changed", f"{text}, which handlers may not expect")
+            yield _broken("type_changed", self.event, f"{text}, which handlers may not expect")
 
 
 def _name(schema: Schema) -> str:
