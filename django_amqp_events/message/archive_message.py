@@ -251,8 +251,7 @@ def build(
         headers=fitted_archive(_kept_headers(received, event), archive, MAX_HEADERS),
         properties=basic_properties(
             task_id(service, handler or "", event, progress.replay_id) if event else None,
-            content_type=received.properties.get("content_type"),
-            content_encoding=received.properties.get("content_encoding"),
+            received.properties,
         ),
         event_id=event.id if event else "",
         name=event.name if event else received.event_key,

@@ -202,9 +202,7 @@ def retry_message(
         body=received.body,
         headers=with_publisher_headers(headers, received.headers),
         properties=basic_properties(
-            task_id(service, handler, event, replay_id),
-            content_type=received.properties.get("content_type"),
-            content_encoding=received.properties.get("content_encoding"),
+            task_id(service, handler, event, replay_id), received.properties
         ),
         event_id=event.id,
         name=event.name,

@@ -152,19 +152,17 @@ def identity_headers(event: ReceivedEvent, *, celery: bool = True) -> dict[str, 
     return headers
 
 
+_CONTENT: Final = {"content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING}
+
+
 def basic_properties(
-    message_id: str | None,
-    content_type: object = CONTENT_TYPE,
-    content_encoding: object = CONTENT_ENCODING,
+    message_id: str | None, like: Mapping[str, object] = _CONTENT
 ) -> dict[str, Any]:
+    """Return the properties of a message, with the content's type and encoding in *like*."""
     properties: dict[str, Any] = {"delivery_mode": 2}
     if message_id:
         properties["message_id"] = message_id
-    if isinstance(content_type, str):
-        properties["content_type"] = content_type
-    if isinstance(content_encoding, str):
-        properties["content_encoding"] = content_encoding
-    return properties
+    return properties | {key: like[key] for key in _CONTENT if isinstance(like.get(key), str)}
 
 
 def with_publisher_headers(
