@@ -466,15 +466,16 @@ def test_numbers_that_are_wrong_are_put_right() -> None:
 
 
 @database
-def test_events_from_before_the_groups_get_one() -> None:
+def test_events_from_before_the_groups_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_groups, "EVENTS_PER_TRANSACTION", 3)
     keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
     discard(ArchivedEvent.objects.get(event_id="0"))
     ArchivedEvent.objects.update(group=None)
     GroupCountChange.objects.all().delete()
     FailureGroup.objects.all().delete()
-    assert failure_groups.group_ungrouped(3) == 3
-    assert failure_groups.group_ungrouped(3) == 2
-    assert failure_groups.group_ungrouped(3) == 0
+    assert failure_groups.group_ungrouped() == 3
+    assert failure_groups.group_ungrouped() == 2
+    assert failure_groups.group_ungrouped() == 0
     assert told() == counted()
     assert only().open_now == 4
     failure_groups.fold_all_counts()
