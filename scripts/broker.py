@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+import bootstrap  # noqa: F401 - an old Python runs this file again by a newer one
+
 import apt_install
 from machine import HOST, Process, ScriptError, exit_with, free_ports, port_is_free, run, wait_until
 

@@ -82,9 +82,9 @@ def celery_app(settings: Settings) -> Celery:
         app = current_celery_app()
         if is_default_app(app):
             raise ConfigurationError(
-                "there is no current Celery app in this thread, so the broker is not known; "
-                "import the project's app in its __init__.py and make it the default "
-                '(app.set_default()), or name it: AMQP_EVENTS["CELERY_APP"] = "project.celery.app"'
+                "the project has no Celery app, or none that is current in this thread; create one "
+                "as in Celery's guide for Django and import it in the project's __init__.py, or "
+                'name it: AMQP_EVENTS["CELERY_APP"] = "project.celery.app"'
             )
         return app
     try:

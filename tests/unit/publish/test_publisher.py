@@ -391,7 +391,8 @@ def test_celerys_own_fallback_app_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
-    assert "no current Celery app" in done.stdout
+    assert "has no Celery app, or none that is current in this thread" in done.stdout
+    assert "create one as in Celery's guide" in done.stdout
     assert "CELERY_APP" in done.stdout
 
 
