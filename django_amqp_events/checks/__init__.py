@@ -29,6 +29,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     database.check_once,
     database.check_autocommit,
     database.check_vendor,
+    database.check_sqlite,
     database.check_outbox,
     settings.check_limits,
     settings.check_alerts,

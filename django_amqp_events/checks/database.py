@@ -141,6 +141,21 @@ def check_vendor(project: Project) -> Iterator[Problem]:
             )
 
 
+def check_sqlite(project: Project) -> Iterator[Problem]:
+    """SQLite whose requests read first and write later, which it does not wait for (W028)."""
+    for alias, entry in _used(project):
+        if connections[alias].vendor != "sqlite" or not entry.get("ATOMIC_REQUESTS"):
+            continue
+        mode = str((entry.get("OPTIONS") or {}).get("transaction_mode") or "DEFERRED")
+        if mode.upper() == "DEFERRED":
+            yield Problem(
+                "W028",
+                f"DATABASES[{alias!r}] is SQLite with ATOMIC_REQUESTS: a request that reads and "
+                f"then writes fails with 'database is locked' if a worker writes meanwhile.",
+                "Set its OPTIONS to {'transaction_mode': 'IMMEDIATE', 'timeout': 30}.",
+            )
+
+
 def check_outbox(project: Project) -> Iterator[Problem]:
     """An outbox without a table (E025), or UNROUTED = "hold" without an outbox (W017)."""
     settings = project.settings

@@ -13,7 +13,7 @@ _CODES: Final = {
     "console": "I001",
     "consumer-timeout": "W026 W027",
     "contracts": "E011 E022 E080 E081",
-    "databases": "E021 E026 E028 E029 E030 E041 W014 W019 W024",
+    "databases": "E021 E026 E028 E029 E030 E041 W014 W019 W024 W028",
     "deployment": "W020",
     "editing": "E070",
     "getting-started": "E001 E017 E018 W001 W003 W012",

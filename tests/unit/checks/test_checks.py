@@ -540,6 +540,31 @@ def test_a_database_that_is_not_supported(
     assert run(HANDLERS={}, PUBLISH="immediate") == []
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["W028"]),
+        ({"OPTIONS": None}, ["W028"]),
+        ({"OPTIONS": {"timeout": 30}}, ["W028"]),
+        ({"OPTIONS": {"transaction_mode": "deferred"}}, ["W028"]),
+        ({"OPTIONS": {"transaction_mode": "immediate"}}, []),
+        ({"OPTIONS": {"transaction_mode": "EXCLUSIVE"}}, []),
+        ({"ATOMIC_REQUESTS": False}, []),
+    ],
+)
+def test_requests_on_sqlite_that_do_not_wait(
+    run: Check, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: list[str]
+) -> None:
+    entry = {"ENGINE": "django.db.backends.sqlite3", "ATOMIC_REQUESTS": True, **options}
+    fake = SimpleNamespace(DATABASES={"default": entry})
+    monkeypatch.setattr(checks_database, "django_settings", fake)
+    monkeypatch.setattr(connections["default"], "vendor", "sqlite", raising=False)
+    assert run() == expected
+    assert ("IMMEDIATE" in text()) is bool(expected)
+    monkeypatch.setattr(connections["default"], "vendor", "postgresql", raising=False)
+    assert run() == []
+
+
 def test_once_in_async_code(run: Check) -> None:
     assert run(HANDLERS=handling("fits_asynchronously", ONCE=True)) == ["E040"]
 
