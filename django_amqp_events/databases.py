@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -236,15 +237,17 @@ def _lacks_columns(connection: BaseDatabaseWrapper) -> bool:
     """Return True if a database lacks a table or column of this app; only SQLite is asked."""
     if connection.vendor != "sqlite":
         return False
-    connection.ensure_connection()
-    for model in apps.get_app_config(__package__).get_models():
-        meta = model._meta  # noqa: SLF001
-        # Django's cursor refuses in a transaction that has failed.
-        columns = "SELECT name FROM pragma_table_info(?)"
-        found = {name for [name] in connection.connection.execute(columns, [meta.db_table])}
-        needed = {field.column for field in meta.local_concrete_fields}
-        if not needed <= found and is_written(connection.alias, model):
-            return True
+    # It is called while an error is handled, so its own, such as a lock, must not replace that.
+    with suppress(Exception):
+        connection.ensure_connection()
+        for model in apps.get_app_config(__package__).get_models():
+            meta = model._meta  # noqa: SLF001
+            # Django's cursor refuses in a transaction that has failed.
+            columns = "SELECT name FROM pragma_table_info(?)"
+            found = {name for [name] in connection.connection.execute(columns, [meta.db_table])}
+            needed = {field.column for field in meta.local_concrete_fields}
+            if not needed <= found and is_written(connection.alias, model):
+                return True
     return False
 
 
