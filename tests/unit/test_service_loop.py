@@ -81,11 +81,10 @@ def _read_only() -> OperationalError:
     return error
 
 
-def _locked() -> OperationalError:
-    """SQLite's error with an extended result code, SQLITE_BUSY_SNAPSHOT."""
-    error = OperationalError("database is locked")
-    error.__cause__ = sqlite3.OperationalError("database is locked")
-    error.__cause__.sqlite_errorcode = 517
+def _sqlite(text: str, code: int) -> OperationalError:
+    error = OperationalError(text)
+    error.__cause__ = sqlite3.OperationalError(text)
+    error.__cause__.sqlite_errorcode = code
     return error
 
 
@@ -95,15 +94,18 @@ def test_another_error_is_reported_too() -> None:
         _missing(),
         OperationalError("server closed"),
         _read_only(),
-        _locked(),
-        stop_after=5,
+        _sqlite("database is locked", 517),  # SQLITE_BUSY_SNAPSHOT
+        # It may be a missing table; the test's database must not be asked.
+        _sqlite("SQL logic error", sqlite3.SQLITE_ERROR),
+        stop_after=6,
     )
-    assert loop.failures == 5
+    assert loop.failures == 6
     assert "RabbitMQ reports an error (ExchangeMissingError: there is no exchange)" in reports[0]
     assert "(OperationalError: no such table: x; run `manage.py migrate`)" in reports[1]
     assert "the database is unreachable (OperationalError: server closed)" in reports[2]
     assert "the database is read-only (OperationalError: running with " in reports[3]
     assert "another process has locked the database (OperationalError: database" in reports[4]
+    assert "the database is unreachable (OperationalError: SQL logic" in reports[5]
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("SERVICE is missing"), ValueError("bug")])
