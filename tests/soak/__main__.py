@@ -117,6 +117,8 @@ def run(
         print(f"  WRONG: {each}")
     if len(result.wrong) > SHOWN:
         print(f"  WRONG: and {len(result.wrong) - SHOWN} more")
+    if result.story:
+        print(f"  {result.wrong[0].event}:", *result.story, sep="\n  ")
     print(f"seed {seed}, {seconds / 60:g} min, {grounds.kind}: {verdict([result])}", flush=True)
     return result
 

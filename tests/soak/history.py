@@ -46,10 +46,11 @@ class Ended:
 
 
 class Wrong(NamedTuple):
-    """A rule that does not hold, and for what."""
+    """A rule that does not hold, for what, and the event of which :func:`story` tells more."""
 
     rule: str
     what: str
+    event: str = ""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.what}"
@@ -136,39 +137,41 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
     handled |= {(event, policy.once) for event in ended.effects}
 
     lost = units - handled - ended.archived - ended.waiting
-    wrong += [Wrong("lost", f"{event} of {handler}") for event, handler in sorted(lost)]
+    wrong += [Wrong("lost", f"{event} of {handler}", event) for event, handler in sorted(lost)]
     effects = Counter(ended.effects)
     wrong += [
-        Wrong("doubled", f"{number} effects of {event}")
+        Wrong("doubled", f"{number} effects of {event}", event)
         for event, number in effects.items()
         if number > 1
     ]
-    wrong += [Wrong("unpublished", f"an effect of {event}") for event in set(effects) - intended]
+    wrong += [
+        Wrong("unpublished", f"an effect of {event}", event) for event in set(effects) - intended
+    ]
 
     early = 0
     for event, handler in sorted({(event, handler) for event, handler, *_ in runs}):
         if event not in intended:
-            wrong.append(Wrong("unpublished", f"{handler} ran for {event}"))
+            wrong.append(Wrong("unpublished", f"{handler} ran for {event}", event))
     replays = {replay: (event, handler, state) for replay, event, handler, state in ended.replays}
     for (event, handler, replay, attempt), run in runs.items():
         what = f"attempt {attempt} of {handler} for {event}" + (
             f" (replay {replay})" * bool(replay)
         )
         if not 1 <= attempt <= policy.attempts:
-            wrong.append(Wrong("attempt", f"{what}: {policy.attempts} are declared"))
+            wrong.append(Wrong("attempt", f"{what}: {policy.attempts} are declared", event))
         if attempt > 1 and run["start"]:
             before = runs.get((event, handler, replay, attempt - 1))
             failed = min(policy.failures(handler, before), default=None) if before else None
             if failed is None:
-                wrong.append(Wrong("attempt", f"{what}: the one before it did not fail"))
+                wrong.append(Wrong("attempt", f"{what}: the one before it did not fail", event))
             elif min(run["start"]) < failed + policy.delay:
                 by = failed + policy.delay - min(run["start"])
-                wrong.append(Wrong("early", f"{what}, by {by:.3f} s"))
+                wrong.append(Wrong("early", f"{what}, by {by:.3f} s", event))
                 early += 1
         if replay and (event, handler) != replays.get(replay, (event, handler, ""))[:2]:
-            wrong.append(Wrong("replay", f"{what}: the replay is of another event"))
+            wrong.append(Wrong("replay", f"{what}: the replay is of another event", event))
         if replay and replay not in replays:
-            wrong.append(Wrong("replay", f"{what}: no such replay"))
+            wrong.append(Wrong("replay", f"{what}: no such replay", event))
     for replay, (event, handler, state) in replays.items():
         ran = any(
             run["done"] for (*unit, of, _), run in runs.items()
@@ -178,10 +181,12 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         skipped = handler == policy.once and event in effects
         if state == "succeeded" and not ran and not skipped:
             about = f"{replay} of {event} for {handler} succeeded, and nothing ran"
-            wrong.append(Wrong("replay", about))
+            wrong.append(Wrong("replay", about, event))
 
     wrong += [
-        Wrong("exhausted", f"{event} of {handler}, and attempt {policy.attempts} did not fail")
+        Wrong(
+            "exhausted", f"{event} of {handler}, and attempt {policy.attempts} did not fail", event
+        )
         for event, handler in sorted(ended.exhausted)
         if not any(
             policy.failures(handler, runs[event, handler, replay, policy.attempts])
@@ -197,7 +202,9 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         for group, counted, actual in ended.groups
         if counted != actual
     ]
-    wrong += [Wrong("waiting", f"{event} of {handler}") for event, handler in sorted(ended.waiting)]
+    wrong += [
+        Wrong("waiting", f"{event} of {handler}", event) for event, handler in sorted(ended.waiting)
+    ]
     left = {queue: number for queue, number in ended.messages.items() if number}
     wrong += [Wrong("messages", f"{number} are left in {queue}") for queue, number in left.items()]
     wrong += [Wrong("failed", what) for what in ended.failed]
@@ -216,3 +223,21 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         replays=len(replays),
     )
     return wrong, figures
+
+
+def story(lines: Iterable[Line], event: str, began: float) -> list[str]:
+    """Return what the ledgers say of an event.
+
+    Args:
+        began: when the first fault could come (seconds); the lines' times are relative to it.
+    """
+    told = []
+    for line in lines:
+        if event in line.get("events", (line.get("event"),)):
+            about = f"{line['at'] - began:7.1f} s  {line['what']}"
+            if "handler" in line:
+                about += f" {line['handler']}, attempt {line['attempt']}"
+            if line.get("replay"):
+                about += f" of replay {line['replay']}"
+            told.append(f"{about}, process {line['pid']}")
+    return told

@@ -62,12 +62,14 @@ class Result:
 
     Attributes:
         wrong: what must not be, the worst first; empty if all is well.
+        story: of the event of what is worst.
         came: faults by kind, without those that could not be done.
         sizes: of each process at the beginning and at the end.
     """
 
     seed: int
     wrong: Sequence[Wrong]
+    story: Sequence[str]
     figures: Figures
     came: Counter[str]
     sizes: Sequence[str]
@@ -195,7 +197,7 @@ class Soak:
 
     def endure(self, steps: Sequence[Step], seconds: float, tell: Callable[[str], None]) -> None:
         """Let the faults come in their time, each in a thread of its own."""
-        began = time.monotonic()
+        self.began, began = time.time(), time.monotonic()
         threads: list[threading.Thread] = []
         for step in steps:
             time.sleep(max(0.0, began + step.at - time.monotonic()))
@@ -316,7 +318,7 @@ class Soak:
                 grown.append(size)
         return grown
 
-    def end(self) -> tuple[list[Wrong], Figures]:
+    def end(self) -> Result:
         """Stop everything, and check the history."""
         try:
             self.settle()
@@ -365,7 +367,9 @@ class Soak:
         for line in lines:
             if line.get("replay"):
                 line["replay"] = _hex(line["replay"])
-        return history.check(lines, ended, POLICY)
+        wrong, figures = history.check(lines, ended, POLICY)
+        story = history.story(lines, wrong[0].event, self.began) if wrong else ()
+        return Result(self.seed, wrong, story, figures, self.came, self.sizes)
 
     def _groups(self) -> list[GroupCounts]:
         """Return what each failure group counts, and what its events are."""
@@ -414,5 +418,4 @@ def soak(
     run = Soak(world, nodes, seed, patience)
     run.start()
     run.endure(steps, seconds, tell)
-    wrong, figures = run.end()
-    return Result(seed, wrong, figures, run.came, run.sizes)
+    return run.end()

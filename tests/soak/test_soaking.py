@@ -27,4 +27,5 @@ def test_a_fault_of_the_package_is_found(
     assert failed
     assert [each.rule for each in result.wrong] == ["lost"] * len(failed)
     assert result.figures.lost == len(failed)
+    assert any("raised" in line for line in result.story)
     assert result.figures.pairs > len(failed)
