@@ -339,7 +339,7 @@ def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
     """The publisher switches; what waits in the old worker for its countdown is moved."""
     eyes = fresh_eyes
     names = {"invoices": "invoices", "invoices.tasks.send_invoice": TASK}
-    declare, recover, replay = commands("From Celery tasks")
+    declare, recover, replay = commands("Moving from Celery tasks")
     billing = billing_service(service, eyes)
     old = billing.worker("prefork", 2, "-Q", "invoices").wait_ready()
 
