@@ -5,7 +5,7 @@ RabbitMQ was unreachable. Any number of relays may run at once. events_worker
 starts one; a service that only publishes needs at least one of its own.
 
 exit codes:
-  0  stopped (SIGTERM, SIGINT); --until-empty: no event is due
+  0  stopped (SIGTERM, SIGINT); --until-empty, --now: no event is due
   1  wrong settings, or no such database
   2  wrong arguments
 
@@ -42,8 +42,7 @@ class Command(ServiceCommand):
         parser.add_argument(
             "--now",
             action="store_true",
-            help="First publish the events whose publish failed, without waiting for their next "
-            "try, as after an outage.",
+            help="The same, after events whose publish failed were made due, as after an outage.",
         )
         parser.add_argument(
             "--database",
@@ -68,7 +67,7 @@ class Command(ServiceCommand):
                 raise self.wrong(f"DATABASES has no {alias!r}")
         progress = self.progress = Progress(self.tell, RelayCounts)
         aliases = chosen or outbox_rows.aliases(settings)
-        until_empty: bool = options["until_empty"]
+        until_empty: bool = options["until_empty"] or options["now"]
         relays = [
             Relay(
                 app=app,
