@@ -117,7 +117,7 @@ def test_the_same_messages_arrive(wire: Wire):
         )
     assert arrived(wire, len(given)) == ours
     if version_of(wire.channel.connection.server_properties) >= (4, 3):
-        # By strict priority, 4 without one: docs/topology.md.
+        # By strict priority, 4 without one: docs/other-programs.md.
         given.sort(key=lambda message: message.properties.get("priority", 4), reverse=True)
     assert [body for body, *_ in ours] == [message.body for message in given]
 

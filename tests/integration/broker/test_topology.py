@@ -1,4 +1,4 @@
-"""Facts about RabbitMQ that the topology relies on. Sources: docs/topology.md."""
+"""Facts about RabbitMQ that the topology relies on. Sources: docs/reasons.md."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def inspected(look: Amqp, entity: Exchange | Queue) -> drift.Item:
 
 
 class TestLookingCreatesNothing:
-    """The redeclare that can never create: what docs/topology.md calls the guard."""
+    """The redeclare that can never create: the guard of docs/reasons.md."""
 
     QUORUM = Queue(name="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 5})
     CLASSIC = Queue(name="q", arguments={"x-queue-type": "classic"})
