@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -83,7 +82,7 @@ class Reader:
 
     def stop(self, name: str) -> None:
         if process := self.running.pop(name, None):
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # SIGINT is ignored where a script started the suite in the background
             process.wait(60)
 
 

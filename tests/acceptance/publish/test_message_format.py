@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(240)
 ROOT = Path(__file__).resolve().parents[3]
 FOREIGN = ROOT / "tests" / "acceptance" / "foreign"
 BLOCK = re.compile(r"^```(python|js|go)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS = BLOCK.findall((ROOT / "docs" / "message-format.md").read_text())
+PROGRAMS = BLOCK.findall((ROOT / "docs" / "other-programs.md").read_text())
 ENDINGS = {"python": "py", "js": "js", "go": "go"}
 #: Debian's package of the Go client; it is compiled without a network.
 GO = ("golang-go", "golang-github-rabbitmq-amqp091-go-dev")
