@@ -82,7 +82,7 @@ class Reader:
 
     def stop(self, name: str) -> None:
         if process := self.running.pop(name, None):
-            process.terminate()  # SIGINT is ignored where a script started the suite in the background
+            process.terminate()  # a suite that runs in the background ignores SIGINT
             process.wait(60)
 
 
