@@ -447,9 +447,9 @@ class Reason:
         try:
             params = {name: _read(value) for name, value in document.items() if name != "code"}
             found = cls(document["code"], **params)
-            str(found)
             # The plural forms of most languages need a number.
             if isinstance(params.get("count", 0), int):
+                str(found)
                 return found
         except (KeyError, TypeError, ValueError, RecursionError):
             pass
