@@ -115,6 +115,8 @@ def test_the_same_messages_arrive(wire: Wire):
             wire.exchange,
             message.routing_key,
         )
+    # Priorities order what is ready.
+    until(lambda: waiting(wire) == len(given), "the queue has them")
     assert arrived(wire, len(given)) == ours
     if version_of(wire.channel.connection.server_properties) >= (4, 3):
         # By strict priority, 4 without one: docs/other-programs.md.
