@@ -158,7 +158,8 @@ def prefork(eyes: Eyes, module_service: Make) -> Service:
     core = module_service(eyes)
     core.declare()
     # Celery replaces dead children every five seconds: enough of them to die one after another.
-    core.worker("prefork", 8, "-Q", QUEUE).wait_ready()
+    # RabbitMQ counts what is on its way while the prefetch count changes (QueueStep.renew).
+    core.worker("prefork", 8, "-Q", QUEUE, "--prefetch-multiplier", "8").wait_ready()
     return core
 
 
