@@ -75,13 +75,13 @@ def written(model: type[Model], *own: str) -> list[str]:
     These are *own*, and those that the routers allow and to which they write a row that is there.
     So a replica is not one of them, nor an alias without a database, nor a second alias of one.
     """
-    found = list(dict.fromkeys(own))
-    places = [_place(alias) for alias in found]
+    aliases = list(dict.fromkeys(own))
+    places = [_place(alias) for alias in aliases]
     for alias in connections:
-        if alias not in found and is_written(alias, model) and _place(alias) not in places:
-            found.append(alias)
+        if alias not in aliases and is_written(alias, model) and _place(alias) not in places:
+            aliases.append(alias)
             places.append(_place(alias))
-    return found
+    return aliases
 
 
 def _place(alias: str) -> tuple[Any, ...]:
@@ -169,17 +169,17 @@ class Moment(_DateTimeField):
     """
 
     def get_prep_value(self, value: Any) -> Any:
-        found = super().get_prep_value(value)
-        return None if found is None else _utc(found)
+        moment = super().get_prep_value(value)
+        return None if moment is None else _utc(moment)
 
     def get_db_prep_value(
         self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
     ) -> Any:
-        found = value if prepared else self.get_prep_value(value)
-        if isinstance(found, datetime) and not connection.features.supports_timezones:
+        moment = value if prepared else self.get_prep_value(value)
+        if isinstance(moment, datetime) and not connection.features.supports_timezones:
             # Django converts or refuses an aware time by USE_TZ, and writes a naive one as it is.
-            found = found.replace(tzinfo=None)
-        return connection.ops.adapt_datetimefield_value(found)
+            moment = moment.replace(tzinfo=None)
+        return connection.ops.adapt_datetimefield_value(moment)
 
     def from_db_value(
         self, value: datetime | None, _expression: object, connection: BaseDatabaseWrapper
@@ -212,8 +212,8 @@ def clock(alias: str) -> datetime:
     with connection.cursor() as cursor:
         mysql = connection.vendor == "mysql"
         cursor.execute("SELECT UTC_TIMESTAMP(6)" if mysql else "SELECT CURRENT_TIMESTAMP")
-        [found] = cursor.fetchone()
-    return found.replace(tzinfo=UTC) if mysql else _utc(found)
+        [now] = cursor.fetchone()
+    return now.replace(tzinfo=UTC) if mysql else _utc(now)
 
 
 def _utc(moment: datetime) -> datetime:
@@ -244,9 +244,9 @@ def _lacks_columns(connection: BaseDatabaseWrapper) -> bool:
             meta = model._meta  # noqa: SLF001
             # Django's cursor refuses in a transaction that has failed.
             columns = "SELECT name FROM pragma_table_info(?)"
-            found = {name for [name] in connection.connection.execute(columns, [meta.db_table])}
+            existing = {name for [name] in connection.connection.execute(columns, [meta.db_table])}
             needed = {field.column for field in meta.local_concrete_fields}
-            if not needed <= found and is_written(connection.alias, model):
+            if not needed <= existing and is_written(connection.alias, model):
                 return True
     return False
 
@@ -348,7 +348,7 @@ def parts(items: Sequence[T], size: int = ROWS) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def pieces(found: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator[list[T]]:
+def pieces(sizes: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator[list[T]]:
     """Cut rows or their ids into pieces of at most *count* and *size* bytes, or a larger one.
 
     Args:
@@ -356,12 +356,12 @@ def pieces(found: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator
     """
     piece: list[T] = []
     left = size
-    for each, bytes_of_it in found:
+    for item, bytes_of_it in sizes:
         left -= bytes_of_it
         if piece and (len(piece) == count or left < 0):
             yield piece
             piece, left = [], size - bytes_of_it
-        piece.append(each)
+        piece.append(item)
     if piece:
         yield piece
 
@@ -397,7 +397,7 @@ def delete_by_id(model: type[Model], alias: str, ids: Sequence[Any], condition: 
     delete, prepare = _delete_statement(connection.vendor, alias, model)
     places = ", ".join(["%s"] * len(ids))
     with connection.cursor() as cursor:
-        values = [prepare(each, connection) for each in ids]
+        values = [prepare(pk, connection) for pk in ids]
         cursor.execute(delete.format(places, condition, len(ids)), values)
         return int(cursor.rowcount)
 

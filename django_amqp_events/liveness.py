@@ -93,13 +93,13 @@ def _answer(sock: socket.socket) -> None:
 
 
 def _state() -> dict[str, Any]:
-    found = []
+    reports = []
     for part in tuple(parts):  # other threads change it
         # First, since it may turn the part.
         problem, turned = part.problem(), part.turned
         seconds = None if turned is None else time.monotonic() - turned
-        found.append({"part": part.name, "problem": problem, "seconds": seconds})
-    return {"process": os.getpid(), "parts": found}
+        reports.append({"part": part.name, "problem": problem, "seconds": seconds})
+    return {"process": os.getpid(), "parts": reports}
 
 
 def ask(settings: Settings) -> list[dict[str, Any]] | None:
@@ -118,8 +118,8 @@ def ask(settings: Settings) -> list[dict[str, Any]] | None:
     prefix = _prefix(settings)[1:] + place.encode()
     # Any user may bind other names that begin so.
     names = re.findall(rb"@(" + re.escape(prefix) + rb"\.(\d+)\.\d+)$", table, re.MULTILINE)
-    found = [_ask(b"\0" + name, int(pid)) for name, pid in sorted(set(names))]
-    return [each for each in found if each is not None]
+    answers = [_ask(b"\0" + name, int(pid)) for name, pid in sorted(set(names))]
+    return [answer for answer in answers if answer is not None]
 
 
 def _ask(name: bytes, pid: int) -> dict[str, Any] | None:
@@ -143,8 +143,8 @@ def _read(name: bytes) -> dict[str, Any]:
         sock.connect(name)
         while read := sock.recv(65536):
             answer += read
-    found: dict[str, Any] = json.loads(answer)
-    return found
+    state: dict[str, Any] = json.loads(answer)
+    return state
 
 
 def _close() -> None:

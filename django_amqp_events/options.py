@@ -267,7 +267,7 @@ def option(read: Reader, **default: Any) -> Any:
 
 def keys(section: type) -> dict[str, Reader]:
     """Return the readers of a dataclass of settings by key, in upper case."""
-    return {each.name.upper(): each.metadata["read"] for each in fields(section)}
+    return {key.name.upper(): key.metadata["read"] for key in fields(section)}
 
 
 def read_options(

@@ -43,8 +43,8 @@ def has_died(other: str) -> bool:
         return True
     except (OSError, OverflowError):
         pass  # it exists, and belongs to another user
-    found = _started(pid)
-    return bool(found) and found != started
+    actual = _started(pid)
+    return bool(actual) and actual != started
 
 
 @lru_cache(maxsize=1)

@@ -446,11 +446,11 @@ class Reason:
             return cls.of(str(document))
         try:
             params = {name: _read(value) for name, value in document.items() if name != "code"}
-            found = cls(document["code"], **params)
+            reason = cls(document["code"], **params)
             # The plural forms of most languages need a number.
             if isinstance(params.get("count", 0), int):
-                str(found)
-                return found
+                str(reason)
+                return reason
         except (KeyError, TypeError, ValueError, RecursionError):
             pass
         return cls("text", text=json.dumps(document))
@@ -458,7 +458,10 @@ class Reason:
     def as_json(self) -> dict[str, Any]:
         """Return code and parameters as JSON types, whatever language is active."""
         with override(None):
-            return {"code": self.code, **{name: _plain(each) for name, each in self.params.items()}}
+            return {
+                "code": self.code,
+                **{name: _plain(value) for name, value in self.params.items()},
+            }
 
     def __str__(self) -> str:
         with override(None):
@@ -501,7 +504,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, Reason):
         return value.as_json()
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, (int, float)):
         return value
     # As models.clean(): PostgreSQL stores no NUL and no lone surrogate in JSON.
@@ -510,5 +513,5 @@ def _plain(value: object) -> Any:
 
 def _read(value: Any) -> Any:
     if isinstance(value, list):
-        return [_read(each) for each in value]
+        return [_read(item) for item in value]
     return Reason.from_json(value) if isinstance(value, dict) else value

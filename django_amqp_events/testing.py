@@ -144,14 +144,14 @@ class CapturedEvents(Sequence[CapturedEvent]):
         Raises:
             AssertionError: there is not exactly one; the message lists the captured events.
         """
-        found = self.named(name)
-        if len(found) != 1:
+        published = self.named(name)
+        if len(published) != 1:
             wanted = name.name if isinstance(name, Publishable) else name
             raise AssertionError(
-                f"{len(found)} events named {wanted!r} were published instead of one; captured: "
-                f"{', '.join(self.names) or 'nothing'}"
+                f"{len(published)} events named {wanted!r} were published instead of one; "
+                f"captured: {', '.join(self.names) or 'nothing'}"
             )
-        return found[0]
+        return published[0]
 
     def clear(self) -> None:
         """Remove the events captured so far."""

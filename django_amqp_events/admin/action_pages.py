@@ -142,18 +142,18 @@ def decode_selection(text: str) -> dict[UUID, int] | None:
         return None
     seen = {}
     for pair in text.split(","):
-        found = _PAIR.fullmatch(pair)
-        if found is None or int(found[2]) >= 2**31:
+        match = _PAIR.fullmatch(pair)
+        if match is None or int(match[2]) >= 2**31:
             return None
-        seen[UUID(found[1])] = int(found[2])
+        seen[UUID(match[1])] = int(match[2])
     return seen if len(seen) <= LIMIT else None
 
 
 def by_reason(skipped: Iterable[Skipped]) -> list[tuple[str, list[str]]]:
     """Return each reason with the titles of its events, the most frequent first."""
     groups: dict[str, list[str]] = {}
-    for each in skipped:
-        groups.setdefault(text(each.why, 500), []).append(line(each.title or each.id))
+    for skip in skipped:
+        groups.setdefault(text(skip.why, 500), []).append(line(skip.title or skip.id))
     return sorted(groups.items(), key=lambda item: -len(item[1]))
 
 
@@ -198,8 +198,8 @@ class ActionPages(Pages):
 
     def freeze(self, queryset: QuerySet[Any]) -> dict[UUID, int]:
         """Return the versions of the rows by id, one more than the limit at most."""
-        found: Any = queryset.annotate(frozen=self.version).values_list("pk", "frozen")
-        return dict(found[: self.limit + 1])
+        versions: Any = queryset.annotate(frozen=self.version).values_list("pk", "frozen")
+        return dict(versions[: self.limit + 1])
 
     def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
         """Handle selected rows that have left the list since it was shown."""
@@ -207,7 +207,7 @@ class ActionPages(Pages):
 
     def offered(self) -> list[str]:
         """Return the permissions of what the list offers."""
-        return [each.permission for each in self.row_actions.values()]
+        return [action.permission for action in self.row_actions.values()]
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -221,8 +221,10 @@ class ActionPages(Pages):
 
     def get_urls(self) -> list[URLPattern]:
         decide = [
-            self._path(f"decide/{name}/", non_atomic(partial(self.action_view, action=each)), name)
-            for name, each in self.row_actions.items()
+            self._path(
+                f"decide/{name}/", non_atomic(partial(self.action_view, action=action)), name
+            )
+            for name, action in self.row_actions.items()
         ]
         return [*decide, *super().get_urls()]
 
@@ -236,15 +238,15 @@ class ActionPages(Pages):
         self, request: HttpRequest, row: Any, version: int, offered: Iterable[Action]
     ) -> dict[str, list[Any]]:
         """Return the buttons of one event, and why others are missing."""
-        found: dict[str, list[Any]] = {"links": [], "obstacles": []}
+        buttons: dict[str, list[Any]] = {"links": [], "obstacles": []}
         seen = encode_selection({row.pk: version})
         for action in offered:
             if obstacle := self._obstacle(request, row, action):
-                found["obstacles"].append(obstacle)
+                buttons["obstacles"].append(obstacle)
             else:
                 url = self._filtered_url(request, action.name, seen=seen, back="event")
-                found["links"].append({"label": action.button, "name": action.name, "url": url})
-        return found
+                buttons["links"].append({"label": action.button, "name": action.name, "url": url})
+        return buttons
 
     def _obstacle(self, request: HttpRequest, row: Any, action: Action) -> str:
         """Return why this user cannot run an action now, ``""`` if possible."""
@@ -263,7 +265,7 @@ class ActionPages(Pages):
             messages.error(request, code(str(self.too_many) % {"limit": number(self.limit)}))
             return None
         if not across(request):
-            ids = {UUID(each) for each in request.POST.getlist(ACTION_CHECKBOX_NAME)}
+            ids = {UUID(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)}
             self.add_unlisted(request, seen, ids - set(seen))
         return self.ask(request, action, dict(list(seen.items())[: self.limit])) if seen else None
 
@@ -301,8 +303,8 @@ class ActionPages(Pages):
         self, request: HttpRequest, action: Action, seen: Seen
     ) -> tuple[Seen, Rows, list[Skipped]]:
         """Return versions and rows that this user may change, and the others as skipped."""
-        found = self.rows_of(request, seen)
-        visible = {pk: row for pk, row in found.items() if self.allows(request, row)}
+        existing = self.rows_of(request, seen)
+        visible = {pk: row for pk, row in existing.items() if self.allows(request, row)}
         rows = {pk: row for pk, row in visible.items() if self.may(request, action, row)}
         there = {pk: version for pk, version in seen.items() if pk in rows}
         skipped = [Skipped(id=pk, title="", why=self.gone) for pk in seen if pk not in visible]

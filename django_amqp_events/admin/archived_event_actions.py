@@ -36,13 +36,13 @@ def _action(rule: Rule, **options: Any) -> EventAction:
 
 
 def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
-    found = eligibility.examine(seen, ACTIONS[action.name].rule, rows)
+    examined = eligibility.examine(seen, ACTIONS[action.name].rule, rows)
     if not action.publishes:
-        return list(found.events), found.skipped, {}
+        return list(examined.events), examined.skipped, {}
     by_handler: dict[Handler, list[UUID]] = {}
-    for pk, handler in found.handlers.items():
+    for pk, handler in examined.handlers.items():
         by_handler.setdefault(handler, []).append(pk)
-    confirmed = [pk for pk, event in found.events.items() if not event.unconfirmed]
+    confirmed = [pk for pk, event in examined.events.items() if not event.unconfirmed]
     details = {
         "destinations": [
             {
@@ -53,20 +53,20 @@ def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
             }
             for handler, ids in sorted(by_handler.items(), key=lambda item: item[0].name)
         ],
-        "unconfirmed": len(found.events) - len(confirmed),
-        "poison": sum(event.reason == "poison" for event in found.events.values()),
-        "succeeded": _count(Replay, event__in=list(found.events), state=Replay.State.SUCCEEDED),
+        "unconfirmed": len(examined.events) - len(confirmed),
+        "poison": sum(event.reason == "poison" for event in examined.events.values()),
+        "succeeded": _count(Replay, event__in=list(examined.events), state=Replay.State.SUCCEEDED),
         # A replay that is not confirmed is published again as it was.
         "edited": 0 if action.name == "force" else _count(Revision, event__in=confirmed),
     }
-    return list(found.events), found.skipped, details
+    return list(examined.events), examined.skipped, details
 
 
 def _count(model: type[Replay | Revision], **wanted: Any) -> int:
     """Count the events that have such a row."""
     manager: Any = model._default_manager  # noqa: SLF001 - Django's public name
-    found = manager.using(states.database()).filter(**wanted)
-    return int(found.values("event").distinct().count())
+    matching = manager.using(states.database()).filter(**wanted)
+    return int(matching.values("event").distinct().count())
 
 
 def _replay(decision: Decision) -> Report:
@@ -105,8 +105,8 @@ _PUBLISHED: Final = ngettext_lazy(
 )
 
 ACTIONS: Final[Mapping[str, EventAction]] = {
-    each.name: each
-    for each in (
+    action.name: action
+    for action in (
         _action(
             eligibility.REPLAY,
             name="replay",

@@ -97,15 +97,15 @@ class ArchiveList(IndexedList):
             self.result_list = self.result_list.none()
             return
         ids = self.result_list.values_list("pk", flat=True)
-        found = self.model_admin.get_queryset(request).filter(pk__in=sliced(ids))
-        if not found.query.select_related:
-            found = self.apply_select_related(found)
+        events = self.model_admin.get_queryset(request).filter(pk__in=sliced(ids))
+        if not events.query.select_related:
+            events = self.apply_select_related(events)
         # They are part of the payload.
         pages: Any = self.model_admin
         if pages.allows(request, None, "view_payload"):
-            values = SearchValue.objects.using(found.db).order_by("path", "value")
-            found = found.prefetch_related(Prefetch("search_values", values, "searched"))
-        self.result_list = found.order_by(*self.result_list.query.order_by)
+            values = SearchValue.objects.using(events.db).order_by("path", "value")
+            events = events.prefetch_related(Prefetch("search_values", values, "searched"))
+        self.result_list = events.order_by(*self.result_list.query.order_by)
 
 
 class ArchivedEventAdmin(EditingPages):
@@ -162,50 +162,50 @@ class ArchivedEventAdmin(EditingPages):
             constant.add("status")
         if {HandlerFilter.parameter_name, GroupFilter.parameter_name} & set(request.GET):
             constant.add("handled_by")
-        return [each for each in self.list_display if each not in constant]
+        return [column for column in self.list_display if column not in constant]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ArchivedEvent]:
         """Return the rows of the database that is written, without what is large."""
-        found = super().get_queryset(request).using(states.database())
-        return found.defer(*ArchivedEvent.LARGE)
+        events = super().get_queryset(request).using(states.database())
+        return events.defer(*ArchivedEvent.LARGE)
 
     def listed(self, request: HttpRequest, rows: Iterable[Any]) -> list[Any]:
-        found = super().listed(request, rows)
-        for row in found:
+        visible = super().listed(request, rows)
+        for row in visible:
             if self.sight(request, row) == "none":
                 row.searched = ()
-        return found
+        return visible
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ArchiveList
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         """Return the list, which names the paths whose values can be searched."""
-        found = super().get_changelist_instance(request)
+        changelist = super().get_changelist_instance(request)
         if (paths := _known_paths()) and self.allows(request, None, "view_payload"):
             more = _("Or a value of %(paths)s (17, %(path)s=17, %(path)s=17*).") % {
                 "paths": ", ".join(paths[:PATHS]) + (", …" if len(paths) > PATHS else ""),
                 "path": paths[0],
             }
-            found.search_help_text = f"{self.search_help_text} {more}"
-        return found
+            changelist.search_help_text = f"{self.search_help_text} {more}"
+        return changelist
 
     def matches(self, term: str, alias: str) -> Q:
         """Match ids of events, correlations, rows and replays."""
-        found = super().matches(term, alias)
+        condition = super().matches(term, alias)
         if (pk := parse_uuid(term)) is not None:
             of_replay = Replay.objects.using(alias).filter(pk=pk)
-            found |= Q(pk__in=list(of_replay.values_list("event_id", flat=True)))
-        return found
+            condition |= Q(pk__in=list(of_replay.values_list("event_id", flat=True)))
+        return condition
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Search by values, too, for users who may view payloads, of which these are a part."""
-        found, duplicates = super().get_search_results(request, queryset, search_term)
+        events, duplicates = super().get_search_results(request, queryset, search_term)
         term = self._search_term(request, search_term)
         if term is None:
-            return found, duplicates
+            return events, duplicates
         # An action takes what the list shows; an export takes all.
         shown = request.path == self._url("changelist")
         many = partial(self._warn, request, _TOO_MANY % {"most": number(selection.FEW_VALUES)})
@@ -213,8 +213,8 @@ class ArchivedEventAdmin(EditingPages):
         if not (term.path or term.start):
             ids = self.matches(search_term.strip(), queryset.db)
             return queryset.filter(ids | matching), duplicates
-        found = queryset.filter(matching)
-        return found.order_by(*selection.sort_few(found.query.order_by)), duplicates
+        events = queryset.filter(matching)
+        return events.order_by(*selection.sort_few(events.query.order_by)), duplicates
 
     def _search_term(self, request: HttpRequest, text: str) -> SearchTerm | None:
         if not text.strip() or not self.allows(request, None, "view_payload"):
@@ -246,7 +246,7 @@ class ArchivedEventAdmin(EditingPages):
         if not self.allows(request, None, "export"):
             raise Refused(self.lacking(request, "export"))
         try:
-            found = self.get_changelist_instance(request).queryset
+            events = self.get_changelist_instance(request).queryset
         except IncorrectLookupParameters:
             messages.error(request, _("The URL contains an unknown filter."))
             return HttpResponseRedirect(self._url("changelist"))
@@ -259,7 +259,7 @@ class ArchivedEventAdmin(EditingPages):
         logger.info("%s exports archived events: %s", request.user, filters.urlencode())
         return stream(
             request,
-            export.export(found, sight=sight),
+            export.export(events, sight=sight),
             content_type="application/x-ndjson",
             headers={
                 "Content-Disposition": 'attachment; filename="archived-events.jsonl"',
@@ -270,15 +270,15 @@ class ArchivedEventAdmin(EditingPages):
     @admin.display(description=gettext_lazy("event"))
     def what(self, event: ArchivedEvent) -> str:
         places = {path: place for place, path in enumerate(_known_paths())}
-        found: list[SearchValue] = sorted(
-            getattr(event, "searched", ()), key=lambda each: places.get(each.path, len(places))
+        searched: list[SearchValue] = sorted(
+            getattr(event, "searched", ()), key=lambda value: places.get(value.path, len(places))
         )
-        values = ((breakable(str(each), 60),) for each in found[:VALUES])
+        values = ((breakable(str(value), 60),) for value in searched[:VALUES])
         return format_html(
             '<span class="ae-what">{}</span> {}{}',
             breakable(event.name),
             format_html_join(" ", '<span class="ae-quiet">{}</span>', values),
-            " …" if len(found) > VALUES else "",
+            " …" if len(searched) > VALUES else "",
         )
 
     @admin.display(description=gettext_lazy("handler"))
@@ -342,9 +342,9 @@ class ArchivedEventAdmin(EditingPages):
         ]
 
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
-        found = self.get_queryset(request).defer(None).defer("body")
+        events = self.get_queryset(request).defer(None).defer("body")
         readable = self.allows(request, None, "view_payload")
-        return found.annotate(head=head_of("body")) if readable else found
+        return events.annotate(head=head_of("body")) if readable else events
 
     def find(self, request: HttpRequest, object_id: str) -> Any:
         event = super().find(request, object_id)
@@ -376,11 +376,11 @@ class ArchivedEventAdmin(EditingPages):
         replays = list(made.defer("revision__body").order_by("-number")[:REPLAYS])
         actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
         # The row describes the last failure that took effect.
-        last = next((each for each in failures if not each.late), None) or last_failure(event)
+        last = next((failed for failed in failures if not failed.late), None) or last_failure(event)
         document = last.about if last is not None else {}
-        by_id: dict[UUID | None, Replay] = {each.pk: each for each in replays}
-        tasks = self._tasks(request, [event.task_id, *(each.task_id for each in replays)])
-        found = settings_and_registry()
+        by_id: dict[UUID | None, Replay] = {replayed.pk: replayed for replayed in replays}
+        tasks = self._tasks(request, [event.task_id, *(replayed.task_id for replayed in replays)])
+        configured = settings_and_registry()
         handler = eligibility.known_handler(event)
         meaning, remedy = STATES.get(event.state, ("", ""))
         resolved = actions and actions[0].action == ArchiveAction.Action.RESOLVE
@@ -402,19 +402,21 @@ class ArchivedEventAdmin(EditingPages):
             "group_url": self._group_url(event.group_id)
             if self.pages_of(request, FailureGroup)
             else "",
-            "entry_url": self.described_at(request, "event", catalogue_entry(event.name, found)),
+            "entry_url": self.described_at(
+                request, "event", catalogue_entry(event.name, configured)
+            ),
             "retries_url": self.described_at(request, "handler", handler.name if handler else ""),
             "queue_url": self.described_at(request, "queue", handler.queue if handler else ""),
             "attempts": [
-                (attempt, by_id.get(each.replay_id))
-                for each in reversed(failures)
-                for attempt in formatting.attempts(each)
+                (attempt, by_id.get(failed.replay_id))
+                for failed in reversed(failures)
+                for attempt in formatting.attempts(failed)
             ],
             "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,
-            "audit": [(each, by_id.get(each.replay_id)) for each in actions],
+            "audit": [(done, by_id.get(done.replay_id)) for done in actions],
             "more_audit": len(actions) == REPLAYS,
-            "replays": [(each, tasks.get(each.task_id)) for each in replays],
+            "replays": [(replayed, tasks.get(replayed.task_id)) for replayed in replays],
             "task": tasks.get(event.task_id),
         }
 
@@ -433,8 +435,8 @@ class ArchivedEventAdmin(EditingPages):
         )
         return [
             (title, value, events)
-            for title, value, found in groups
-            if value and (events := self.listed(request, found[:RELATED]))
+            for title, value, related in groups
+            if value and (events := self.listed(request, related[:RELATED]))
         ]
 
     def _content(self, request: HttpRequest, event: Any) -> dict[str, Any]:
@@ -459,18 +461,18 @@ class ArchivedEventAdmin(EditingPages):
     def _event_buttons(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, Any]:
         """Return the buttons of an event, and why others are missing."""
         offered = [
-            each
-            for each in ACTIONS.values()
-            if event.state == each.rule.state
-            and (not each.rule.overdue or eligibility.is_overdue(event))
+            action
+            for action in ACTIONS.values()
+            if event.state == action.rule.state
+            and (not action.rule.overdue or eligibility.is_overdue(event))
         ]
-        found = self._buttons(request, event, event.version, offered)
+        buttons = self._buttons(request, event, event.version, offered)
         if event.state == State.ARCHIVED:
             edit = self._edit_button(request, event)
             kind = "obstacles" if isinstance(edit, str) else "links"
-            if edit and edit not in found[kind]:
-                found[kind].append(edit)
-        return found
+            if edit and edit not in buttons[kind]:
+                buttons[kind].append(edit)
+        return buttons
 
     def _obstacle(self, request: HttpRequest, row: ArchivedEvent, action: Action) -> str:
         obstacle = super()._obstacle(request, row, action)
@@ -491,8 +493,8 @@ class ArchivedEventAdmin(EditingPages):
         model: Any = apps.get_model("django_celery_results", "TaskResult")
         if self.pages_of(request, model) is None:
             return {}
-        found = model.objects.filter(task_id__in=ids).only("pk", "task_id", "status")
-        return {each.task_id: each for each in found}
+        results = model.objects.filter(task_id__in=ids).only("pk", "task_id", "status")
+        return {result.task_id: result for result in results}
 
     def payload_view(self, request: HttpRequest, event: ArchivedEvent) -> HttpResponse:
         """Return the body as it was published, as a file."""

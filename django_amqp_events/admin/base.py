@@ -142,7 +142,8 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         Whatever reads a row for a user asks this; without a row, it answers for some row.
         """
         return all(
-            getattr(self, f"has_{each}_permission")(request, row) for each in ("view", *permissions)
+            getattr(self, f"has_{permission}_permission")(request, row)
+            for permission in ("view", *permissions)
         )
 
     def codenames(self, permission: str) -> list[str]:
@@ -153,25 +154,32 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def lacking(self, request: HttpRequest, *permissions: str, row: Any = None) -> list[str]:
         """Return the codenames that this user lacks to have all these permissions."""
-        found = [name for each in ("view", *permissions) for name in self.codenames(each)]
+        codenames = [
+            name for permission in ("view", *permissions) for name in self.codenames(permission)
+        ]
         return [
-            name for name in dict.fromkeys(found) if not self.granted(request, row, codename=name)
+            name
+            for name in dict.fromkeys(codenames)
+            if not self.granted(request, row, codename=name)
         ]
 
     def lacking_views(self, request: HttpRequest, *models: type[Model]) -> str:
         """Return the codenames that this user lacks to view pages of this site, quoted."""
         sites = self.admin_site
-        shown = [sites.get_model_admin(each) for each in models if sites.is_registered(each)]
-        found: list[Any] = [each for each in shown if not each.has_view_permission(request)]
-        return quoted(dict.fromkeys(name for each in found for name in each.lacking(request)))
+        shown = [sites.get_model_admin(model) for model in models if sites.is_registered(model)]
+        hidden: list[Any] = [pages for pages in shown if not pages.has_view_permission(request)]
+        return quoted(dict.fromkeys(name for pages in hidden for name in pages.lacking(request)))
 
     def within(self, request: HttpRequest, rows: QuerySet[Any], *permissions: str) -> QuerySet[Any]:
         """Return the rows that this user may see, and has all these permissions for.
 
         They are read only if a subclass decides by row.
         """
-        names = ("granted", *(f"has_{each}_permission" for each in ("view", *permissions)))
-        ours = [each for each in type(self).__mro__ if each.__module__.startswith(_OURS)]
+        names = (
+            "granted",
+            *(f"has_{permission}_permission" for permission in ("view", *permissions)),
+        )
+        ours = [base for base in type(self).__mro__ if base.__module__.startswith(_OURS)]
         if all(getattr(type(self), name) is getattr(ours[0], name) for name in names):
             return rows
         ids = [row.pk for row in rows if self.allows(request, row, *permissions)]
@@ -182,7 +190,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     @property
     def urls(self) -> list[URLPattern]:
         """Return the URLs of these pages; their views get text that every database can compare."""
-        return [self._guarded(each) for each in self.get_urls()]
+        return [self._guarded(pattern) for pattern in self.get_urls()]
 
     def _guarded(self, pattern: Any) -> Any:
         """Wrap the view of a pattern: clean its query, and say which permissions are missing.
@@ -217,7 +225,9 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         """Allow the filters of the list; ``?body__contains=`` would tell payloads apart."""
-        ours = {getattr(each, "parameter_name", each) for each in self.get_list_filter(request)}
+        ours = {
+            getattr(listed, "parameter_name", listed) for listed in self.get_list_filter(request)
+        }
         return lookup in ours
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -232,11 +242,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def matches(self, term: str, alias: str) -> Q:
         """Match the id of a row, or a search field."""
         pk = parse_uuid(term)
-        found = Q(pk__in=() if pk is None else (pk,))
+        condition = Q(pk__in=() if pk is None else (pk,))
         # No field is longer, and SQLite refuses a LIKE of 50,000 bytes.
         for column in self.search_fields if len(term) <= LENGTH else ():
-            found |= self.column_matches(str(column), term, alias)
-        return found
+            condition |= self.column_matches(str(column), term, alias)
+        return condition
 
     def column_matches(self, column: str, term: str, alias: str) -> Q:
         """Match the start of a search field, by its index."""
@@ -403,7 +413,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
 def quoted(codenames: Iterable[str]) -> str:
     """Return codenames of permissions as a page shows them."""
-    return ", ".join(f"“{each}”" for each in codenames)
+    return ", ".join(f"“{codename}”" for codename in codenames)
 
 
 def fetched(request: HttpRequest) -> bool:

@@ -162,9 +162,9 @@ def area(title: str, points: Sequence[tuple[float, str, float]], *, of: tuple[st
     return replace(picture, svg=svg)
 
 
-def lying(title: str, found: Sequence[Row], *, of: tuple[str, str]) -> Picture:
+def lying(title: str, rows: Sequence[Row], *, of: tuple[str, str]) -> Picture:
     """Draw one horizontal bar per name."""
-    most = max((row.value for row in found), default=0)
+    most = max((row.value for row in rows), default=0)
     drawn = [
         (
             place * _ROW,
@@ -172,25 +172,25 @@ def lying(title: str, found: Sequence[Row], *, of: tuple[str, str]) -> Picture:
             f"{_told(row.value)}{f' · {row.note}' if row.note else ''}",
             round(max(1.0, WIDTH * row.value / most), 1) if row.value else 0,
         )
-        for place, row in enumerate(found)
+        for place, row in enumerate(rows)
     ]
-    described = ", ".join(f"{line(row.name)} {_told(row.value)}" for row in found[:5])
+    described = ", ".join(f"{line(row.name)} {_told(row.value)}" for row in rows[:5])
     return Picture(
         title=title,
-        svg=_svg("lying", title, described, height=_ROW * len(found), bars=drawn) if found else "",
+        svg=_svg("lying", title, described, height=_ROW * len(rows), bars=drawn) if rows else "",
         columns=of,
-        rows=tuple((line(row.name, _LONG), _number(row.value)) for row in found),
+        rows=tuple((line(row.name, _LONG), _number(row.value)) for row in rows),
     )
 
 
-def pareto(title: str, found: Sequence[tuple[str, int]], *, of: tuple[str, str]) -> Picture:
+def pareto(title: str, groups: Sequence[tuple[str, int]], *, of: tuple[str, str]) -> Picture:
     """Draw the most frequent first, with the share of it and those above together."""
-    total = sum(count for _, count in found)
+    total = sum(count for _, count in groups)
     shares = [
         _("%(number)s%%") % {"number": round(100 * so_far / total)} if total else ""
-        for so_far in accumulate(count for _, count in found)
+        for so_far in accumulate(count for _, count in groups)
     ]
-    rows = [Row(name, count, share) for (name, count), share in zip(found, shares, strict=True)]
+    rows = [Row(name, count, share) for (name, count), share in zip(groups, shares, strict=True)]
     drawn = lying(title, rows, of=of)
     return replace(
         drawn,
@@ -203,7 +203,7 @@ def schedule(title: str, delays: Sequence[float]) -> Picture:
     """Draw the retries of a handler: each bar is the time since the first failure."""
     totals = list(accumulate(delays))
     most = totals[-1] if totals else 0.0
-    unit, length = next((each for each in UNITS if most >= 2 * each[1]), UNITS[-1])
+    unit, length = next((candidate for candidate in UNITS if most >= 2 * candidate[1]), UNITS[-1])
     before = [(total - delay) / length for total, delay in zip(totals, delays, strict=True)]
     drawn = bars(
         title,
@@ -260,8 +260,8 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
         for (exchange, queue), keys in edges.items()
     ]
     dead = {
-        (box(each.name), box(str(each.arguments.get("x-dead-letter-exchange", ""))))
-        for each in topology.queues
+        (box(queue.name), box(str(queue.arguments.get("x-dead-letter-exchange", ""))))
+        for queue in topology.queues
     }
     for queue, target in sorted(dead):
         if queue in right and target in left:
@@ -284,8 +284,12 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
         svg=_svg("graph", title, described, 720, tall, css="ae-graph", edges=drawn, boxes=boxes),
         columns=(_("Exchange"), _("Queue"), _("Routing key")),
         rows=tuple(
-            (line(each.exchange, _LONG), line(each.queue, _LONG), line(each.routing_key, _LONG))
-            for each in topology.bindings
+            (
+                line(binding.exchange, _LONG),
+                line(binding.queue, _LONG),
+                line(binding.routing_key, _LONG),
+            )
+            for binding in topology.bindings
         ),
         legend=(("ae-edge", _("binding")), ("ae-edge-dead", _("dead letters, expired delays"))),
     )
@@ -383,6 +387,7 @@ def _told(value: float) -> str:
 
 def _short(value: float) -> str:
     unit, size = next(
-        (each for each in (("M", 1_000_000), ("k", 1000)) if value >= each[1]), ("", 1)
+        (candidate for candidate in (("M", 1_000_000), ("k", 1000)) if value >= candidate[1]),
+        ("", 1),
     )
     return f"{value / size:g}{unit}".replace(".", get_format("DECIMAL_SEPARATOR"))

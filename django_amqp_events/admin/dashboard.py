@@ -97,25 +97,25 @@ class DashboardAdmin(Pages):
         """Show the status of the service."""
         self._check(request)
         now = datetime.now(UTC)
-        found = settings_and_registry()
-        service = found[0].service if found else ""
+        configured = settings_and_registry()
+        service = configured[0].service if configured else ""
         seen = _Seen(service, now)
         opened = statistics.open_events(now, statistics.READ_ROWS)
-        declared = topology.build(*found) if found else None
+        declared = topology.build(*configured) if configured else None
         series = statistics.hourly_series(now)
         late = count(event_states.rows().filter(eligibility.overdue(now)), COUNTED_OVERDUE)
-        queues = _queues(seen, declared, found)
+        queues = _queues(seen, declared, configured)
         opened_alerts = list(alerts.open_alerts(service)[:ALERTS])
         context = {
             **self._tiles(opened, seen, late),
             "alerts": [
-                (each, alerts.title(each), alerts.alert_text(each), self._cause(request, each))
-                for each in opened_alerts
+                (alert, alerts.title(alert), alerts.alert_text(alert), self._cause(request, alert))
+                for alert in opened_alerts
             ],
             # An alert has the text of its outbox.
-            "alerted": {each.key for each in opened_alerts if each.kind == "outbox_lag"},
-            "queues": [each for each in queues if not each["dull"]][:QUEUES],
-            "dull": sum(each["dull"] for each in queues),
+            "alerted": {alert.key for alert in opened_alerts if alert.kind == "outbox_lag"},
+            "queues": [queue for queue in queues if not queue["dull"]][:QUEUES],
+            "dull": sum(queue["dull"] for queue in queues),
             "audit": self._audit(request),
             "pictures": [
                 pictures.throughput(series),
@@ -151,40 +151,40 @@ class DashboardAdmin(Pages):
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Show exchanges, queues, bindings and the lengths of queues."""
         self._check(request)
-        found = settings_and_registry()
-        seen = _Seen(found[0].service if found else "", datetime.now(UTC))
+        configured = settings_and_registry()
+        seen = _Seen(configured[0].service if configured else "", datetime.now(UTC))
         picture, queues = None, []
-        if found is not None:
-            declared = topology.build(*found)
-            queues = _queues(seen, declared, found)
-            nodes = {each["name"]: _node(each) for each in queues}
+        if configured is not None:
+            declared = topology.build(*configured)
+            queues = _queues(seen, declared, configured)
+            nodes = {queue["name"]: _node(queue) for queue in queues}
             picture = charts.graph(_("Exchanges and queues"), declared, nodes)
         context = {
             "picture": picture,
             "queues": queues[:QUEUES],
-            "configured": found is not None,
+            "configured": configured is not None,
         }
         return self._page(request, "topology", seen, context)
 
     def retries_view(self, request: HttpRequest) -> HttpResponse:
         """Show the retry schedule of each handler."""
         self._check(request)
-        found = settings_and_registry()
+        configured = settings_and_registry()
         context = {
-            "handlers": pictures.schedules(found[1])[:QUEUES] if found else [],
-            "configured": found is not None,
+            "handlers": pictures.schedules(configured[1])[:QUEUES] if configured else [],
+            "configured": configured is not None,
         }
         return self._page(request, "retries", None, context)
 
     def catalogue_view(self, request: HttpRequest) -> HttpResponse:
         """Show the events that the service knows, with contracts and handlers."""
         self._check(request)
-        found = settings_and_registry()
-        known = entries.build(*found).entries if found else ()
+        configured = settings_and_registry()
+        known = entries.build(*configured).entries if configured else ()
         context = {
             "entries": known[:ENTRIES],
             "shown": ENTRIES if len(known) > ENTRIES else None,
-            "configured": found is not None,
+            "configured": configured is not None,
         }
         return self._page(request, "catalogue", None, context)
 
@@ -231,7 +231,7 @@ class DashboardAdmin(Pages):
             pages = allowed[type(row)]
             return pages is not None and pages.allows(request, row)
 
-        found = event_locations.locate(
+        located = event_locations.locate(
             value,
             settings,
             registry,
@@ -240,20 +240,20 @@ class DashboardAdmin(Pages):
             by_value=archive is not None and archive.allows(request, None, "view_payload"),
             visible=visible,
         )
-        left = event_locations.with_messages(found.queues, seen.document.get("queues", {}))
+        left = event_locations.with_messages(located.queues, seen.document.get("queues", {}))
         names = {queue.name for queue, _seen in left}
         declared = topology.build(settings, registry)
         return {
             "located": [
-                (event, [(each, self._record_url(each)) for each in event.records])
-                for event in found.events
+                (event, [(record, self._record_url(record)) for record in event.records])
+                for event in located.events
             ],
-            "more": event_locations.ROWS if found.more else None,
-            "searched": bool(found.queues),
+            "more": event_locations.ROWS if located.more else None,
+            "searched": bool(located.queues),
             "queues": [
-                each
-                for each in _queues(seen, declared, (settings, registry))
-                if each["name"] in names
+                queue
+                for queue in _queues(seen, declared, (settings, registry))
+                if queue["name"] in names
             ],
             "hidden": [
                 model._meta.verbose_name_plural  # noqa: SLF001 - Django's public _meta
@@ -287,15 +287,15 @@ class DashboardAdmin(Pages):
 
     def _groups(self, request: HttpRequest) -> Picture:
         """Draw the groups with the most open events; the table links them."""
-        found = statistics.top_groups()
+        groups = statistics.top_groups()
         drawn = charts.pareto(
             _("Groups with the most open events (number, cumulative share)"),
-            [(text(group), group.open) for group in found],
+            [(text(group), group.open) for group in groups],
             of=(_("Group"), _("Open events")),
         )
         if not self.pages_of(request, FailureGroup):
             return drawn
-        urls = [self.url_of(FailureGroup, "change", group.pk) for group in found]
+        urls = [self.url_of(FailureGroup, "change", group.pk) for group in groups]
         rows = [
             (format_html('<a href="{}">{}</a>', url, name), *cells)
             for url, (name, *cells) in zip(urls, drawn.rows, strict=True)
@@ -305,10 +305,10 @@ class DashboardAdmin(Pages):
     def _tiles(self, opened: statistics.OpenEvents, seen: _Seen, late: int) -> dict[str, Any]:
         """Return the values of the tiles."""
         outboxes = seen.newest.get("outbox", ())
-        lags = [each["lag"] for each in outboxes if "lag" in each]
+        lags = [outbox["lag"] for outbox in outboxes if "lag" in outbox]
         mirror = seen.document.get("mirror", {})
         waiting = mirror.get("waiting")
-        pending = sum(each.get("total", 0) for each in outboxes)
+        pending = sum(outbox.get("total", 0) for outbox in outboxes)
         number, cap = opened.open, opened.open if opened.capped else None
         counted = seen.newest.get("archive", {})
         if opened.capped and counted.get("open", 0) > number:
@@ -331,17 +331,17 @@ class DashboardAdmin(Pages):
 
     def _batches(self, request: HttpRequest) -> list[tuple[Any, ...]]:
         """Return the batches in progress, their titles and bars, for users who may see them."""
-        if not all(self.pages_of(request, each) for each in (ArchivedEvent, ReplayBatch)):
+        if not all(self.pages_of(request, model) for model in (ArchivedEvent, ReplayBatch)):
             return []
         states = (ReplayBatch.State.RUNNING, ReplayBatch.State.PAUSED)
-        found = batch_states.rows().filter(state__in=states).defer(*ReplayBatch.LARGE)
+        batches = batch_states.rows().filter(state__in=states).defer(*ReplayBatch.LARGE)
         return [
             (
-                each,
-                _("%(title)s (%(id)s)") % {"title": line(each.name), "id": str(each.pk)[:8]},
-                bar(each),
+                batch,
+                _("%(title)s (%(id)s)") % {"title": line(batch.name), "id": str(batch.pk)[:8]},
+                bar(batch),
             )
-            for each in found[:SHOWN_BATCHES]
+            for batch in batches[:SHOWN_BATCHES]
         ]
 
     def _audit(self, request: HttpRequest) -> list[tuple[Any, ...]] | None:
@@ -350,9 +350,11 @@ class DashboardAdmin(Pages):
         if pages is None:
             return None
         actions = list(ArchiveAction.objects.using(event_states.database()).order_by("-pk")[:AUDIT])
-        rows = pages.get_queryset(request).filter(pk__in=[each.event_id for each in actions])
+        rows = pages.get_queryset(request).filter(pk__in=[action.event_id for action in actions])
         events = {row.pk: row for row in pages.listed(request, rows)}
-        return [(each, events[each.event_id]) for each in actions if each.event_id in events]
+        return [
+            (action, events[action.event_id]) for action in actions if action.event_id in events
+        ]
 
 
 class _Seen:
@@ -387,12 +389,12 @@ def _queues(
     """Return every queue that is declared or was seen, as the tables and pictures show it."""
     wanted = {queue.name: queue for queue in declared.queues} if declared else {}
     handlers = configured[1].handlers.values() if configured else ()
-    found = seen.document.get("queues", {})
+    measured = seen.document.get("queues", {})
     drifted = seen.document.get("drift", {}).get("queues", {})
     consumed = seen.document.get("consumed", {})
     queues = []
-    for name in dict.fromkeys([*wanted, *found]):
-        figures = found.get(name, {})
+    for name in dict.fromkeys([*wanted, *measured]):
+        figures = measured.get(name, {})
         queue = wanted.get(name)
         role = queue.role if queue else str(figures.get("role", ""))
         severity = figures.get("severity", "unknown")
@@ -407,7 +409,7 @@ def _queues(
                 "consumed": moment(consumed.get(name)),
                 "limit": _limit(queue) if queue else "",
                 "drift": visible(drift, TEXT),
-                "handlers": [each for each in handlers if each.queue == name],
+                "handlers": [handler for handler in handlers if handler.queue == name],
                 "delay": _ttl(queue) if queue and role == "delay" else 0,
                 "dull": role == "delay"
                 and severity in ("ok", "unknown")
@@ -417,7 +419,7 @@ def _queues(
         )
     # Handlers first, queues without a declaration last.
     order = {role: place for place, role in enumerate(charts.ROLES)}
-    return sorted(queues, key=lambda each: order.get(each["role"], len(order)))
+    return sorted(queues, key=lambda queue: order.get(queue["role"], len(order)))
 
 
 def _ttl(queue: Queue) -> int:

@@ -16,8 +16,8 @@ from .lists import AlwaysChosenFilter
 
 def aliases(model: type[models.Model], *own: str) -> list[str]:
     """Return the databases that have the model's table: first that of the settings, and *own*."""
-    found = settings_and_registry()
-    first = found[0].database if found is not None else DEFAULT_DB_ALIAS
+    configured = settings_and_registry()
+    first = configured[0].database if configured is not None else DEFAULT_DB_ALIAS
     own = tuple(
         alias
         for alias in (first, *own)
@@ -31,9 +31,9 @@ def aliases(model: type[models.Model], *own: str) -> list[str]:
 
 def chosen(request: HttpRequest, model: type[models.Model], *own: str) -> str:
     """Return the database that a list shows."""
-    found = aliases(model, *own)
+    possible = aliases(model, *own)
     wanted = request.GET.get(DatabaseFilter.parameter_name)
-    return wanted if wanted in found else found[0]
+    return wanted if wanted in possible else possible[0]
 
 
 class DatabaseFilter(AlwaysChosenFilter):
@@ -46,8 +46,8 @@ class DatabaseFilter(AlwaysChosenFilter):
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, str]]:
         self._shown = model_admin.get_queryset(request).db
-        found = aliases(model_admin.model, self._shown)
-        return [(alias, alias) for alias in found] if len(found) > 1 else []
+        possible = aliases(model_admin.model, self._shown)
+        return [(alias, alias) for alias in possible] if len(possible) > 1 else []
 
     @property
     def chosen(self) -> str:

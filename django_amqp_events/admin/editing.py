@@ -86,20 +86,20 @@ class EditingPages(PayloadPages):
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[Any, ...]]:
         """Return the newest revisions and what they change, in one query."""
         head = head_of("body", formatting.SHOWN + 1)
-        found = event.revision_set.using(alias_of(event)).defer("body").annotate(head=head)
-        revisions = list(found.order_by("-number")[:REVISIONS])
+        edits = event.revision_set.using(alias_of(event)).defer("body").annotate(head=head)
+        revisions = list(edits.order_by("-number")[:REVISIONS])
         readable = self.sight(request, event) != "none"
-        for each in revisions:
-            each.body = bytes(each.head)
-        by_number = {each.number: each for each in revisions}
+        for revision in revisions:
+            revision.body = bytes(revision.head)
+        by_number = {revision.number: revision for revision in revisions}
         return [
             (
-                each,
-                self._changes(event, each, by_number.get(each.base))
+                revision,
+                self._changes(event, revision, by_number.get(revision.base))
                 if readable and number < DIFFS
                 else None,
             )
-            for number, each in enumerate(revisions)
+            for number, revision in enumerate(revisions)
         ]
 
     def _changes(
@@ -107,13 +107,13 @@ class EditingPages(PayloadPages):
     ) -> dict[str, Any]:
         """Return what a revision changes, redacted, or why it is not shown."""
         sides = []
-        for each in (base or event, revision):
-            if max(event.body_size, len(each.body)) > formatting.SHOWN:
+        for side in (base or event, revision):
+            if max(event.body_size, len(side.body)) > formatting.SHOWN:
                 return {"lines": [], "problem": _("The payload is too long to show here.")}
-            found = redaction.redact(event.name, each.payload or {})
-            if isinstance(found, Reason):
-                return {"lines": [], "problem": text(found)}
-            sides.append(_written(found))
+            redacted = redaction.redact(event.name, side.payload or {})
+            if isinstance(redacted, Reason):
+                return {"lines": [], "problem": text(redacted)}
+            sides.append(_written(redacted))
         lines = editing.diff(*sides)
         problem = "" if lines else _("Only redacted values or number formats differ.")
         return {"lines": lines, "problem": problem}
@@ -122,11 +122,11 @@ class EditingPages(PayloadPages):
         self, request: HttpRequest, event: ArchivedEvent, number: int
     ) -> HttpResponse:
         """Return the body of a revision, as a file."""
-        found = event.revision_set.using(alias_of(event)).filter(number=number).first()
-        if found is None:
+        revision = event.revision_set.using(alias_of(event)).filter(number=number).first()
+        if revision is None:
             messages.warning(request, _("There is no such revision."))
             return self._redirect(request, "changelist")
-        return as_file(event.pk, bytes(found.body))
+        return as_file(event.pk, bytes(revision.body))
 
     # -- the editor
 
@@ -167,7 +167,7 @@ class EditingPages(PayloadPages):
     ) -> dict[str, Any]:
         """Return what editor and review have in common."""
         revisions = event.revision_set.using(alias_of(event)).order_by("-number")
-        by_number = {each.number: each for each in revisions[:REVISIONS]}
+        by_number = {revision.number: revision for revision in revisions[:REVISIONS]}
         base = _number(wanted) if wanted is not None else max(by_number, default=0)
         if base not in by_number:
             base = 0
@@ -221,7 +221,7 @@ class EditingPages(PayloadPages):
         context = {
             **context,
             "form": form,
-            "notes": [text(each, TEXT) for each in draft.notes],
+            "notes": [text(note, TEXT) for note in draft.notes],
             "own": own,
             "since": None if start is None else editing.diff(_written(start.payload), after),
             "payload": request.POST.get("payload", ""),
@@ -247,12 +247,12 @@ def _publish(
         report = replay.Report(stopped=Reason.of(exc))
     if report.published:
         messages.success(request, _("1 event published with the edited payload."))
-    for each in report.returned:
+    for returned in report.returned:
         told = _("Not published; the edit is kept: %(why)s")
-        messages.error(request, code(told % {"why": text(each.why, 500)}))
-    for each in report.skipped:
+        messages.error(request, code(told % {"why": text(returned.why, 500)}))
+    for skipped in report.skipped:
         told = _("Nothing was published: %(why)s")
-        messages.warning(request, code(told % {"why": text(each.why, 500)}))
+        messages.warning(request, code(told % {"why": text(skipped.why, 500)}))
     if report.stopped and not report.returned:
         told = _("Publishing stopped: %(why)s")
         messages.error(request, code(told % {"why": text(report.stopped, 500)}))

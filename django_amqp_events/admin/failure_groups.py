@@ -60,9 +60,9 @@ class GroupList(IndexedList):
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
-        found: list[Any] = list(self.result_list)
-        _count(found, datetime.now(UTC))
-        self.result_list = found
+        groups: list[Any] = list(self.result_list)
+        _count(groups, datetime.now(UTC))
+        self.result_list = groups
 
 
 class GroupStateFilter(StateFilter):
@@ -134,23 +134,23 @@ class FailureGroupAdmin(Pages):
 
     def _events(self, request: HttpRequest) -> ArchivedEventAdmin | None:
         """Return the pages of events of this site, where this user may see them."""
-        found = self.pages_of(request, ArchivedEvent)
-        return found if isinstance(found, ArchivedEventAdmin) else None
+        pages = self.pages_of(request, ArchivedEvent)
+        return pages if isinstance(pages, ArchivedEventAdmin) else None
 
     def _lacking(self, request: HttpRequest) -> list[str]:
         """Return the codenames that this user lacks for what a page of a group offers."""
-        site, found = self.admin_site, self.lacking(request, "assign")
+        site, codenames = self.admin_site, self.lacking(request, "assign")
         if site.is_registered(ArchivedEvent):
             events: Any = site.get_model_admin(ArchivedEvent)
-            found += events.lacking(request, *ALL, "bulk_replay")
-        return found
+            codenames += events.lacking(request, *ALL, "bulk_replay")
+        return codenames
 
     # -- the list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[FailureGroup]:
         """Return the groups with what is open of them, read where they are written."""
-        found = super().get_queryset(request).using(states.database())
-        return group_counts.with_exact_counts(found, names=("open",))
+        groups = super().get_queryset(request).using(states.database())
+        return group_counts.with_exact_counts(groups, names=("open",))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return GroupList
@@ -283,8 +283,8 @@ class FailureGroupAdmin(Pages):
         now = datetime.now(UTC)
         _count([group], now)
         written = {name: getattr(group, name) for name in GroupForm.base_fields}
-        found = settings_and_registry()
-        handler = found[1].handlers.get(group.handler) if found is not None else None
+        configured = settings_and_registry()
+        handler = configured[1].handlers.get(group.handler) if configured is not None else None
         context = {
             **self._sample(request, group),
             "handled_url": self.list_url(request, ArchivedEvent, handler=group.handler),
@@ -310,10 +310,10 @@ class FailureGroupAdmin(Pages):
         events = self._events(request)
         if events is None or not count:
             return []
-        found = [name for name in ALL if events.may(request, ACTIONS[name])]
+        offered = [name for name in ALL if events.may(request, ACTIONS[name])]
         if events.allows(request, None, "bulk_replay"):
-            found.append("batch")
-        return found
+            offered.append("batch")
+        return offered
 
     def _sample(self, request: HttpRequest, group: FailureGroup) -> dict[str, Any]:
         """Return the newest failure, for users who may see events."""
@@ -371,9 +371,9 @@ def _conflict(group: FailureGroup) -> str:
     }
 
 
-def _count(found: list[Any], now: datetime) -> None:
+def _count(groups: list[Any], now: datetime) -> None:
     """Give groups their exact numbers and hours; two statements for all of them."""
-    ids = [group.pk for group in found]
+    ids = [group.pk for group in groups]
     numbers = group_counts.with_exact_counts(failure_groups.groups().filter(pk__in=ids))
     exact = {
         pk: values
@@ -381,7 +381,7 @@ def _count(found: list[Any], now: datetime) -> None:
     }
     since = now - timedelta(hours=HOURS - 1)
     hours = group_counts.hourly_counts(ids, since=since, using=states.database()) if ids else {}
-    for group in found:
+    for group in groups:
         group.open_now, group.again_now, group.going_now = exact.get(group.pk, (0, 0, 0))
         group.hours = hours.get(group.pk, {})
 

@@ -124,12 +124,12 @@ def settings_and_registry() -> tuple[Settings, Registry] | None:
         return None
 
 
-def catalogue_entry(name: str, found: tuple[Settings, Registry] | None) -> str:
+def catalogue_entry(name: str, configured: tuple[Settings, Registry] | None) -> str:
     """Return the name or pattern that has an event in the catalogue, ``""`` if none has."""
-    if found is None:
+    if configured is None:
         return ""
-    _settings, registry = found
-    bindings = [each for handler in registry.handlers.values() for each in handler.bindings]
+    _settings, registry = configured
+    bindings = [binding for handler in registry.handlers.values() for binding in handler.bindings]
     if name in registry.events or name in bindings:
         return name
-    return next((each for each in bindings if pattern_matches(each, name)), "")
+    return next((binding for binding in bindings if pattern_matches(binding, name)), "")

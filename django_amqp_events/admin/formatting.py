@@ -101,32 +101,32 @@ def pretty(value: Any, limit: int = 2 * SHOWN) -> tuple[str, bool]:
             if length > limit:
                 break
     except (ValueError, RecursionError, TypeError) as exc:
-        found = _("it cannot be written as JSON: %(error)s") % {"error": type(exc).__name__}
-        return found, True
+        problem = _("it cannot be written as JSON: %(error)s") % {"error": type(exc).__name__}
+        return problem, True
     return visible("".join(pieces)[:limit]), length > limit
 
 
 def headers(event: ArchivedEvent) -> tuple[list[tuple[str, str, str]], str]:
     """Show the publisher's headers, and what is left out or wrong with them."""
     try:
-        found = dict(event.headers)
+        received = dict(event.headers)
     except Exception as exc:  # noqa: BLE001 - bytes that anything may have written
         return [], _("they cannot be read: %(error)s") % {
             "error": f"{type(exc).__name__}: {line(exc)}"
         }
-    more = len(found) - ROWS
-    return table(found), counted(_MORE, more) if more > 0 else ""
+    more = len(received) - ROWS
+    return table(received), counted(_MORE, more) if more > 0 else ""
 
 
-def table(found: Mapping[Any, Any]) -> list[tuple[str, str, str]]:
+def table(values: Mapping[Any, Any]) -> list[tuple[str, str, str]]:
     """Show headers or properties, as many as a page shows: name, value, and type unless text."""
     return [
         (
             line(name),
-            header(found[name]),
-            "" if isinstance(found[name], str) else type(found[name]).__name__,
+            header(values[name]),
+            "" if isinstance(values[name], str) else type(values[name]).__name__,
         )
-        for name in sorted(found, key=str)[:ROWS]
+        for name in sorted(values, key=str)[:ROWS]
     ]
 
 
@@ -162,15 +162,15 @@ def fold_traceback(traceback: object) -> list[dict[str, Any]]:
     pieces: list[tuple[bool, list[str], int]] = []
     installed = False
     for text in visible(traceback if isinstance(traceback, str) else "").splitlines():
-        if found := _FILE.match(text):
-            installed = bool(INSTALLED.search(found[1]))
+        if match := _FILE.match(text):
+            installed = bool(INSTALLED.search(match[1]))
         elif not _INDENTED.match(text):
             installed = False
         if not pieces or pieces[-1][0] != installed:
             pieces.append((installed, [], 0))
         kind, lines, frames = pieces[-1]
         lines.append(text)
-        pieces[-1] = (kind, lines, frames + bool(found))
+        pieces[-1] = (kind, lines, frames + bool(match))
     return [
         {"text": "\n".join(lines), "installed": kind, "frames": frames}
         for kind, lines, frames in pieces
@@ -181,11 +181,11 @@ def frames(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Show the frames of a document, innermost last."""
     return [
         {
-            "place": line(f"{each.get('module')}:{each.get('line')} in {each.get('function')}"),
-            "file": line(each.get("file") or "", TEXT),
-            "installed": bool(INSTALLED.search(str(each.get("file")))),
+            "place": line(f"{frame.get('module')}:{frame.get('line')} in {frame.get('function')}"),
+            "file": line(frame.get("file") or "", TEXT),
+            "installed": bool(INSTALLED.search(str(frame.get("file")))),
         }
-        for each in mappings(document.get("frames"))
+        for frame in mappings(document.get("frames"))
     ]
 
 
@@ -193,31 +193,33 @@ def attempts(failure: ArchivedFailure) -> list[dict[str, Any]]:
     """Show the attempts of a failure's document, oldest first."""
     return [
         {
-            "number": line(each.get("attempt") if each.get("attempt") is not None else "?", 12),
-            "at": moment(each.get("at")),
-            "worker": line(each.get("worker") or ""),
-            "what": exception_line(each.get("exception"), each.get("message")),
+            "number": line(
+                attempt.get("attempt") if attempt.get("attempt") is not None else "?", 12
+            ),
+            "at": moment(attempt.get("at")),
+            "worker": line(attempt.get("worker") or ""),
+            "what": exception_line(attempt.get("exception"), attempt.get("message")),
         }
-        for each in mappings(failure.about.get("history"))
+        for attempt in mappings(failure.about.get("history"))
     ]
 
 
 def failure(event: ArchivedEvent, document: Mapping[str, Any]) -> dict[str, Any]:
     """Show exception, whole message and traceback of the last failure's document."""
-    found = document.get("exception")
-    if not isinstance(found, dict):
-        found = {}
+    exception = document.get("exception")
+    if not isinstance(exception, dict):
+        exception = {}
     return {
-        "exception": line(found.get("type") or event.exception, TEXT),
-        "message": visible(found.get("message") or "", 8_000) or visible(event.message, TEXT),
+        "exception": line(exception.get("type") or event.exception, TEXT),
+        "message": visible(exception.get("message") or "", 8_000) or visible(event.message, TEXT),
         "traceback": fold_traceback(document.get("traceback")),
     }
 
 
 def mappings(value: object) -> list[Mapping[str, Any]]:
     """Return the mappings of a document's list, as many as a page shows."""
-    found = value if isinstance(value, list) else []
-    return [item for item in found[:ROWS] if isinstance(item, dict)]
+    items = value if isinstance(value, list) else []
+    return [item for item in items[:ROWS] if isinstance(item, dict)]
 
 
 # -- what happened, in order ----------------------------------------------------------------

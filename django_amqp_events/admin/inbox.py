@@ -35,8 +35,8 @@ class OwnFilter(AlwaysChosenFilter, ServiceFilter):
 
 
 def _own() -> list[str]:
-    found = settings_and_registry()
-    return [found[0].service] if found is not None else []
+    configured = settings_and_registry()
+    return [configured[0].service] if configured is not None else []
 
 
 class InboxEntryAdmin(Pages):
@@ -54,8 +54,8 @@ class InboxEntryAdmin(Pages):
     search_help_text = _("Start of an event id, or the id of a row.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[InboxEntry]:
-        found = settings_and_registry()
-        own = inbox.aliases(*found) if found is not None else []
+        configured = settings_and_registry()
+        own = inbox.aliases(*configured) if configured is not None else []
         return super().get_queryset(request).using(databases.chosen(request, InboxEntry, *own))
 
     def get_search_results(

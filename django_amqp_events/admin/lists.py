@@ -70,8 +70,8 @@ class IndexedList(ChangeList):
     @property
     def nothing_open(self) -> bool:
         """Return True if the list is empty only because it shows what is open."""
-        states = [each for each in self.filter_specs if isinstance(each, StateFilter)]
-        return not self.result_count and all(each.chosen == each.first for each in states)
+        states = [spec for spec in self.filter_specs if isinstance(spec, StateFilter)]
+        return not self.result_count and all(state.chosen == state.first for state in states)
 
     @property
     def all_url(self) -> str:
@@ -159,8 +159,8 @@ class StateFilter(AlwaysChosenFilter):
 
 
 def _counted(title: str, rows: QuerySet[Any]) -> str:
-    found = count(rows, COUNTED)
-    return f"{title} ({number(min(found, COUNTED))}{'+' if found > COUNTED else ''})"
+    total = count(rows, COUNTED)
+    return f"{title} ({number(min(total, COUNTED))}{'+' if total > COUNTED else ''})"
 
 
 class ValueFilter(OptionalFilter):
@@ -183,15 +183,15 @@ class ValueFilter(OptionalFilter):
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, Any]]:
-        found = self.values(model_admin.get_queryset(request))
+        values = self.values(model_admin.get_queryset(request))
         chosen = self.value()
-        if chosen is not None and chosen not in found:
-            found.append(chosen)
-        if len(found) < self.least:
+        if chosen is not None and chosen not in values:
+            values.append(chosen)
+        if len(values) < self.least:
             return []
         # django-unfold has the titles in attributes, too, which have no elements.
         shown = line if apps.is_installed("unfold") else breakable
-        return [(value, shown(value, 80) or self.nothing) for value in found]
+        return [(value, shown(value, 80) or self.nothing) for value in values]
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         return rows.filter(**{self.column or str(self.parameter_name): value})

@@ -65,12 +65,12 @@ def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
             eligible.append(rows[pk])
     services = {row.service for row in eligible}
     counts = Counter((row.name, row.exchange, row.service) for row in eligible)
-    found = settings_and_registry()
+    configured = settings_and_registry()
     details = {
         "destinations": [(count, *route) for route, count in sorted(counts.items())],
         "errors": by_reason(Skipped.of(row, row.error) for row in eligible if row.error),
         # Services that are not this one, and those whose due rows no relay publishes.
-        "foreign": sorted(map(line, services - {found[0].service})) if found else [],
+        "foreign": sorted(map(line, services - {configured[0].service})) if configured else [],
         "idle": _idle(set(map(alias_of, eligible)), services) if action.publishes else [],
     }
     return [row.pk for row in eligible], skipped, details
@@ -83,12 +83,12 @@ def _obstacle(action: Action, row: OutboxEvent) -> Reason | None:
 
 
 def _idle(aliases: Iterable[str], services: Iterable[str]) -> list[str]:
-    found: set[str] = set()
+    idle: set[str] = set()
     for alias in aliases:
         rows = outbox.rows(alias).filter(service__in=services).order_by()
         late = outbox.in_state(rows, "overdue")
-        found |= set(late.values_list("service", flat=True).distinct())
-    return sorted(map(line, found))
+        idle |= set(late.values_list("service", flat=True).distinct())
+    return sorted(map(line, idle))
 
 
 def _run(decision: Decision) -> Report:
@@ -118,8 +118,8 @@ def _missed(decision: Decision, done: set[UUID]) -> list[Skipped]:
     missed = [pk for pk in decision.seen if pk not in done]
     now: dict[UUID, Any] = {}
     for alias in {alias_of(decision.rows[pk]) for pk in missed}:
-        found = outbox.rows(alias).filter(pk__in=missed).defer(*OutboxEvent.LARGE)
-        now |= {row.pk: row for row in found.annotate(at=Now())}
+        unchanged = outbox.rows(alias).filter(pk__in=missed).defer(*OutboxEvent.LARGE)
+        now |= {row.pk: row for row in unchanged.annotate(at=Now())}
     return [
         Skipped.of(now[pk], _obstacle(decision.action, now[pk]) or Reason("outbox-changed"))
         if pk in now
@@ -134,8 +134,8 @@ def _now(row: OutboxEvent) -> datetime:
 
 
 ACTIONS: Final[Mapping[str, Action]] = {
-    each.name: each
-    for each in (
+    action.name: action
+    for action in (
         Action(
             name="publish",
             button=gettext_lazy("Publish now"),
@@ -270,17 +270,17 @@ class OutboxEventAdmin(PayloadPages):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows of the selected database, without what is large."""
         rows = super().get_queryset(request).using(databases.chosen(request, OutboxEvent))
-        found: QuerySet[Any] = rows.annotate(at=Now())
-        return found.defer(*OutboxEvent.LARGE)
+        waiting: QuerySet[Any] = rows.annotate(at=Now())
+        return waiting.defer(*OutboxEvent.LARGE)
 
     def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, OutboxEvent]:
         """Return rows by their ids, whichever database they are in."""
-        found: dict[UUID, OutboxEvent] = {}
+        by_id: dict[UUID, OutboxEvent] = {}
         rows = self.get_queryset(request)
         for alias in dict.fromkeys([rows.db, *databases.aliases(OutboxEvent)]):
-            if left := [pk for pk in ids if pk not in found]:
-                found |= {row.pk: row for row in rows.using(alias).filter(pk__in=left)}
-        return found
+            if left := [pk for pk in ids if pk not in by_id]:
+                by_id |= {row.pk: row for row in rows.using(alias).filter(pk__in=left)}
+        return by_id
 
     def find(self, request: HttpRequest, object_id: str) -> OutboxEvent | None:
         pk = parse_uuid(object_id)
@@ -339,9 +339,9 @@ class OutboxEventAdmin(PayloadPages):
     def detail_view(self, request: HttpRequest, row: OutboxEvent) -> TemplateResponse:
         state = outbox.row_state(row, _now(row))
         label, meaning, remedy = ROW_STATES[state]
-        found = settings_and_registry()
-        foreign = found is not None and row.service != found[0].service
-        offered = [each for each in ACTIONS.values() if state in each.states]
+        configured = settings_and_registry()
+        foreign = configured is not None and row.service != configured[0].service
+        offered = [action for action in ACTIONS.values() if state in action.states]
         context = {
             **self._content(request, row),
             "event": row,
@@ -353,7 +353,7 @@ class OutboxEventAdmin(PayloadPages):
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
             "steps": _timeline(row, state),
-            "entry_url": self.described_at(request, "event", catalogue_entry(row.name, found)),
+            "entry_url": self.described_at(request, "event", catalogue_entry(row.name, configured)),
             "archived_url": self.list_url(request, ArchivedEvent, q=row.event_id),
             "buttons": self._buttons(request, row, 0, offered),
         }
@@ -413,8 +413,8 @@ def _ahead(event: OutboxEvent) -> str:
 def _envelope(written: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return headers and properties; empty if a row was changed by hand."""
     try:
-        found = json.loads(written)
-        return dict(found["headers"]), dict(found["properties"])
+        envelope = json.loads(written)
+        return dict(envelope["headers"]), dict(envelope["properties"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}, {}
 

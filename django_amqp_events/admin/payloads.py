@@ -66,8 +66,8 @@ class PayloadPages(ActionPages):
                 problem = _(
                     "The payload is too long to decode here. This is the start of the raw body."
                 )
-        elif (found := _read(read)) is not None:
-            safe = redaction.redact(row.name, found)
+        elif (document := _read(read)) is not None:
+            safe = redaction.redact(row.name, document)
             if isinstance(safe, Reason):
                 problem = text(safe, TEXT)
             else:

@@ -59,17 +59,17 @@ def ages(opened: statistics.OpenEvents) -> Picture:
 
 
 def depths(queues: list[dict[str, Any]]) -> Picture:
-    deep = [each for each in queues if each["role"] != "delay" and each["ready"] is not None]
-    deep.sort(key=lambda each: -each["ready"])
+    deep = [queue for queue in queues if queue["role"] != "delay" and queue["ready"] is not None]
+    deep.sort(key=lambda queue: -queue["ready"])
     return charts.lying(
         _("Waiting messages by queue"),
         [
             Row(
-                each["name"],
-                each["ready"],
-                css="ae-fill-bad" if each["severity"] == "error" else "ae-fill",
+                queue["name"],
+                queue["ready"],
+                css="ae-fill-bad" if queue["severity"] == "error" else "ae-fill",
             )
-            for each in deep[:12]
+            for queue in deep[:12]
         ],
         of=(_("Queue"), _("Ready")),
     )
@@ -77,26 +77,26 @@ def depths(queues: list[dict[str, Any]]) -> Picture:
 
 def returning(queues: list[dict[str, Any]], at: datetime | None) -> Picture:
     """Draw the events in delay queues by return time."""
-    delayed = [each for each in queues if each["role"] == "delay" and each["ready"]]
-    delayed.sort(key=lambda each: each["delay"])
+    delayed = [queue for queue in queues if queue["role"] == "delay" and queue["ready"]]
+    delayed.sort(key=lambda queue: queue["delay"])
     return charts.lying(
         _("Delayed events by return time"),
         [
             Row(
                 _("within %(time)s, by %(when)s")
                 % {
-                    "time": duration(each["delay"]),
+                    "time": duration(queue["delay"]),
                     "when": date_format(
-                        localtime(at + timedelta(seconds=each["delay"])), "TIME_FORMAT"
+                        localtime(at + timedelta(seconds=queue["delay"])), "TIME_FORMAT"
                     )
                     if at
                     else "?",
                 }
-                if each["delay"]
-                else each["name"],
-                each["ready"],
+                if queue["delay"]
+                else queue["name"],
+                queue["ready"],
             )
-            for each in delayed
+            for queue in delayed
         ],
         of=(_("Returns"), _("Events")),
     )
@@ -110,5 +110,5 @@ def schedules(registry: Registry) -> list[tuple[Handler, str, Picture]]:
             duration(handler.policy.total()),
             charts.schedule(line(handler.name, 300), handler.policy.schedule()),
         )
-        for handler in sorted(registry.handlers.values(), key=lambda each: each.name)
+        for handler in sorted(registry.handlers.values(), key=lambda handler: handler.name)
     ]

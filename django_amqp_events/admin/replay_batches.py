@@ -235,18 +235,20 @@ class ReplayBatchAdmin(Pages):
             "new_more": new is not None and new > batch_states.COUNTED,
             "bar": bar(batch),
             "now": now,
-            "counts": [(each, count) for each in _Replay if (count := getattr(batch, each.value))],
+            "counts": [
+                (state, count) for state in _Replay if (count := getattr(batch, state.value))
+            ],
             "idle": batch.state == _State.RUNNING
             and (batch.leased_until is None or batch.leased_until < now),
             "left": []
             if draft
             else [
                 (
-                    each,
-                    _Replay(each.state).label,
-                    self.url_of(ArchivedEvent, "change", each.first) if each.first else "",
+                    skip,
+                    _Replay(skip.state).label,
+                    self.url_of(ArchivedEvent, "change", skip.first) if skip.first else "",
                 )
-                for each in batch_states.skipped_by_reason(batch.pk, LEFT)
+                for skip in batch_states.skipped_by_reason(batch.pk, LEFT)
             ],
             "deleted": batch.deleted,
             "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
@@ -271,16 +273,16 @@ class ReplayBatchAdmin(Pages):
 
     def events_view(self, request: HttpRequest, batch: ReplayBatch) -> HttpResponse:
         """Name the events of a batch, all or those in one state, a page at a time."""
-        found = batch_states.events(batch.pk).order_by("position")
+        replays = batch_states.events(batch.pk).order_by("position")
         state = request.GET.get("state", "")
         if state in _Replay.values:
-            found = found.filter(state=state)
+            replays = replays.filter(state=state)
         else:
             state = ""
         after = request.GET.get("after", "")
         if after.isascii() and after.isdigit() and len(after) < 19:
-            found = found.filter(position__gt=int(after))
-        rows = list(found[: EVENTS + 1])
+            replays = replays.filter(position__gt=int(after))
+        rows = list(replays[: EVENTS + 1])
         more, rows = len(rows) > EVENTS, rows[:EVENTS]
         ids = [row.event_id for row in rows]
         linked = self.admin_site.is_registered(ArchivedEvent)
@@ -288,7 +290,7 @@ class ReplayBatchAdmin(Pages):
         if linked:
             pages: Any = self.admin_site.get_model_admin(ArchivedEvent)
             shown = pages.listed(request, pages.get_queryset(request).filter(pk__in=ids).order_by())
-        visible = {each.pk: each for each in shown}
+        visible = {event.pk: event for event in shown}
         context = {
             "batch_title": line(batch.name),
             "state": _Replay(state).label if state else "",
@@ -341,7 +343,9 @@ def bar(batch: ReplayBatch) -> SafeString:
         through=number(batch.through), total=number(batch.total)
     )
     total = batch.total or 1
-    parts = ((f"ae-part-{each.value}", 100 * getattr(batch, each.value) / total) for each in _PARTS)
+    parts = (
+        (f"ae-part-{state.value}", 100 * getattr(batch, state.value) / total) for state in _PARTS
+    )
     return progress(parts, label)
 
 
@@ -430,10 +434,10 @@ def freeze(
 
 def criteria_of(chosen: Mapping[str, str]) -> Selection:
     """Return the filters of the list as a selection, without the state and the search."""
-    found: dict[str, Any] = {
+    criteria: dict[str, Any] = {
         key: [chosen[name]] for name, key in _CRITERIA.items() if name in chosen
     }
-    if "groups" in found:
-        found["groups"] = list(filter(None, map(parse_uuid, found["groups"])))
+    if "groups" in criteria:
+        criteria["groups"] = list(filter(None, map(parse_uuid, criteria["groups"])))
     since, until = TimeFilter.between(chosen.get("failed", ""), states.clock())
-    return Selection(**found, since=since, until=until)
+    return Selection(**criteria, since=since, until=until)

@@ -47,7 +47,7 @@ def parse(text: str) -> dict[str, Any]:
         InvalidEditError: it is not a JSON object, or has a name twice.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        payload = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except json.JSONDecodeError as exc:
         raise InvalidEditError(
             Reason("json", error=exc.msg, line=exc.lineno, column=exc.colno)
@@ -56,18 +56,18 @@ def parse(text: str) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError) as exc:
         raise InvalidEditError(Reason("json-unreadable", error=str(exc))) from exc
-    if not isinstance(found, dict):
-        raise InvalidEditError(Reason(_NO_OBJECT.get(type(found), "json-value")))
-    return found
+    if not isinstance(payload, dict):
+        raise InvalidEditError(Reason(_NO_OBJECT.get(type(payload), "json-value")))
+    return payload
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in document:
             raise InvalidEditError(Reason("json-twice", name=repr(key)))
-        found[key] = value
-    return found
+        document[key] = value
+    return document
 
 
 def _no_constant(text: str) -> NoReturn:

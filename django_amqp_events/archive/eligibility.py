@@ -98,14 +98,14 @@ class Examined:
 
 def target(event: ArchivedEvent) -> Handler | Reason:
     """Return the handler that would get a replay of an event, or why it cannot be replayed."""
-    found, settings = _own_handler(event), get_settings()
-    if isinstance(found, Reason):
-        return found
+    handler, settings = _own_handler(event), get_settings()
+    if isinstance(handler, Reason):
+        return handler
     if event.body_size > settings.max_body:
         return Reason("body-too-large", size=event.body_size, most=settings.max_body)
     if event.reason in UNREAD and event.payload is None:
         return Reason("body-unreadable-editable" if settings.editing else "body-unreadable")
-    return found
+    return handler
 
 
 def edit_target(event: ArchivedEvent, version: int) -> Handler | Reason:
@@ -143,10 +143,10 @@ def handler_for(event: ArchivedEvent) -> Handler | Reason:
 def known_handler(event: ArchivedEvent) -> Handler | None:
     """Return the handler of an event, ``None`` if there is none or the settings are wrong."""
     try:
-        found = handler_for(event)
+        handler = handler_for(event)
     except AmqpEventsError:
         return None
-    return None if isinstance(found, Reason) else found
+    return None if isinstance(handler, Reason) else handler
 
 
 def destination(handler: Handler) -> dict[str, str]:
@@ -224,25 +224,25 @@ def _examine(
     unread = [event.pk for event in unchanged if rule.publishes and event.reason in UNREAD]
     bodies = states.rows().in_bulk(unread) if unread else {}
     for event in unchanged:
-        found = _decide(bodies.get(event.pk, event), rule)
-        if isinstance(found, Reason):
-            examined.skipped.append(Skipped.of(event, found))
+        decision = _decide(bodies.get(event.pk, event), rule)
+        if isinstance(decision, Reason):
+            examined.skipped.append(Skipped.of(event, decision))
             continue
         examined.events[event.pk] = event
-        if found is not None:
-            examined.handlers[event.pk] = found
+        if decision is not None:
+            examined.handlers[event.pk] = decision
 
 
 def _decide(event: ArchivedEvent, rule: Rule) -> Handler | Reason | None:
     """Return the handler that the rule needs, or why it does not allow the event."""
-    found = target(event) if rule.publishes else None
-    if isinstance(found, Reason):
-        return found
+    handler = target(event) if rule.publishes else None
+    if isinstance(handler, Reason):
+        return handler
     if rule.overdue and event.service != get_settings().service:
         return other_service(event)
     if rule.overdue and not is_overdue(event):
         return NOT_OVERDUE
-    return found
+    return handler
 
 
 def skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
@@ -250,9 +250,9 @@ def skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
     missed = set(wanted).difference(done)
     if not missed:
         return []
-    found = {event.pk: event for event in _light(missed)}
-    gone = [Skipped.deleted(pk) for pk in missed if pk not in found]
-    return _changed(list(found.values()), wanted) + gone
+    existing = {event.pk: event for event in _light(missed)}
+    gone = [Skipped.deleted(pk) for pk in missed if pk not in existing]
+    return _changed(list(existing.values()), wanted) + gone
 
 
 def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
@@ -304,5 +304,5 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
     actions = ArchiveAction.objects.using(states.database())
     newest = actions.filter(event=OuterRef("pk")).order_by("-at", "-pk").values("pk")[:1]
     wanted = states.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
-    found = list(wanted.exclude(last=None).values_list("last", flat=True))
-    return {each.event_id: each for each in actions.filter(pk__in=found)}
+    newest_ids = list(wanted.exclude(last=None).values_list("last", flat=True))
+    return {action.event_id: action for action in actions.filter(pk__in=newest_ids)}

@@ -108,12 +108,12 @@ def read_entries(
 
 
 def _item(message: Received, service: str, now: datetime) -> Item:
-    found = archive_message.read(message)
-    if isinstance(found, Archived):
-        return Entry(found, message, service, now, found.identity(service))
-    replay_id = parse_uuid(found.event.replay_id or "")
-    if found.outcome == "succeeded" and replay_id is not None:
-        return Outcome(replay_id, valid_moment(found.at) or now)
+    document = archive_message.read(message)
+    if isinstance(document, Archived):
+        return Entry(document, message, service, now, document.identity(service))
+    replay_id = parse_uuid(document.event.replay_id or "")
+    if document.outcome == "succeeded" and replay_id is not None:
+        return Outcome(replay_id, valid_moment(document.at) or now)
     first_id = derived_id(service, content_digest(message))
     return bare_entry(message, ValueError("it has an unknown outcome"), service, now, first_id)
 
@@ -131,9 +131,9 @@ def bare_entry(
         properties={},
         unreadable=f"it cannot be stored with its headers: {error_line(exc)}",
     )
-    found = archive_message.read(raw)
-    assert isinstance(found, Archived)  # noqa: S101 - what is unreadable is no outcome
-    return Entry(replace(found, content=first_id.hex), raw, service, now, first_id)
+    document = archive_message.read(raw)
+    assert isinstance(document, Archived)  # noqa: S101 - what is unreadable is no outcome
+    return Entry(replace(document, content=first_id.hex), raw, service, now, first_id)
 
 
 def valid_moment(value: datetime | None) -> datetime | None:

@@ -119,13 +119,13 @@ def export(
     page = rows.order_by("pk")
     while True:
         after = page if last is None else page.filter(pk__gt=last)
-        found = list(after.values_list("pk", "body_size")[:CHUNK])
-        if not found:
+        sizes = list(after.values_list("pk", "body_size")[:CHUNK])
+        if not sizes:
             return
-        for ids in pieces(found, count=CHUNK, size=CHUNK_BYTES):
+        for ids in pieces(sizes, count=CHUNK, size=CHUNK_BYTES):
             for document in _documents(rows.db, ids, sight):
                 yield json.dumps(document, allow_nan=False) + "\n"
-        last = found[-1][0]
+        last = sizes[-1][0]
 
 
 def _documents(
@@ -135,11 +135,13 @@ def _documents(
     parts: dict[str, dict[UUID, list[Any]]] = {}
     for name, model, order in _PARTS:
         of: dict[UUID, list[Any]] = {}
-        found: Any = model.objects.using(using).filter(event_id__in=ids)
+        children: Any = model.objects.using(using).filter(event_id__in=ids)
         if model is Replay:
-            found = found.exclude(number=None).select_related("revision").defer("revision__body")
-        for each in found.order_by(order, "pk"):
-            of.setdefault(each.event_id, []).append(each)
+            children = (
+                children.exclude(number=None).select_related("revision").defer("revision__body")
+            )
+        for child in children.order_by(order, "pk"):
+            of.setdefault(child.event_id, []).append(child)
         parts[name] = of
     for event in events:
         if (seen := sight(event)) == "none":
@@ -153,7 +155,7 @@ def _documents(
             document["payload"], document["problem"] = _redacted(event.name, event.payload)
         for name, *_ in _PARTS:
             document[name] = [
-                _child(each, event, hidden=hidden) for each in parts[name].get(event.pk, ())
+                _child(child, event, hidden=hidden) for child in parts[name].get(event.pk, ())
             ]
         yield document
 
@@ -179,8 +181,8 @@ def _columns(row: models.Model, *, hidden: bool) -> dict[str, Any]:
 
 def _fields(model: type[models.Model]) -> list[Any]:
     """Return the columns of a model that mean the same in every database."""
-    found = model._meta.concrete_fields  # noqa: SLF001 - Django's public _meta
-    return [each for each in found if (model, each.name) not in _FOREIGN]
+    columns = model._meta.concrete_fields  # noqa: SLF001 - Django's public _meta
+    return [column for column in columns if (model, column.name) not in _FOREIGN]
 
 
 def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str, Any]:
@@ -196,14 +198,14 @@ def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str
 def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
     if payload is None:
         return None, "it cannot be decoded, so it cannot be redacted"
-    found = redaction.redact(name, payload)
-    if isinstance(found, Reason):
-        return None, str(found)
+    redacted = redaction.redact(name, payload)
+    if isinstance(redacted, Reason):
+        return None, str(redacted)
     try:
-        json.dumps(found, allow_nan=False)
+        json.dumps(redacted, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
         return None, f"the result of the redaction hook is not valid JSON ({error_line(exc)})"
-    return found, ""
+    return redacted, ""
 
 
 # -- import -------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ def _read(text: str) -> dict[str, Any]:
         raise _Wrong("it was exported without its body, which is redacted; export it with --raw")
     parts = [document.get(name) for name, *_ in _PARTS]
     if not isinstance(document.get("event"), dict) or not all(
-        isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts
+        isinstance(part, list) and all(isinstance(child, dict) for child in part) for part in parts
     ):
         raise _Wrong("its event, or a list of rows, is missing")
     return document
@@ -284,7 +286,7 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
     if event.body_size != len(event.body):
         raise _Wrong(f"its body has {len(event.body)} bytes, but body_size is {event.body_size}")
     rows: dict[str, list[Any]] = {
-        name: [_row(model, each, event) for each in document[name]] for name, model, _ in _PARTS
+        name: [_row(model, child, event) for child in document[name]] for name, model, _ in _PARTS
     }
     _check_links(rows)
     try:
@@ -292,7 +294,7 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
     except Exception as exc:
         raise _Wrong(f"its headers cannot be read ({error_line(exc)})") from exc
     # As the mirror counts them.
-    failed = {event.pk: [each.failed_at for each in rows["failures"] if not each.late]}
+    failed = {event.pk: [failed.failed_at for failed in rows["failures"] if not failed.late]}
     using = states.database()
     try:
         with transaction.atomic(using=using):
@@ -385,13 +387,13 @@ def _value(column: Any, value: Any, model: type[models.Model]) -> Any:
 
 def _check_links(rows: Mapping[str, list[Any]]) -> None:
     """Refuse a row that refers to rows outside its own document."""
-    revisions = {each.pk for each in rows["revisions"]}
-    replays = {each.pk for each in rows["replays"]}
+    revisions = {revision.pk for revision in rows["revisions"]}
+    replays = {replay.pk for replay in rows["replays"]}
     for name, attribute, known in (
         ("replays", "revision_id", revisions),
         ("failures", "replay_id", replays),
         ("actions", "replay_id", replays),
     ):
-        for each in rows[name]:
-            if (pk := getattr(each, attribute)) is not None and pk not in known:
+        for row in rows[name]:
+            if (pk := getattr(row, attribute)) is not None and pk not in known:
                 raise _Wrong(f"one of its {name} refers to {pk}, which is not in the line")

@@ -38,8 +38,8 @@ def redact(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
     if not path:
         return payload
     try:
-        found: Mapping[str, Any] = import_string(path)(name, deepcopy(dict(payload)))
-        if unrun(found) or not isinstance(found, Mapping):
+        redacted: Mapping[str, Any] = import_string(path)(name, deepcopy(dict(payload)))
+        if unrun(redacted) or not isinstance(redacted, Mapping):
             raise TypeError("it did not return a dict")
     except Exception as exc:  # noqa: BLE001 - a project's own code
         # The text of the exception may quote the payload.
@@ -49,4 +49,4 @@ def redact(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
             "AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind, extra=about
         )
         return Reason("redaction-failed", hook=path, error=kind)
-    return found
+    return redacted

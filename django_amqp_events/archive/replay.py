@@ -249,7 +249,7 @@ def _claim(
     """Claim events, and report those that changed meanwhile."""
     handlers = {pk: targets[pk].name for pk in seen}
     claimed = states.claim(seen, handlers=handlers, now=states.clock(), **options)
-    report.skipped += skipped_since(seen, [each.event.pk for each in claimed])
+    report.skipped += skipped_since(seen, [taken.event.pk for taken in claimed])
     return claimed
 
 
@@ -326,42 +326,42 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
     back: list[UnpublishedReplay] = []
 
     def give_back(
-        each: ClaimedReplay, error: Reason, *, known: bool = True, general: bool = False
+        taken: ClaimedReplay, error: Reason, *, known: bool = True, general: bool = False
     ) -> None:
         # An earlier publish of the same replay may have arrived although this one did not.
-        unconfirmed = not known or each.replay.publishes > 1
+        unconfirmed = not known or taken.replay.publishes > 1
         back.append(
-            UnpublishedReplay(claimed=each, error=error, unconfirmed=unconfirmed, general=general)
+            UnpublishedReplay(claimed=taken, error=error, unconfirmed=unconfirmed, general=general)
         )
-        report.returned.append(Skipped.of(each.event, error))
+        report.returned.append(Skipped.of(taken.event, error))
 
-    for each in claimed:
-        message = _message(each)
+    for taken in claimed:
+        message = _message(taken)
         if isinstance(message, Reason):
-            give_back(each, message)
+            give_back(taken, message)
         else:
-            sent.append((each, message))
+            sent.append((taken, message))
     try:
         answers = _confirmed([message for _, message in sent]) if sent else []
     except AmqpEventsError as exc:
         # The Celery app or the broker's URL is wrong; nothing was published.
-        for each, _ in sent:
-            give_back(each, Reason.of(exc), general=True)
+        for taken, _ in sent:
+            give_back(taken, Reason.of(exc), general=True)
         _record(lambda: states.returned(back, now=_now()))
         raise
-    for (each, _), error in zip(sent, answers, strict=True):
+    for (taken, _), error in zip(sent, answers, strict=True):
         if error is None:
-            confirmed.append(each)
+            confirmed.append(taken)
             continue
         known, general = error.published is False, isinstance(error, _GENERAL)
-        give_back(each, error.reason, known=known, general=general)
+        give_back(taken, error.reason, known=known, general=general)
     if confirmed:
-        report.published += [each.event.pk for each in confirmed]
-        report.replays += [each.replay.pk for each in confirmed]
+        report.published += [taken.event.pk for taken in confirmed]
+        report.replays += [taken.replay.pk for taken in confirmed]
         _record(lambda: states.published(confirmed, now=_now()))
-        for each in confirmed:
+        for taken in confirmed:
             signals.event_replayed.send_robust(
-                get_settings().service, handler=each.replay.handler, event=each.event.event
+                get_settings().service, handler=taken.replay.handler, event=taken.event.event
             )
     if back:
         _record(lambda: states.returned(back, now=_now()))

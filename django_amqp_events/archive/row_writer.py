@@ -73,8 +73,8 @@ class Counts:
         return self.events + self.failures + self.outcomes + self.known + self.foreign
 
     def add(self, other: Counts) -> None:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
 
     def __str__(self) -> str:
         """Write the counts for a console: ``3 new events, 1 replay succeeded``."""
@@ -185,7 +185,7 @@ def _transaction(items: Sequence[Item], now: datetime) -> Counts:
     with transaction.atomic(using=states.database()):
         # All at once: two processes that lock in two rounds can deadlock.
         before = states.lock(
-            {entry.id for entry in failures.values()} | {each.event_id for each in replays}
+            {entry.id for entry in failures.values()} | {replay.event_id for replay in replays}
         )
         if failures:
             _store_events(list(failures.values()), before, counts, now)
@@ -229,8 +229,8 @@ def _free_rows(entry: Entry, taken: Collection[UUID]) -> Iterator[UUID]:
         yield entry.first_id
     for start in count(1, states.BATCH):
         ids = [entry.row_id(number) for number in range(start, start + states.BATCH)]
-        found = set(states.rows().filter(pk__in=ids).values_list("pk", flat=True))
-        yield from (pk for pk in ids if pk not in found)
+        used = set(states.rows().filter(pk__in=ids).values_list("pk", flat=True))
+        yield from (pk for pk in ids if pk not in used)
 
 
 def _store_events(
@@ -246,8 +246,8 @@ def _store_events(
         key=lambda entry: (entry.id, entry.copied_again, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
-    found = states.rows().filter(pk__in={entry.id for entry in fresh})
-    rows = {row.pk: row for row in found.defer("body", "headers_raw")}
+    existing = states.rows().filter(pk__in={entry.id for entry in fresh})
+    rows = {row.pk: row for row in existing.defer("body", "headers_raw")}
     unlocked = rows.keys() - before.keys()
     unlocked |= rows.keys() & {entry.id for entry in fresh if entry.first_copy}
     if unlocked:
@@ -280,7 +280,7 @@ def _store_events(
     # Rows of a faster mirror are a conflict, so that they are read.
     for part in _parts(new.values(), "body", "headers_raw", "detail"):
         states.rows().bulk_create(part)
-    values = (each for row in new.values() for each in search_values.in_event(row))
+    values = (values_of for row in new.values() for values_of in search_values.in_event(row))
     search_values.store(values, using=states.database())
     for failed_part in _parts(failures, "document"):
         _failures().bulk_create(failed_part)
@@ -367,13 +367,13 @@ def _find_replays(entries: Iterable[Entry], ends: Iterable[UUID]) -> list[Replay
             wanted.setdefault(replay_id, []).append(entry)
     if not wanted:
         return []
-    found = list(states.replays().filter(pk__in=list(wanted)))
-    for each in found:
-        for entry in wanted[each.pk]:
-            entry.replay = each
+    replays = list(states.replays().filter(pk__in=list(wanted)))
+    for replay in replays:
+        for entry in wanted[replay.pk]:
+            entry.replay = replay
             # A replay belongs to one row, even with another body or a renamed handler.
-            entry.id = each.event_id
-    return found
+            entry.id = replay.event_id
+    return replays
 
 
 def _row(entry: Entry) -> ArchivedEvent:

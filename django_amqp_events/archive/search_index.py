@@ -62,10 +62,10 @@ def rebuild(
     while True:
         page = rows.order_by("pk")
         page = page if result.last is None else page.filter(pk__gt=result.last)
-        found = list(page.values_list("pk", "body_size")[:CHUNK])
-        if not found:
+        sizes = list(page.values_list("pk", "body_size")[:CHUNK])
+        if not sizes:
             return result
-        for ids in pieces(found, count=CHUNK, size=CHUNK_BYTES):
+        for ids in pieces(sizes, count=CHUNK, size=CHUNK_BYTES):
             if stop():
                 result.stopped = True
                 return result
@@ -83,16 +83,16 @@ def _correct(ids: list[UUID]) -> int:
         # Neither pruned nor edited meanwhile.
         locked = states.lock(ids)
         rows = SearchValue.objects.using(using).filter(event_id__in=locked)
-        stored = {tuple(each): pk for pk, *each in rows.values_list("pk", *_COLUMNS)}
+        stored = {tuple(value): pk for pk, *value in rows.values_list("pk", *_COLUMNS)}
         names = states.rows().filter(pk__in=locked).values_list("pk", "name")
         searched = [pk for pk, name in names if search_values.paths_of(name)]
         events = states.rows().filter(pk__in=searched).defer("detail")
         wanted = {
-            each
+            value
             for event in events.prefetch_related("revision_set")
-            for each in search_values.in_event(event, event.revision_set.all())
+            for value in search_values.in_event(event, event.revision_set.all())
         }
         search_values.store(wanted - stored.keys(), using=using)
-        if outdated := [pk for each, pk in stored.items() if each not in wanted]:
+        if outdated := [pk for value, pk in stored.items() if value not in wanted]:
             rows.filter(pk__in=outdated).delete()
         return len({event_id for event_id, *_ in wanted ^ stored.keys()})

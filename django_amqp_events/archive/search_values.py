@@ -69,16 +69,16 @@ def as_text(value: object) -> str:
 
 def in_payload(name: str, payload: Mapping[str, Any]) -> list[Pair]:
     """Return the values of an event's payload that may be stored."""
-    found = pairs(paths_of(name), payload)
-    if not found:
-        return found
+    values = pairs(paths_of(name), payload)
+    if not values:
+        return values
     shown = redaction.redact(name, payload)
     if shown is payload:
-        return found
+        return values
     if isinstance(shown, Reason):
         return []
     visible = set(pairs(paths_of(name), shown))
-    return [pair for pair in found if pair in visible]
+    return [pair for pair in values if pair in visible]
 
 
 def in_event(event: ArchivedEvent, revisions: Iterable[Revision] = ()) -> list[Value]:
@@ -89,9 +89,9 @@ def in_event(event: ArchivedEvent, revisions: Iterable[Revision] = ()) -> list[V
     if not paths_of(event.name):
         return []
     own = event.payload if event.body_size <= get_settings().max_body else None
-    payloads = (own or {}, *(each.payload for each in revisions))
-    found = (pair for payload in payloads for pair in in_payload(event.name, payload))
-    return [(event.pk, *pair) for pair in dict.fromkeys(found)]
+    payloads = (own or {}, *(revision.payload for revision in revisions))
+    values = (pair for payload in payloads for pair in in_payload(event.name, payload))
+    return [(event.pk, *pair) for pair in dict.fromkeys(values)]
 
 
 def store(values: Iterable[Value], *, using: str) -> None:
@@ -114,8 +114,8 @@ def pairs(wanted: Iterable[str], payload: Mapping[str, Any]) -> list[Pair]:
 def _values(value: Any, keys: Sequence[str]) -> Iterator[str]:
     """Yield the values below some keys; a list stands for each of its elements."""
     if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _values(each, keys)
+        for item in value:
+            yield from _values(item, keys)
     elif keys:
         if isinstance(value, Mapping) and keys[0] in value:
             yield from _values(value[keys[0]], keys[1:])

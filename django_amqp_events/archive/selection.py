@@ -61,7 +61,7 @@ class Selection:
             if name in values:
                 values[name] = datetime.fromisoformat(values[name])
         if "groups" in values:
-            values["groups"] = [UUID(each) for each in values["groups"]]
+            values["groups"] = [UUID(pk) for pk in values["groups"]]
         return cls(**values)
 
     def as_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Selection:
             if isinstance(value, datetime):
                 value = value.isoformat()
             elif not (value is None or isinstance(value, str)):
-                value = [str(each) for each in value]
+                value = [str(item) for item in value]
             if value != []:
                 document[field.name] = value
         return document
@@ -82,7 +82,7 @@ class Selection:
     def filters(self) -> list[Reason]:
         """Describe the filters, without search values, which not everyone may see."""
         named = FailureGroup.objects.using(states.database()).filter(pk__in=self.groups)
-        paths = [SearchTerm.parse(each).path for each in self.search]
+        paths = [SearchTerm.parse(term).path for term in self.search]
         values: dict[str, Iterable[Any]] = {
             "handler": self.handlers,
             "event": self.events,
@@ -93,7 +93,7 @@ class Selection:
             "since": [f"{self.since:%Y-%m-%d %H:%M %Z}"] if self.since else (),
             "until": [f"{self.until:%Y-%m-%d %H:%M %Z}"] if self.until else (),
         }
-        return [Reason(f"filter-{kind}", value=each) for kind in values for each in values[kind]]
+        return [Reason(f"filter-{kind}", value=name) for kind in values for name in values[kind]]
 
     def title(self, *others: Reason) -> Reason:
         """Describe the matching events; *others* are further filters."""
@@ -102,7 +102,7 @@ class Selection:
 
     def queryset(self) -> QuerySet[ArchivedEvent]:
         """Return the matching events."""
-        found = states.rows()
+        events = states.rows()
         exact: dict[str, Any] = {
             "handler__in": self.handlers,
             "name__in": self.events,
@@ -113,21 +113,21 @@ class Selection:
             "state": self.state,
             "service": self.service,
         }
-        found = found.filter(**{lookup: value for lookup, value in exact.items() if value})
+        events = events.filter(**{lookup: value for lookup, value in exact.items() if value})
         if self.ids:
             pks = [pk for pk in map(parse_uuid, self.ids) if pk is not None]
-            found = found.filter(Q(pk__in=pks) | Q(event_id__in=self.ids))
+            events = events.filter(Q(pk__in=pks) | Q(event_id__in=self.ids))
         if self.exceptions:
             wanted = Q()
             for name in self.exceptions:
                 wanted |= Q(exception=name) | Q(exception__endswith=f".{name}")
-            found = found.filter(wanted)
+            events = events.filter(wanted)
         paths: dict[str, list[SearchTerm]] = {}
         for term in map(SearchTerm.parse, self.search):
             paths.setdefault(term.path, []).append(term)
         for terms in paths.values():
-            found = found.filter(matching(terms, found.db))
-        return found
+            events = events.filter(matching(terms, events.db))
+        return events
 
     def parts(self) -> Iterator[Selection]:
         """Yield selections that together match the same events, each with a bounded query."""
@@ -185,8 +185,8 @@ class SearchTerm:
 
     def lookup(self, using: str) -> Q:
         """Match rows of :class:`~django_amqp_events.models.SearchValue`."""
-        found = starts_with("value", self.value, using) if self.start else Q(value=self.value)
-        return found & Q(path=self.path) if self.path else found
+        condition = starts_with("value", self.value, using) if self.start else Q(value=self.value)
+        return condition & Q(path=self.path) if self.path else condition
 
 
 def matching(
@@ -200,19 +200,19 @@ def matching(
         too_many: for a page, called if more than :data:`FEW_VALUES` match. The result is then the
             events of the first of them, so that the time for any search is bounded.
     """
-    found = Q(pk__in=())
+    condition = Q(pk__in=())
     for term in terms:
         # Each by itself: of alternatives PostgreSQL collects all entries before it returns one.
         values = SearchValue.objects.using(using).filter(term.lookup(using)).order_by()
         few = list(values.values_list("event_id", flat=True)[: FEW_VALUES + 1])
         if len(few) <= FEW_VALUES:
-            found |= Q(pk__in=set(few))
+            condition |= Q(pk__in=set(few))
         elif too_many is None:
-            found |= Q(pk__in=values.values("event_id"))
+            condition |= Q(pk__in=values.values("event_id"))
         else:
             too_many()
-            found |= Q(pk__in=set(few[:FEW_VALUES]))
-    return found
+            condition |= Q(pk__in=set(few[:FEW_VALUES]))
+    return condition
 
 
 def sort_few(order: Iterable[Any]) -> list[Any]:
@@ -223,7 +223,7 @@ def sort_few(order: Iterable[Any]) -> list[Any]:
     Args:
         order: names of columns; ``-`` is descending.
     """
-    columns = ((each.removeprefix("-"), each.startswith("-")) for each in order)
+    columns = ((column.removeprefix("-"), column.startswith("-")) for column in order)
     return [OrderBy(Coalesce(name, name), descending=down) for name, down in columns]
 
 
@@ -251,9 +251,9 @@ def expand_id(text: str) -> list[str]:
     dashed = "-".join(filter(None, parts))
     events = states.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
     events = events.annotate(length=Length("event_id")).filter(length=36).order_by()
-    found = list(events.values_list("event_id", flat=True).distinct()[:3])
-    rows = states.rows().filter(pk__range=bounds).exclude(event_id__in=found)
-    return found + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:3]]
+    ids = list(events.values_list("event_id", flat=True).distinct()[:3])
+    rows = states.rows().filter(pk__range=bounds).exclude(event_id__in=ids)
+    return ids + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:3]]
 
 
 def uuid_range(text: str) -> tuple[UUID, UUID] | None:

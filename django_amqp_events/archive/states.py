@@ -158,11 +158,11 @@ def lock(ids: Iterable[UUID]) -> dict[UUID, CountedEvent]:
 
 
 def _locked(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
-    found = rows().filter(pk__in=list(ids)).order_by("pk")
+    events = rows().filter(pk__in=list(ids)).order_by("pk")
     if connections[database()].features.has_select_for_update:
-        return found.select_for_update()
+        return events.select_for_update()
     rows().filter(pk=UUID(int=0)).update(version=F("version"))
-    return found
+    return events
 
 
 @contextmanager
@@ -283,7 +283,7 @@ def claim(
             for pk, event in new.items()
         }
         _replays().bulk_create(started.values())
-        claimed = {pk: each for pk in events if (each := again.get(pk) or started.get(pk))}
+        claimed = {pk: replay for pk in events if (replay := again.get(pk) or started.get(pk))}
         action = _Action.EDIT if edit is not None else _Action.FORCE if force else _Action.REPLAY
         _record_actions(claimed, events, action=action, by=by, reason=reason, now=now, batch=batch)
     return _claimed(claimed, forced=force)
@@ -335,8 +335,8 @@ def reclaim(
 @retry_on_conflict
 def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
     """Record that the broker has confirmed replays; an outcome that came before is kept."""
-    ids = [each.replay.pk for each in claimed]
-    with _locking([each.event.pk for each in claimed], now=now) as events:
+    ids = [taken.replay.pk for taken in claimed]
+    with _locking([taken.event.pk for taken in claimed], now=now) as events:
         ended = When(state__in=(_Replay.SUCCEEDED, _Replay.FAILED), then=F("state"))
         _replays().filter(pk__in=ids).update(
             published_at=now,
@@ -361,25 +361,25 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
     In a batch, those with a general error are pending again, unless they may have been published.
     Those with an outcome, and those claimed by another process since, are not changed.
     """
-    given = {each.claimed.event.pk: each for each in unpublished}
+    given = {unsent.claimed.event.pk: unsent for unsent in unpublished}
     with _locking(given, now=now) as events:
-        tokens = {each.claimed.event.claim for each in unpublished}
+        tokens = {unsent.claimed.event.claim for unsent in unpublished}
         back = {
             pk: given[pk]
             for pk, event in events.items()
             if event.state == State.QUEUED and event.claim in tokens
         }
-        for pk, each in back.items():
-            event, replay = events[pk], each.claimed.replay
+        for pk, unsent in back.items():
+            event, replay = events[pk], unsent.claimed.replay
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
-            event.unconfirmed = each.unconfirmed
-            event.error = replay.error = each.error
-            replay.state = _Replay.UNCONFIRMED if each.unconfirmed else _Replay.RETURNED
-            if each.general and not each.unconfirmed and replay.batch_id is not None:
+            event.unconfirmed = unsent.unconfirmed
+            event.error = replay.error = unsent.error
+            replay.state = _Replay.UNCONFIRMED if unsent.unconfirmed else _Replay.RETURNED
+            if unsent.general and not unsent.unconfirmed and replay.batch_id is not None:
                 replay.state, replay.number, replay.publishes = _Replay.PENDING, None, 0
                 replay.version = event.version
         _replays().bulk_update(
-            [each.claimed.replay for each in back.values()],
+            [unsent.claimed.replay for unsent in back.values()],
             ["state", "number", "version", "publishes", "error"],
         )
         rows().bulk_update(
@@ -397,20 +397,20 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     Returns:
         how many of the replays are known.
     """
-    found = {replay.pk: replay for replay in replays().filter(pk__in=list(ends))}
-    if not found:
+    ended = {replay.pk: replay for replay in replays().filter(pk__in=list(ends))}
+    if not ended:
         return 0
-    with _locking({replay.event_id for replay in found.values()}, now=now) as events:
-        _end({pk: ends[pk] for pk in found}, _Replay.SUCCEEDED)
+    with _locking({replay.event_id for replay in ended.values()}, now=now) as events:
+        _end({pk: ends[pk] for pk in ended}, _Replay.SUCCEEDED)
         unsettled = {
             event.pk: event
-            for replay in found.values()
+            for replay in ended.values()
             if (event := events.get(replay.event_id)) is not None
             and event.replays == replay.number
             and event.state in (State.QUEUED, State.REPLAYING, State.ARCHIVED)
         }
         _change(unsettled.values(), State.SUCCEEDED, now, **_NO_ERROR)
-    return len(found)
+    return len(ended)
 
 
 def failed_again(ends: Mapping[UUID, datetime]) -> None:
@@ -422,13 +422,13 @@ def _current_replays(events: Mapping[UUID, ArchivedEvent]) -> dict[UUID, Any]:
     """Return the current replay of each of these events that has one, with its revision."""
     actions = ArchiveAction.objects.using(database())
     by_force = actions.filter(replay=OuterRef("pk"), action=_Action.FORCE)
-    found = (
+    newest = (
         _replays()
         .filter(event__in=list(events), number=F("event__replays"))
         .select_related("revision")
         .annotate(was_forced=Exists(by_force))
     )
-    current = {replay.event_id: replay for replay in found}
+    current = {replay.event_id: replay for replay in newest}
     for pk, replay in current.items():
         replay.event = events[pk]
     return current
@@ -504,12 +504,12 @@ def _revise(
 def _end(ends: Mapping[UUID, datetime], state: Replay.State) -> None:
     """Record outcomes by the worker's time; a success is never overwritten."""
     ended = _replays().filter(pk__in=list(ends)).exclude(state=_Replay.SUCCEEDED)
-    found = list(ended.only("pk"))
-    if not found:
+    to_end = list(ended.only("pk"))
+    if not to_end:
         return
-    for replay in found:
+    for replay in to_end:
         replay.finished_at = ends[replay.pk]
-    _replays().bulk_update(found, ["finished_at"])
+    _replays().bulk_update(to_end, ["finished_at"])
     ended.update(state=state, error=None, settled_at=clock())
 
 
@@ -526,8 +526,8 @@ def _pending(batch: UUID | None, events: Iterable[UUID]) -> dict[UUID, Replay]:
     """Return the rows of these events that are pending in a batch."""
     if batch is None:
         return {}
-    found = _replays().filter(batch=batch, state=_Replay.PENDING, event__in=list(events))
-    return {row.event_id: row for row in found}
+    pending = _replays().filter(batch=batch, state=_Replay.PENDING, event__in=list(events))
+    return {row.event_id: row for row in pending}
 
 
 def is_unconfirmed(event: ArchivedEvent) -> bool:

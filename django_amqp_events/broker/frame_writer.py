@@ -71,7 +71,7 @@ def publish_frames(message: Message, *, channel: int, frame_max: int, mandatory:
 
 def _properties(message: Message) -> bytes:
     values = {**message.properties, "application_headers": message.headers}
-    given = [each for each in _PROPERTIES if values.get(each[0]) is not None]
+    given = [declared for declared in _PROPERTIES if values.get(declared[0]) is not None]
     kinds = "".join(kind for _, kind, _ in given)
     flags = sum(flag for *_, flag in given)
     return pack(">H", flags) + bytes(dumps(kinds, [values[name] for name, *_ in given]))

@@ -44,19 +44,19 @@ class PrivateName:
         module, _, attribute = self.path.partition(":")
         owner, _, last = attribute.rpartition(".")
         try:
-            found: object = import_module(module)
+            value: object = import_module(module)
             if owner:
-                found = attrgetter(owner)(found)
-            if self.parameters is None and last in _set_by_init(found):
+                value = attrgetter(owner)(value)
+            if self.parameters is None and last in _set_by_init(value):
                 return ""
-            found = getattr(found, last)
+            value = getattr(value, last)
         except (ImportError, AttributeError):
             return f"{self.path} does not exist"
         if self.parameters is None:
             return ""
-        if not callable(found):
+        if not callable(value):
             return f"{self.path} cannot be called"
-        parameters = list(inspect.signature(found).parameters.values())
+        parameters = list(inspect.signature(value).parameters.values())
         names, expected = tuple(parameter.name for parameter in parameters), self.parameters
         kinds = [parameter.kind for parameter in parameters[-2:]]
         if kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:

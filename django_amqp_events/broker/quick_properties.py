@@ -38,27 +38,27 @@ def quick_properties(header: bytes, at: int) -> dict[str, Any] | None:
         (flags,) = _unpack_short(header, at)
         if flags & _OTHERS:
             return None
-        found: dict[str, Any] = {}
+        properties: dict[str, Any] = {}
         at += 2
         for flag, name in _TEXTS_BEFORE:
             if flags & flag:
-                found[name], at = _short_text(header, at)
+                properties[name], at = _short_text(header, at)
         if flags & _HEADERS:
             end = at + 4 + _unpack_long(header, at)[0]
             headers = _table(header, at + 4, end)
             if headers is None:
                 return None
-            found["application_headers"], at = headers, end
+            properties["application_headers"], at = headers, end
         for flag, name in _BYTES:
             if flags & flag:
-                found[name] = header[at]
+                properties[name] = header[at]
                 at += 1
         for flag, name in _TEXTS_AFTER:
             if flags & flag:
-                found[name], at = _short_text(header, at)
+                properties[name], at = _short_text(header, at)
     except (IndexError, UnicodeDecodeError, struct.error):
         return None
-    return found if at == len(header) else None
+    return properties if at == len(header) else None
 
 
 def _table(header: bytes, at: int, end: int) -> dict[str, Any] | None:

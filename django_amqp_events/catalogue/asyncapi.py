@@ -25,9 +25,11 @@ _BINDING: Final = {"bindingVersion": "0.3.0"}
 
 def document(catalogue: Catalogue) -> dict[str, Any]:
     """Return the AsyncAPI document of a service."""
-    events = _keys(each.name for each in catalogue.entries)
-    handlers = _keys(each.handler.name for each in catalogue.consumers)
-    queues = _keys((each.handler.queue for each in catalogue.consumers), taken=events.values())
+    events = _keys(entry.name for entry in catalogue.entries)
+    handlers = _keys(consumer.handler.name for consumer in catalogue.consumers)
+    queues = _keys(
+        (consumer.handler.queue for consumer in catalogue.consumers), taken=events.values()
+    )
     received: dict[str, list[str]] = {name: [] for name in queues}
     for entry in catalogue.entries:
         for consumer in entry.consumers:
@@ -48,33 +50,35 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
             "types": source(),
         },
         "channels": {
-            events[each.name]: _event_channel(each, events[each.name], catalogue.exchange)
-            for each in catalogue.entries
-            if not each.is_pattern
+            events[entry.name]: _event_channel(entry, events[entry.name], catalogue.exchange)
+            for entry in catalogue.entries
+            if not entry.is_pattern
         }
         | {key: _queue_channel(catalogue, queue, received[queue]) for queue, key in queues.items()},
         "operations": {
-            f"publish.{events[each.name]}": _send(each, events[each.name])
-            for each in catalogue.entries
-            if each.publisher == catalogue.service
+            f"publish.{events[entry.name]}": _send(entry, events[entry.name])
+            for entry in catalogue.entries
+            if entry.publisher == catalogue.service
         }
         | {
-            f"handle.{handlers[each.handler.name]}": _receive(
-                each,
-                queues[each.handler.queue],
-                [events[entry.name] for entry in catalogue.entries if each in entry.consumers],
+            f"handle.{handlers[consumer.handler.name]}": _receive(
+                consumer,
+                queues[consumer.handler.queue],
+                [events[entry.name] for entry in catalogue.entries if consumer in entry.consumers],
             )
-            for each in catalogue.consumers
+            for consumer in catalogue.consumers
         },
         "components": {
             "messages": {
-                events[each.name]: _message(each, events[each.name]) for each in catalogue.entries
+                events[entry.name]: _message(entry, events[entry.name])
+                for entry in catalogue.entries
             },
             "messageTraits": {
-                form: _trait(form) for form in sorted({each.format for each in catalogue.entries})
+                form: _trait(form) for form in sorted({entry.format for entry in catalogue.entries})
             },
             "schemas": {
-                events[each.name]: _payload(each, events[each.name]) for each in catalogue.entries
+                events[entry.name]: _payload(entry, events[entry.name])
+                for entry in catalogue.entries
             },
         },
     }
@@ -103,8 +107,10 @@ def _event_channel(entry: Entry, key: str, exchange: str) -> dict[str, Any]:
 
 
 def _queue_channel(catalogue: Catalogue, queue: str, received: list[str]) -> dict[str, Any]:
-    handlers = [each.handler for each in catalogue.consumers if each.handler.queue == queue]
-    keys = dict.fromkeys(pattern for each in handlers for pattern in each.bindings)
+    handlers = [
+        consumer.handler for consumer in catalogue.consumers if consumer.handler.queue == queue
+    ]
+    keys = dict.fromkeys(pattern for handler in handlers for pattern in handler.bindings)
     return {
         "address": None if "{" in queue else queue,
         "title": queue,
@@ -113,9 +119,7 @@ def _queue_channel(catalogue: Catalogue, queue: str, received: list[str]) -> dic
             "amqp": {
                 "is": "queue",
                 "queue": {"name": queue, "durable": True, "exclusive": False, "autoDelete": False},
-                "x-bindings": [
-                    {"exchange": catalogue.exchange, "routingKey": each} for each in keys
-                ],
+                "x-bindings": [{"exchange": catalogue.exchange, "routingKey": key} for key in keys],
                 **_BINDING,
             }
         },
@@ -238,15 +242,15 @@ def _keys(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
 
     It is the name itself if possible.
     """
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     used = set(taken)
     for name in sorted(set(names)):
-        key = re.sub(r"[^\w.-]", lambda each: f"_{ord(each[0]):x}_", name, flags=re.ASCII)
+        key = re.sub(r"[^\w.-]", lambda character: f"_{ord(character[0]):x}_", name, flags=re.ASCII)
         while key in used:
             key += "_"
         used.add(key)
-        found[name] = key
-    return found
+        keys[name] = key
+    return keys
 
 
 def _ref(*path: str) -> dict[str, str]:

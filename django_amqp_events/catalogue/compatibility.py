@@ -108,7 +108,7 @@ def compare(old: Any, new: Any) -> list[Change]:
                 f"it was made {made.get(before.types, 'without pydantic')}, and this process runs "
                 f"{made.get(after.types, 'without it')}"
             )
-        return sorted(_changes(before, after), key=lambda each: (each.compatible, each.event))
+        return sorted(_changes(before, after), key=lambda change: (change.compatible, change.event))
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError) as exc:
         raise IncomparableError(
             f"it differs from what events_catalogue writes ({type(exc).__name__}: {exc})"
@@ -130,24 +130,24 @@ def _read(document: Any) -> _Document:
         types=described["types"],
         events=events,
         handlers={
-            each["name"]: _Handler(
-                patterns=tuple(each["patterns"]),
-                required=tuple(one["name"] for one in each["arguments"] if one["required"]),
+            handler["name"]: _Handler(
+                patterns=tuple(handler["patterns"]),
+                required=tuple(one["name"] for one in handler["arguments"] if one["required"]),
             )
-            for each in handlers
+            for handler in handlers
         },
     )
 
 
 def _read_json(document: Mapping[str, Any]) -> tuple[dict[str, _Event], list[Any]]:
     events = {
-        each["name"]: _Event(
-            publisher=each["publisher"],
-            format=each["format"],
-            payload=each["payload"],
-            root=each["payload"] or {},
+        event["name"]: _Event(
+            publisher=event["publisher"],
+            format=event["format"],
+            payload=event["payload"],
+            root=event["payload"] or {},
         )
-        for each in document["events"]
+        for event in document["events"]
     }
     return events, document["handlers"]
 
@@ -155,16 +155,18 @@ def _read_json(document: Mapping[str, Any]) -> tuple[dict[str, _Event], list[Any
 def _read_asyncapi(document: Mapping[str, Any]) -> tuple[dict[str, _Event], list[Any]]:
     components = document["components"]
     events = {
-        each["name"]: _Event(
-            publisher=each[EXTENSION]["publisher"],
-            format=each[EXTENSION]["format"],
-            payload=components["schemas"][key] if each[EXTENSION]["contract"] else None,
+        message["name"]: _Event(
+            publisher=message[EXTENSION]["publisher"],
+            format=message[EXTENSION]["format"],
+            payload=components["schemas"][key] if message[EXTENSION]["contract"] else None,
             root=document,
         )
-        for key, each in components["messages"].items()
+        for key, message in components["messages"].items()
     }
     operations = document["operations"].values()
-    return events, [each[EXTENSION] for each in operations if each["action"] == "receive"]
+    return events, [
+        operation[EXTENSION] for operation in operations if operation["action"] == "receive"
+    ]
 
 
 # -- comparing ----------------------------------------------------------------------------
@@ -217,10 +219,10 @@ def _handler_changes(before: _Document, after: _Document) -> Iterator[Change]:
             set(_always(event.payload)) if event.payload else set[str]()
             for event_name, event in before.events.items()
             if not is_pattern(event_name)
-            and any(pattern_matches(each, event_name) for each in handler.patterns)
+            and any(pattern_matches(pattern, event_name) for pattern in handler.patterns)
         ]
         for argument in handler.required:
-            known = bool(given) and all(argument in each for each in given)
+            known = bool(given) and all(argument in names for names in given)
             if argument not in before.handlers[name].required and not known:
                 text = f"handler {name!r} requires {argument!r}, which not all its events had"
                 yield _broken("handler_requires", "", f"{text}: those without it are archived")
@@ -333,7 +335,7 @@ class _Payloads:
 
     def types(self, old: Any, new: Any, what: str, path: str) -> Iterator[Change]:
         """Compare the types of an argument, a field or an item."""
-        old, new = ({} if each in (None, True) else each for each in (old, new))
+        old, new = ({} if schema in (None, True) else schema for schema in (old, new))
         pair = (old.get("$ref"), new.get("$ref"))
         if all(pair) and pair in self.open:
             return
@@ -348,11 +350,11 @@ class _Payloads:
             self.open.pop()
 
     def same(self, old: Schema, new: Schema) -> bool:
-        found = self.types(old, new, "", ".")
+        differences = self.types(old, new, "", ".")
         try:
-            return next(found, None) is None
+            return next(differences, None) is None
         finally:
-            found.close()  # type: ignore[attr-defined]
+            differences.close()  # type: ignore[attr-defined]
 
     def single(self, old: Schema, new: Schema, what: str, path: str) -> Iterator[Change]:
         """Compare types that are no unions."""
@@ -385,7 +387,7 @@ class _Payloads:
     def items(self, old: Any, new: Any, what: str, path: str) -> Iterator[Change]:
         """Compare the items of lists, or of tuples, whose items have a type each."""
         path = f"{path.removesuffix('.')}[]."
-        olds, news = (each if isinstance(each, list) else [each] for each in (old, new))
+        olds, news = (schemas if isinstance(schemas, list) else [schemas] for schemas in (old, new))
         if isinstance(old, list) != isinstance(new, list) or len(olds) != len(news):
             yield _broken("type_changed", self.event, f"{what} has another number of items")
             return
@@ -394,10 +396,10 @@ class _Payloads:
 
     def enums(self, old: list[Any], new: list[Any], what: str) -> Iterator[Change]:
         olds, news = set(map(_json, old)), set(map(_json, new))
-        if gone := [each for each in old if _json(each) not in news]:
+        if gone := [value for value in old if _json(value) not in news]:
             text = f"{what} can no longer be {_listed(gone)}"
             yield _broken("enum_narrowed", self.event, f"{text}, which earlier events may contain")
-        if more := [each for each in new if _json(each) not in olds]:
+        if more := [value for value in new if _json(value) not in olds]:
             text = f"{what} can also be {_listed(more)} now, which handlers may not know"
             yield _broken("enum_widened", self.event, text)
 
@@ -406,17 +408,17 @@ class _Payloads:
     ) -> Iterator[Change]:
         """Compare types of which a value has one, in any order."""
         if olds == [{}]:
-            text = " or ".join(_text(each, self.new_root) for each in news)
+            text = " or ".join(_text(schema, self.new_root) for schema in news)
             yield _harmless("type_added", self.event, f"{what} has a type now: {text}")
             return
         left, more = [], [*news]
         for old in olds:
             # Of the same name first, since it is the most likely one.
             likely = sorted(more, key=lambda new: _name(new) != _name(old))
-            if (found := next((new for new in likely if self.same(old, new)), None)) is None:
+            if (equal := next((new for new in likely if self.same(old, new)), None)) is None:
                 left.append(old)
             else:
-                more.remove(found)
+                more.remove(equal)
         pairs = [
             (old, new)
             for old in left
@@ -447,7 +449,7 @@ def _members(schema: Schema, root: Any) -> list[Schema]:
 
     It is ``[{}]`` if one of them matches any value.
     """
-    found: list[Schema] = []
+    members: list[Schema] = []
     values: list[Any] = []
     for member in _flat(schema, root):
         resolved = _resolved(member, root)
@@ -457,11 +459,11 @@ def _members(schema: Schema, root: Any) -> list[Schema]:
             values += resolved["enum"]
         elif resolved == {"type": "null"}:
             values.append(None)
-        elif member not in found:
-            found.append(member)
+        elif member not in members:
+            members.append(member)
     if values:
-        found.append({"enum": values})
-    return found
+        members.append({"enum": values})
+    return members
 
 
 def _flat(schema: Schema, root: Any) -> Iterator[Schema]:
@@ -479,16 +481,16 @@ def _resolved(schema: Any, root: Any) -> Schema:
     """Return what a schema refers to, without annotations."""
     for _ in range(_HOPS):
         if "$ref" in schema:
-            found: Any = root
+            target: Any = root
             for part in schema["$ref"].removeprefix("#/").split("/"):
-                found = found[part]
-            schema = found
+                target = target[part]
+            schema = target
         elif len(schema.get("allOf", ())) == 1:
             schema = schema["allOf"][0]
         elif "const" in schema or "enum" in schema:
             return {"enum": schema["enum"] if "enum" in schema else [schema["const"]]}
         else:
-            return {key: each for key, each in schema.items() if key not in _ANNOTATIONS}
+            return {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
     raise IncomparableError(f"a reference leads to more than {_HOPS} others: {schema}")
 
 
@@ -502,7 +504,7 @@ def _text(schema: Schema, root: Any) -> str:
         return name
     if HINT in schema:
         return str(schema[HINT])
-    more = {key: each for key, each in schema.items() if key not in _SCHEMAS | {"type"}}
+    more = {key: value for key, value in schema.items() if key not in _SCHEMAS | {"type"}}
     return f"{schema.get('type', 'any value')}{f' {_json(more)}' if more else ''}"
 
 

@@ -139,9 +139,9 @@ def build(settings: Settings, registry: Registry) -> Catalogue:
     """Describe all events and handlers of this service."""
     consumers = tuple(
         _consumer(handler)
-        for handler in sorted(registry.handlers.values(), key=lambda each: each.name)
+        for handler in sorted(registry.handlers.values(), key=lambda handler: handler.name)
     )
-    subscribed = {name for each in consumers for name in each.handler.bindings}
+    subscribed = {name for consumer in consumers for name in consumer.handler.bindings}
     return Catalogue(
         service=settings.service,
         prefix=settings.prefix,
@@ -168,9 +168,9 @@ def _entry(
         function=contract,
         options=_options(declaration),
         consumers=tuple(
-            each
-            for each in consumers
-            if name in each.handler.bindings or (not pattern and each.handler.matches(name))
+            consumer
+            for consumer in consumers
+            if name in consumer.handler.bindings or (not pattern and consumer.handler.matches(name))
         ),
     )
 
@@ -207,11 +207,11 @@ def _docstring(target: Callable[..., Any]) -> str:
 def _options(declared: Any) -> dict[str, Any]:
     """Return the options of an event or handler that differ from their defaults."""
     return {
-        each.name: as_json(value)
-        for each in fields(declared)
-        if each.name not in _NO_OPTIONS
-        and (value := getattr(declared, each.name)) != each.default
-        and not (each.default is None and value is False)
+        option.name: as_json(value)
+        for option in fields(declared)
+        if option.name not in _NO_OPTIONS
+        and (value := getattr(declared, option.name)) != option.default
+        and not (option.default is None and value is False)
     }
 
 
@@ -238,17 +238,17 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
         "types": source(),
         "events": [
             {
-                "name": each.name,
-                "publisher": each.publisher,
-                "format": each.format,
-                "contract": _interface(each.contract) if each.contract else None,
-                "payload": each.payload,
-                "options": dict(each.options),
-                "handlers": [one.handler.name for one in each.consumers],
+                "name": entry.name,
+                "publisher": entry.publisher,
+                "format": entry.format,
+                "contract": _interface(entry.contract) if entry.contract else None,
+                "payload": entry.payload,
+                "options": dict(entry.options),
+                "handlers": [one.handler.name for one in entry.consumers],
             }
-            for each in catalogue.entries
+            for entry in catalogue.entries
         ],
-        "handlers": [handler_document(each) for each in catalogue.consumers],
+        "handlers": [handler_document(consumer) for consumer in catalogue.consumers],
     }
 
 
@@ -277,8 +277,12 @@ def _interface(interface: Interface) -> dict[str, Any]:
         "function": interface.function,
         "docstring": interface.docstring,
         "arguments": [
-            {"name": each.name, "type": each.type, "required": each.required}
-            | ({} if each.default in ("", UNKNOWN) else {"default": json.loads(each.default)})
-            for each in interface.arguments
+            {"name": argument.name, "type": argument.type, "required": argument.required}
+            | (
+                {}
+                if argument.default in ("", UNKNOWN)
+                else {"default": json.loads(argument.default)}
+            )
+            for argument in interface.arguments
         ],
     }

@@ -154,19 +154,19 @@ def may_have_value(schema: Schema, keys: Sequence[str], definitions: Schema) -> 
     A list stands for each of its elements.
     """
 
-    def below(each: Any, left: Sequence[str]) -> bool:
-        return each is True or (
-            isinstance(each, Mapping) and may_have_value({**each}, left, definitions)
+    def below(part: Any, left: Sequence[str]) -> bool:
+        return part is True or (
+            isinstance(part, Mapping) and may_have_value({**part}, left, definitions)
         )
 
     if "$ref" in schema:
         return below(definitions.get(schema["$ref"].removeprefix(DEFINITIONS), True), keys)
     for keyword in LISTS & schema.keys():
-        return any(below(each, keys) for each in schema[keyword])
+        return any(below(part, keys) for part in schema[keyword])
     kind = schema.get("type")
     if kind == "array":
         items = schema.get("items", True)
-        return any(below(each, keys) for each in (items if isinstance(items, list) else [items]))
+        return any(below(part, keys) for part in (items if isinstance(items, list) else [items]))
     if kind == "object":
         known, others = schema.get("properties"), schema.get("additionalProperties")
         if not keys or known is None:
@@ -183,22 +183,22 @@ def in_draft_7(schema: Any, base: str = DEFINITIONS) -> Any:
     """
     if not isinstance(schema, Mapping):
         return schema  # True or False
-    found: Schema = {}
+    converted: Schema = {}
     for keyword, value in schema.items():
         if isinstance(value, list) and (keyword in LISTS or keyword == "items"):
-            found[keyword] = [in_draft_7(each, base) for each in value]
+            converted[keyword] = [in_draft_7(part, base) for part in value]
         elif keyword in BY_NAME:
-            found[keyword] = {name: in_draft_7(each, base) for name, each in value.items()}
+            converted[keyword] = {name: in_draft_7(part, base) for name, part in value.items()}
         elif keyword in ONE:
-            found[keyword] = in_draft_7(value, base)
+            converted[keyword] = in_draft_7(value, base)
         elif keyword == "$ref":
-            found[keyword] = base + value.removeprefix(DEFINITIONS)
+            converted[keyword] = base + value.removeprefix(DEFINITIONS)
         elif keyword != "discriminator":
-            found[keyword] = value
-    if "prefixItems" in found:
-        rest = {"additionalItems": found["items"]} if "items" in found else {}
-        found |= {"items": found.pop("prefixItems"), **rest}
-    return found
+            converted[keyword] = value
+    if "prefixItems" in converted:
+        rest = {"additionalItems": converted["items"]} if "items" in converted else {}
+        converted |= {"items": converted.pop("prefixItems"), **rest}
+    return converted
 
 
 def as_json(value: object) -> Any:

@@ -28,19 +28,19 @@ class _Generator(GenerateJsonSchema):
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
         """Describe keys too, which are strings on the wire."""
-        found = super().dict_schema(schema)
+        converted = super().dict_schema(schema)
         keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
         while "$ref" in keys:
             keys = self.get_schema_from_definitions(cast("JsonRef", keys["$ref"])) or {}
         if "const" in keys or "enum" in keys:
             values = keys.get("enum", [keys.get("const")])
-            found["propertyNames"] = {"enum": [_as_key(value) for value in values]}
+            converted["propertyNames"] = {"enum": [_as_key(value) for value in values]}
         elif keys.get("type") == "integer":
-            found["propertyNames"] = {"pattern": "^-?[0-9]+$"}
+            converted["propertyNames"] = {"pattern": "^-?[0-9]+$"}
         elif keys.get("type") in ("boolean", "null"):
             values = [None] if keys["type"] == "null" else [False, True]
-            found["propertyNames"] = {"enum": [_as_key(value) for value in values]}
-        return found
+            converted["propertyNames"] = {"enum": [_as_key(value) for value in values]}
+        return converted
 
 
 def _as_key(value: object) -> str:

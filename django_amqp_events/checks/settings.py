@@ -30,10 +30,10 @@ def check_discovery(project: Project) -> Iterator[Problem]:
             if module in sys.modules or apps.get_containing_app_config(module) is not None:
                 continue
             try:
-                found = importlib.util.find_spec(module)
+                spec = importlib.util.find_spec(module)
             except (ImportError, ValueError):
                 continue
-            if found is not None:
+            if spec is not None:
                 yield Problem(
                     "W012",
                     f"The module {module} is not imported, because {package!r} is not an installed "

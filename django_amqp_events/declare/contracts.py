@@ -67,9 +67,11 @@ def _form(contract: Callable[..., Any]) -> _Form:
     return _Form(
         signature=signature,
         required=frozenset(
-            each.name for each in parameters if each.default is inspect.Parameter.empty
+            parameter.name
+            for parameter in parameters
+            if parameter.default is inspect.Parameter.empty
         ),
-        defaults={each.name: each.default for each in parameters} if plain else None,
+        defaults={parameter.name: parameter.default for parameter in parameters} if plain else None,
         positional=kinds[inspect.Parameter.POSITIONAL_OR_KEYWORD],
         keyword_only=kinds[inspect.Parameter.KEYWORD_ONLY],
     )

@@ -95,7 +95,7 @@ class Handler:
     @property
     def bindings(self) -> tuple[str, ...]:
         """The names and patterns that its queue is bound to."""
-        return tuple(dict.fromkeys([*self.patterns, *(each.source for each in self.upcasts)]))
+        return tuple(dict.fromkeys([*self.patterns, *(upcast.source for upcast in self.upcasts)]))
 
     def matches(self, event_name: str) -> bool:
         """Return True if its patterns match an event, which it then receives as it is."""
@@ -103,7 +103,7 @@ class Handler:
 
     def upcast_of(self, event_name: str) -> Upcast | None:
         """Return how it receives an older event, None if it receives that one as it is."""
-        return next((each for each in self.upcasts if each.source == event_name), None)
+        return next((upcast for upcast in self.upcasts if upcast.source == event_name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,14 +169,14 @@ class _Builder:
     # -- events --
 
     def events(self, declared: Iterable[EventDeclaration]) -> dict[str, EventDeclaration]:
-        found: dict[str, EventDeclaration] = {}
+        events: dict[str, EventDeclaration] = {}
         for event in declared:
             where = dotted(event.contract)
             self.check_name("E006", where, event.name, full_name_problem(event.name))
-            self.add_event(found, event.name, event.contract, event.options, where)
-            known = found[event.name]
+            self.add_event(events, event.name, event.contract, event.options, where)
+            known = events[event.name]
             upcasters = known.upcasters + event.upcasters
-            found[event.name] = replace(known, upcasters=upcasters)
+            events[event.name] = replace(known, upcasters=upcasters)
         for name, options in self.settings.events.items():
             where = f"AMQP_EVENTS['EVENTS'][{name!r}]"
             self.check_name("E006", where, name, full_name_problem(name))
@@ -184,23 +184,23 @@ class _Builder:
             contract = given.pop("contract", None)
             if contract is not None:
                 contract = self.load(contract, f"{where}['CONTRACT']")
-            self.add_event(found, name, contract, given, where)
+            self.add_event(events, name, contract, given, where)
         default = self.settings.validate
         return {
             name: event if event.validate is not None else replace(event, validate=default)
-            for name, event in found.items()
+            for name, event in events.items()
         }
 
     def add_event(
         self,
-        found: dict[str, EventDeclaration],
+        events: dict[str, EventDeclaration],
         name: str,
         contract: Callable[..., Any] | None,
         options: Mapping[str, Any],
         where: str,
     ) -> None:
         """Merge a declaration over the earlier ones of the same event."""
-        known = found.get(name, EventDeclaration(name=name))
+        known = events.get(name, EventDeclaration(name=name))
         if known.contract is not None and contract not in (None, known.contract):
             self.report(
                 "E008",
@@ -214,15 +214,15 @@ class _Builder:
             self.report("E022", what, wrong[1])
             contract = None
         values = read_options(EVENT_OPTIONS, options, where, self.problems, "E009")
-        found[name] = replace(known, contract=contract or known.contract, **values)
+        events[name] = replace(known, contract=contract or known.contract, **values)
 
     def upcasters(self, events: Mapping[str, EventDeclaration]) -> Upcasters:
         """Return the upcasters of all events, by the older event and the newer one."""
-        found: dict[str, dict[str, Callable[..., Any]]] = {}
+        by_source: dict[str, dict[str, Callable[..., Any]]] = {}
         for event in events.values():
             for source, function in event.upcasters:
                 where = f"The upcaster {dotted(function)} of event {event.name!r}"
-                known = found.setdefault(source, {}).setdefault(event.name, function)
+                known = by_source.setdefault(source, {}).setdefault(event.name, function)
                 if source not in events:
                     self.report(
                         "E081",
@@ -235,13 +235,13 @@ class _Builder:
                         f"{where} and {dotted(known)} read the same event {source!r}.",
                         "Remove one of them.",
                     )
-        if names := circle(found):
+        if names := circle(by_source):
             self.report(
                 "E081",
                 f"Upcasters form a cycle: {' -> '.join(names)}.",
                 "Remove one of them. Upcasters lead from an older version to a newer one.",
             )
-        return found
+        return by_source
 
     def check_name(self, code: str, where: str, name: object, wrong: str | None) -> None:
         if wrong:

@@ -35,8 +35,8 @@ def upcasts(upcasters: Upcasters, matches: Callable[[str], bool]) -> tuple[Upcas
     It leads to the nearest version that the handler's patterns match. An event that they match
     itself has none.
     """
-    found = (_upcast(upcasters, matches, source) for source in upcasters if not matches(source))
-    return tuple(each for each in found if each is not None)
+    possible = (_upcast(upcasters, matches, source) for source in upcasters if not matches(source))
+    return tuple(upcast for upcast in possible if upcast is not None)
 
 
 def _upcast(upcasters: Upcasters, matches: Callable[[str], bool], source: str) -> Upcast | None:
@@ -56,7 +56,7 @@ def _upcast(upcasters: Upcasters, matches: Callable[[str], bool], source: str) -
 def circle(upcasters: Upcasters) -> list[str]:
     """Return the names of events whose upcasters form a cycle, the first one again at the end."""
     try:
-        TopologicalSorter({name: tuple(found) for name, found in upcasters.items()}).prepare()
+        TopologicalSorter({name: tuple(sources) for name, sources in upcasters.items()}).prepare()
     except CycleError as exc:
         return list(reversed(exc.args[1]))
     return []

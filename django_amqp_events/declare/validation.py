@@ -80,7 +80,7 @@ class Validator:
         self._names = frozenset(hints)
 
     def _hints(self, signature: inspect.Signature, target: Any) -> dict[str, Any]:
-        found = {}
+        hints = {}
         for name, parameter in signature.parameters.items():
             kind = parameter.kind
             if parameter.annotation is parameter.empty:
@@ -93,12 +93,12 @@ class Validator:
                 keywords = (
                     get_args(hint)[0] if is_unpack(hint) else types.GenericAlias(dict, (str, hint))
                 )
-                found[name] = bridged(keywords)
+                hints[name] = bridged(keywords)
             elif kind is inspect.Parameter.VAR_POSITIONAL:
-                found[name] = types.GenericAlias(tuple, (bridged(hint), ...))
+                hints[name] = types.GenericAlias(tuple, (bridged(hint), ...))
             else:
-                found[name] = bridged(hint)
-        return found
+                hints[name] = bridged(hint)
+        return hints
 
     def from_python(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return a publisher's arguments as values of their hints.
@@ -134,13 +134,13 @@ class Validator:
         except (TypeError, ValueError) as exc:  # an upcaster's value that JSON does not have
             raise Violation(str(exc)[:MAX_ERROR]) from exc
 
-    def surplus(self, given: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    def surplus(self, given: Mapping[str, Any], validated: Mapping[str, Any]) -> list[str]:
         """Return the keyword arguments that ``**payload: Unpack[…]`` does not have.
 
         Args:
             found: as :meth:`from_python` or :meth:`from_json` returned it for *given*.
         """
-        before, after = (each.get(self._keywords, {}) for each in (given, found))
+        before, after = (payload.get(self._keywords, {}) for payload in (given, validated))
         # Equally many have other names if they have aliases.
         return sorted(before.keys() - after.keys()) if len(before) > len(after) else []
 
@@ -181,7 +181,7 @@ def evaluated(annotation: Any, target: Any) -> Any:
     return get_type_hints(
         types.SimpleNamespace(__annotations__={"it": annotation}),
         getattr(function, "__globals__", {}),
-        {each.__name__: each for each in getattr(function, "__type_params__", ())},
+        {parameter.__name__: parameter for parameter in getattr(function, "__type_params__", ())},
         include_extras=True,
     )["it"]
 
@@ -275,9 +275,9 @@ def _attrs_schema(cls: Any, handler: Any) -> Any:
             return item
         return {field.alias: getattr(item, field.name) for field in fields}
 
-    def made(found: dict[str, Any]) -> Any:
+    def made(values: dict[str, Any]) -> Any:
         try:
-            return cls(**found)
+            return cls(**values)
         except TypeError as exc:  # of attrs.validators.instance_of, for which pydantic has no place
             raise ValueError(exc) from exc
 

@@ -91,9 +91,9 @@ def filters(options: dict[str, Any]) -> dict[str, Any]:
         ConfigurationError: no event declares the path of a search.
     """
     search_values.check_paths(SearchTerm.parse(text).path for text in options["match"])
-    found = {f"{name}s": options[name] for name in _FILTERS} | {"search": options["match"]}
-    found |= {name: options[name] for name in ("since", "until")}
-    return {name: value for name, value in found.items() if value}
+    given = {f"{name}s": options[name] for name in _FILTERS} | {"search": options["match"]}
+    given |= {name: options[name] for name in ("since", "until")}
+    return {name: value for name, value in given.items() if value}
 
 
 def integer(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
@@ -138,11 +138,11 @@ def moment(text: str) -> datetime:
     except ArgumentTypeError:
         pass
     try:
-        found = datetime.fromisoformat(text.strip())
-        if found.tzinfo is None:
-            found = timezone.make_aware(found)
+        parsed = datetime.fromisoformat(text.strip())
+        if parsed.tzinfo is None:
+            parsed = timezone.make_aware(parsed)
         # A time that does not exist in UTC cannot be compared.
-        return found.astimezone(UTC)
+        return parsed.astimezone(UTC)
     except (ValueError, OverflowError) as exc:
         raise ArgumentTypeError(
             f"{text!r} is neither a time such as 2026-11-20, 2026-11-20T13:30 or "
@@ -175,8 +175,8 @@ def search_term(text: str) -> str:
 
 def group_id(text: str) -> UUID:
     """Read the id of a failure group."""
-    if (found := parse_uuid(text)) is None:
+    if (parsed := parse_uuid(text)) is None:
         raise ArgumentTypeError(
             f"{text!r:.80} is not the id of a failure group; see `manage.py events_groups`"
         )
-    return found
+    return parsed

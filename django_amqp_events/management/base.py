@@ -118,7 +118,7 @@ class EventsCommand(BaseCommand):
                 plan = executor.migration_plan(executor.loader.graph.leaf_nodes(APP))
             except Exception:  # noqa: BLE001, S112 - drivers raise errors of their own
                 continue
-            missing = [each.name for each, _ in plan if each.app_label == APP]
+            missing = [migration.name for migration, _ in plan if migration.app_label == APP]
             if missing:
                 option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
                 self.stderr.write(

@@ -113,9 +113,13 @@ def make_groups() -> list[Made]:
             own = permissions_of(role)
             wanted |= set(own)
             group, created = Group.objects.using(alias).get_or_create(name=role.group)
-            has = {each.codename: each for each in ours.filter(group=group)}
-            added = [each for each in ours.filter(codename__in=wanted) if each.codename not in has]
-            removed = [each for codename, each in has.items() if codename not in wanted]
+            has = {permission.codename: permission for permission in ours.filter(group=group)}
+            added = [
+                permission
+                for permission in ours.filter(codename__in=wanted)
+                if permission.codename not in has
+            ]
+            removed = [permission for codename, permission in has.items() if codename not in wanted]
             group.permissions.add(*added)
             group.permissions.remove(*removed)
             made.append(
@@ -123,8 +127,8 @@ def make_groups() -> list[Made]:
                     role=role,
                     created=created,
                     permissions=own,
-                    added=sorted(each.codename for each in added),
-                    removed=sorted(each.codename for each in removed),
+                    added=sorted(permission.codename for permission in added),
+                    removed=sorted(permission.codename for permission in removed),
                 )
             )
     return made

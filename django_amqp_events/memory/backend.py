@@ -269,8 +269,10 @@ class MemoryBackend:
         """Events that wait for their next attempt, the first due first."""
         world = self._current()
         delays = [queue.name for queue in world.topology.queues if queue.role == "delay"]
-        found = [_waiting(world, each) for queue in delays for each in self.broker.peek(queue)]
-        return sorted(found, key=lambda item: item.due_at or self.now())
+        items = [
+            _waiting(world, message) for queue in delays for message in self.broker.peek(queue)
+        ]
+        return sorted(items, key=lambda item: item.due_at or self.now())
 
     @property
     def depths(self) -> dict[str, int]:

@@ -131,15 +131,15 @@ class MemoryBroker:
         definition = self._exchanges.get(exchange)
         if definition is None:
             return []
-        found = dict.fromkeys(
+        receivers = dict.fromkeys(
             binding.queue
             for binding in self._bindings
             if binding.exchange == exchange and _matches(definition.type, binding.routing_key, key)
         )
         alternate = definition.arguments.get("alternate-exchange")
-        if not found and alternate:
+        if not receivers and alternate:
             return self._route(alternate, key)
-        return list(found)
+        return list(receivers)
 
     def _store(self, queue: str, message: Message) -> None:
         held = self._queues[queue]
@@ -155,8 +155,8 @@ class MemoryBroker:
     def take(self, queues: Iterable[str]) -> Stored | None:
         """Return and remove the oldest ready message of some queues."""
         with self._lock:
-            found = [self._queues[name] for name in queues if name in self._queues]
-            heads = [queue.ready for queue in found if queue.ready]
+            existing = [self._queues[name] for name in queues if name in self._queues]
+            heads = [queue.ready for queue in existing if queue.ready]
             return min(heads, key=lambda ready: ready[0].sequence).popleft() if heads else None
 
     def requeue(self, stored: Stored) -> None:

@@ -429,13 +429,13 @@ def _document(received: Received, header: str) -> Mapping[str, Any] | None:
 
 def _identify(received: Received) -> tuple[ReceivedEvent | None, Progress]:
     # The last as if it came from the default exchange: the key may be the archive's.
-    for each, trusted in (
+    for candidate, trusted in (
         (received, True),
         (received, False),
         (replace(received, exchange=""), False),
     ):
         with suppress(Malformed):
-            event, progress = decoding.identify(each, trusted=trusted)
+            event, progress = decoding.identify(candidate, trusted=trusted)
             # An id that is only in the properties is that of the archive message.
             named = EVENT_ID in received.headers or wire_format(received) != "json"
             return (event if named else None), progress
@@ -447,8 +447,8 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _mappings(value: object) -> tuple[Mapping[str, Any], ...]:
-    found = value if isinstance(value, list) else []
-    return tuple(item for item in found if isinstance(item, dict))
+    items = value if isinstance(value, list) else []
+    return tuple(item for item in items if isinstance(item, dict))
 
 
 def _text(value: object) -> str | None:

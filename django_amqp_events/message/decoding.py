@@ -189,7 +189,7 @@ def _attributes(
 def _foreign_identity(received: Received, cloud: Mapping[str, Any]) -> dict[str, Any]:
     """Return the identity of a message of another format, under the names of our headers."""
     properties = received.properties
-    found = {
+    attributes = {
         EVENT_ID: cloud.get("id") or properties.get("message_id") or _content_id(received),
         EVENT_SERVICE: cloud.get("source") or properties.get("app_id"),
         EVENT_PUBLISHED_AT: _time(cloud.get("time") or properties.get("timestamp")),
@@ -197,7 +197,7 @@ def _foreign_identity(received: Received, cloud: Mapping[str, Any]) -> dict[str,
         EVENT_CAUSATION_ID: cloud.get("causationid"),
         EVENT_NAME: None if received.exchange else cloud.get("type"),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in attributes.items() if value is not None}
 
 
 def is_nameless(event: ReceivedEvent | None) -> bool:

@@ -70,7 +70,7 @@ def media_type(received: Received) -> str:
 
 
 def _prefix(headers: Mapping[str, Any]) -> str:
-    return next((each for each in PREFIXES if f"{each}specversion" in headers), "")
+    return next((prefix for prefix in PREFIXES if f"{prefix}specversion" in headers), "")
 
 
 def attributes(received: Received) -> dict[str, Any]:
@@ -80,25 +80,25 @@ def attributes(received: Received) -> dict[str, Any]:
         Malformed: it is not an event of CloudEvents 1.0.
     """
     if wire_format(received) == "cloudevents":
-        found = _without_data(envelope(received.body))
+        document = _without_data(envelope(received.body))
     else:
         prefix = _prefix(received.headers)
-        found = {
+        document = {
             key.removeprefix(prefix): value
             for key, value in received.headers.items()
             if isinstance(key, str) and key.startswith(prefix)
         }
-    if found.get("specversion") != SPECVERSION:
-        version = found.get("specversion")
+    if document.get("specversion") != SPECVERSION:
+        version = document.get("specversion")
         raise Malformed(f"the CloudEvents specversion is {version!r:.80}, not {SPECVERSION!r}")
     for name in _REQUIRED:
-        if not isinstance(found.get(name), str) or not found[name]:
+        if not isinstance(document.get(name), str) or not document[name]:
             raise Malformed(f"the CloudEvents attribute {name!r} is missing or not a text")
-    return found
+    return document
 
 
-def _without_data(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key not in ("data", "data_base64")}
+def _without_data(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key not in ("data", "data_base64")}
 
 
 def new_attributes(
@@ -115,7 +115,7 @@ def new_attributes(
     The ids of correlation and causation are those of the correlation extension:
     https://github.com/cloudevents/spec/blob/main/cloudevents/extensions/correlation.md.
     """
-    found = {
+    document = {
         "specversion": SPECVERSION,
         "id": event_id,
         "source": service,
@@ -124,12 +124,12 @@ def new_attributes(
         "datacontenttype": JSON,
         "correlationid": correlation_id or event_id,
     }
-    return found if causation_id is None else {**found, "causationid": causation_id}
+    return document if causation_id is None else {**document, "causationid": causation_id}
 
 
-def extensions(found: Mapping[str, Any]) -> dict[str, Any]:
+def extensions(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the CloudEvents attributes that the specification does not define."""
-    return {key: value for key, value in found.items() if key not in _STANDARD}
+    return {key: value for key, value in document.items() if key not in _STANDARD}
 
 
 def envelope_attributes(received: Received) -> dict[str, Any] | None:
@@ -151,10 +151,10 @@ def envelope(raw: bytes) -> dict[str, Any]:
     Raises:
         Malformed: it is not a JSON object.
     """
-    found = decode_json(raw)
-    if not isinstance(found, dict):
+    document = decode_json(raw)
+    if not isinstance(document, dict):
         raise Malformed("the body is not a CloudEvents object")
-    return found
+    return document
 
 
 def payload(received: Received) -> dict[str, Any]:
@@ -168,22 +168,22 @@ def payload(received: Received) -> dict[str, Any]:
         whole = envelope(raw)
         # Its attributes are passed on too.
         check_depth(raw, whole)
-        found = whole.get("data", {})
+        document = whole.get("data", {})
         if "data_base64" in whole:
             try:
                 raw = b64decode(whole["data_base64"], validate=True)
             except (TypeError, ValueError) as exc:
                 raise Malformed(f"the CloudEvents data_base64 is not Base64: {exc}") from exc
-            found = decode_json(raw)
+            document = decode_json(raw)
     else:
         # CloudEvents need no data.
-        found = {} if form == "cloudevents-binary" and not raw else decode_json(raw)
-    if not isinstance(found, dict):
-        raise Malformed(f"the payload is {_json_type(found)}, not a JSON object")
-    if form == "json" and found.keys() >= _PROTOCOL_1:
+        document = {} if form == "cloudevents-binary" and not raw else decode_json(raw)
+    if not isinstance(document, dict):
+        raise Malformed(f"the payload is {_json_type(document)}, not a JSON object")
+    if form == "json" and document.keys() >= _PROTOCOL_1:
         raise Malformed("the body is a task message of Celery's protocol 1; publish protocol 2")
-    check_depth(raw, found)
-    return found
+    check_depth(raw, document)
+    return document
 
 
 def decode_json(raw: bytes, load: Callable[[str], Any] = json.loads) -> Any:

@@ -93,12 +93,12 @@ def update_alert(
     key = clean(key, LENGTH)
     same = open_alerts(settings.service).filter(kind=kind, key=key)
     if not troubled:
-        found = same.first()
+        earlier = same.first()
         # Of several processes, the one whose UPDATE succeeds notifies.
-        if found is None or not same.filter(pk=found.pk).update(ended=now, open=None):
+        if earlier is None or not same.filter(pk=earlier.pk).update(ended=now, open=None):
             return False
-        found.ended, found.open = now, None
-        _notify(found, settings)
+        earlier.ended, earlier.open = now, None
+        _notify(earlier, settings)
         return True
     details = Reason.of(text)
     if same.update(last=now, details=details):
@@ -117,7 +117,10 @@ def update_alert(
 
 
 def update_alerts(
-    found: Mapping[Which, Reason | str | None], *, now: datetime, settings: Settings | None = None
+    conditions: Mapping[Which, Reason | str | None],
+    *,
+    now: datetime,
+    settings: Settings | None = None,
 ) -> int:
     """Update alerts from :func:`evaluate`; return the number of changes.
 
@@ -129,7 +132,7 @@ def update_alerts(
     settings = settings or get_settings()
     known = set(open_alerts(settings.service).values_list("kind", "key"))
     news = 0
-    for (kind, key), text in found.items():
+    for (kind, key), text in conditions.items():
         if text is not None or (kind, clean(key, LENGTH)) in known:
             news += update_alert(
                 kind, key, text or "", now=now, troubled=text is not None, settings=settings
@@ -140,23 +143,23 @@ def update_alerts(
 def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Reason | None]:
     """Return the problems in a snapshot's document, for :func:`update_alerts`. Pure."""
     limits, broker = settings.alerts, document["broker"]
-    found: dict[Which, Reason | None] = {("stale", ""): None}
+    conditions: dict[Which, Reason | None] = {("stale", ""): None}
 
     def limit(which: Which, value: float | None, most: float | None, text: Reason) -> None:
         """Compare a value with its limit; an unknown value changes nothing."""
         if most is None or value is not None:
-            found[which] = text if above(value, most) else None
+            conditions[which] = text if above(value, most) else None
 
     if limits.away is not None and above(broker.get("away"), limits.away):
         stored = settings.publish == "outbox"
-        found["broker_away", ""] = Reason(
+        conditions["broker_away", ""] = Reason(
             "alert-broker-away" if stored else "alert-broker-away-direct",
             error=Reason.from_json(broker["error"]),
         )
     elif limits.away is None or not broker.get("error"):
-        found["broker_away", ""] = None
+        conditions["broker_away", ""] = None
     if (alarms := broker.get("alarms")) is not None:
-        found["broker_alarm", ""] = (
+        conditions["broker_alarm", ""] = (
             Reason("alert-broker-alarm", alarms=", ".join(alarms)) if alarms else None
         )
     limit(
@@ -172,8 +175,8 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
         limits.mirror_lag,
         Reason("alert-mirror-lag", age=_seconds(lag)),
     )
-    for each in document["outbox"]:
-        database, lag = each["database"], each.get("lag")
+    for outbox in document["outbox"]:
+        database, lag = outbox["database"], outbox.get("lag")
         limit(
             ("outbox_lag", database),
             lag,
@@ -182,14 +185,16 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
                 "alert-outbox-lag",
                 database=database,
                 age=_seconds(lag),
-                meaning=Reason.from_json(each["meaning"]),
+                meaning=Reason.from_json(outbox["meaning"]),
             ),
         )
     for name, queue in document["queues"].items():
         if queue.get("role") == "abyss" and queue.get("ready") is not None:
             poisoned = queue["severity"] == "error"
-            found["abyss", name] = Reason.from_json(queue.get("meaning", "")) if poisoned else None
-    return found
+            conditions["abyss", name] = (
+                Reason.from_json(queue.get("meaning", "")) if poisoned else None
+            )
+    return conditions
 
 
 def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | None]:
@@ -208,32 +213,32 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
     # By stored counts, which the mirror updates every few seconds.
     unsettled = groups.filter(Q(open__gt=0) | Q(going__gt=0), pk__in=ids)
     lasting = {str(group.pk): group for group in unsettled} if settings.alerts.groups else {}
-    found: dict[Which, Reason | None] = {}
+    conditions: dict[Which, Reason | None] = {}
     back = 0
     for kind, key, since, details in known:
         group = lasting.get(key)
         if group is None:
-            found[kind, key] = None
+            conditions[kind, key] = None
         elif (
             kind == "group_new"
             and back < GROUPS
             and group.reopened_at
             and group.reopened_at > max(since, now - NEW_AGE)
         ):
-            found |= {(kind, key): None, ("group_back", key): _of_group(group)}
+            conditions |= {(kind, key): None, ("group_back", key): _of_group(group)}
             back += 1
         elif _of_group(group) != details:
-            found[kind, key] = _of_group(group)
+            conditions[kind, key] = _of_group(group)
     if not settings.alerts.groups:
-        return found
+        return conditions
     news = groups.filter(
         Q(reopened_at__gt=now - NEW_AGE) | Q(resolved_at=None, first_seen__gt=now - NEW_AGE),
         open__gt=0,
     ).exclude(pk__in=ids)
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
         kind = "group_new" if group.reopened_at is None else "group_back"
-        found[kind, str(group.pk)] = _of_group(group)
-    return found
+        conditions[kind, str(group.pk)] = _of_group(group)
+    return conditions
 
 
 def _of_group(group: FailureGroup) -> Reason:

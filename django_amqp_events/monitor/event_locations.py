@@ -147,7 +147,7 @@ def locate(
         ids.add(str(uuid))
     # The same events at other handlers.
     rows = list(filter(visible, archived.filter(event_id__in=ids)[:ROWS])) if first else []
-    found: dict[tuple[str, str], LocatedEvent] = {}
+    by_key: dict[tuple[str, str], LocatedEvent] = {}
     records: dict[Kind, Iterator[_Found]] = {
         "outbox": _in_outbox(ids, settings),
         "archive": (_of_archived(row, settings) for row in rows),
@@ -158,20 +158,20 @@ def locate(
     for kind in KINDS:
         for key, record in records[kind] if kind in kinds else ():
             if kind not in ("outbox", "inbox") or visible(record.row):
-                located = found.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
+                located = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
                 located.records.append(record)
     waiting = set()
-    for each in found.values():
-        for handler in registry.receivers(each.name):
-            destination = _destination(handler, each.records, settings)
-            each.destinations.append(destination)
+    for event in by_key.values():
+        for handler in registry.receivers(event.name):
+            destination = _destination(handler, event.records, settings)
+            event.destinations.append(destination)
             if destination.waiting:
                 waiting.add(handler.queue)
     declared = topology.build(settings, registry).queues
-    queues = (each for each in declared if each.role != "handler" or each.name in waiting)
+    queues = (queue for queue in declared if queue.role != "handler" or queue.name in waiting)
     return Locations(
-        events=tuple(found.values()),
-        queues=declared if not found else tuple(queues) if waiting else (),
+        events=tuple(by_key.values()),
+        queues=declared if not by_key else tuple(queues) if waiting else (),
         more=more,
     )
 
@@ -185,12 +185,12 @@ def with_messages(
         seen: ``ready``, ``unacked`` and others by the queue's name; a queue that was not seen
             stays if it is a handler's.
     """
-    found = [(queue, seen.get(queue.name, {})) for queue in queues]
+    figures = [(queue, seen.get(queue.name, {})) for queue in queues]
     return [
-        (queue, each)
-        for queue, each in found
-        if any(each.get(count) for count in ("ready", "unacked", "total"))
-        or (queue.role == "handler" and (not each or each.get("unacked") is None))
+        (queue, counts)
+        for queue, counts in figures
+        if any(counts.get(count) for count in ("ready", "unacked", "total"))
+        or (queue.role == "handler" and (not counts or counts.get("unacked") is None))
     ]
 
 
@@ -322,10 +322,10 @@ def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
 
 def _destination(handler: Handler, records: Sequence[Record], settings: Settings) -> Destination:
     kept = {
-        each.kind: each
-        for each in reversed(records)
-        if each.service == settings.service
-        and settings.renamed_handlers.get(each.handler, each.handler) == handler.name
+        record.kind: record
+        for record in reversed(records)
+        if record.service == settings.service
+        and settings.renamed_handlers.get(record.handler, record.handler) == handler.name
     }
     record = kept.get("inbox") or kept.get("archive")
     if record is not None:

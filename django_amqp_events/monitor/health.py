@@ -64,20 +64,20 @@ def examine(
     processes = liveness.ask(settings)
     if processes is None:
         return None
-    found = [
-        each
+    findings = [
+        finding
         for process in processes
-        for each in _examine(process, ready)
-        if not wanted or each.part in wanted or not each.part
+        for finding in _examine(process, ready)
+        if not wanted or finding.part in wanted or not finding.part
     ]
     for part in wanted:
-        if not any(each.part == part for each in found):
+        if not any(finding.part == part for finding in findings):
             problem = f"no process of this container runs it: start events_{part}"
-            found.append(Finding(part=part, process=0, problem=problem))
-    if not found:
+            findings.append(Finding(part=part, process=0, problem=problem))
+    if not findings:
         problem = f"no process of service {settings.service!r} runs in this container"
-        found.append(Finding(part="", process=0, problem=problem))
-    return found
+        findings.append(Finding(part="", process=0, problem=problem))
+    return findings
 
 
 def _examine(process: dict[str, Any], ready: bool) -> Iterator[Finding]:

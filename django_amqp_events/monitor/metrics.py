@@ -80,11 +80,11 @@ def _event(handler: str, name: str) -> str:
     Publishers choose names, and each label value costs memory in every process and in Prometheus,
     so a name is a label only if the handler names it.
     """
-    found = get_registry().handlers.get(handler)
-    patterns = found.bindings if found else ()
+    declared = get_registry().handlers.get(handler)
+    patterns = declared.bindings if declared else ()
     if name in patterns:
         return name
-    return next((each for each in patterns if pattern_matches(each, name)), "")
+    return next((pattern for pattern in patterns if pattern_matches(pattern, name)), "")
 
 
 def _labels(handler: str | None, event: ReceivedEvent | None) -> tuple[str, str]:
@@ -148,14 +148,16 @@ class SnapshotCollector(Collector):
             close_old_connections()
         if newest is None:
             return
-        found = json.loads(newest.document)
+        document = json.loads(newest.document)
         age = (datetime.now(UTC) - newest.at).total_seconds()
         yield _gauge("snapshot_age_seconds", "Age of the snapshot.", age)
-        yield _gauge("broker_up", "1 if RabbitMQ answered.", not found["broker"]["error"])
+        yield _gauge("broker_up", "1 if RabbitMQ answered.", not document["broker"]["error"])
         yield _gauge("archive_open", "Open archived events.", newest.open)
-        if "lag" in found["mirror"]:
+        if "lag" in document["mirror"]:
             yield _gauge(
-                "mirror_lag_seconds", "Upper bound of the mirror's delay.", found["mirror"]["lag"]
+                "mirror_lag_seconds",
+                "Upper bound of the mirror's delay.",
+                document["mirror"]["lag"],
             )
         for name, text, key in (
             ("queue_messages", "Messages that are ready.", "ready"),
@@ -163,18 +165,18 @@ class SnapshotCollector(Collector):
             ("queue_paused", "1 if its workers consume it later.", "paused"),
         ):
             gauge = GaugeMetricFamily(f"amqp_events_{name}", text, labels=["queue", "role"])
-            for queue, each in found["queues"].items():
-                if each.get(key) is not None:
-                    gauge.add_metric([queue, each["role"]], each[key])
+            for queue, figures in document["queues"].items():
+                if figures.get(key) is not None:
+                    gauge.add_metric([queue, figures["role"]], figures[key])
             yield gauge
         for name, text, key in (
             ("outbox_pending", "Events of the outbox that are not published.", "total"),
             ("outbox_lag_seconds", "Age of the oldest event in the outbox.", "lag"),
         ):
             gauge = GaugeMetricFamily(f"amqp_events_{name}", text, labels=["database"])
-            for each in found["outbox"]:
-                if key in each:
-                    gauge.add_metric([each["database"]], each[key])
+            for outbox in document["outbox"]:
+                if key in outbox:
+                    gauge.add_metric([outbox["database"]], outbox[key])
             yield gauge
 
 

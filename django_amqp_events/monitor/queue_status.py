@@ -100,9 +100,9 @@ def status(
             declared = {queue.name for queue in topology.queues}
             queues += [
                 (Queue(name=name, role=role_of(names, name)), True)
-                for name, found in stats.items()
+                for name, of_queue in stats.items()
                 if name not in declared
-                and drift.left_over_queue(names, name, found.get("arguments") or {})
+                and drift.left_over_queue(names, name, of_queue.get("arguments") or {})
             ]
         paused = cache(partial(_paused, amqp, app))
         found_queues = tuple(
@@ -183,8 +183,8 @@ def _status_of(
 
 
 def _rate(stats: Mapping[str, Any], what: str) -> float | None:
-    found = ((stats.get("message_stats") or {}).get(what) or {}).get("rate")
-    return float(found) if isinstance(found, (int, float)) else None
+    rate = ((stats.get("message_stats") or {}).get(what) or {}).get("rate")
+    return float(rate) if isinstance(rate, (int, float)) else None
 
 
 def _stale_meaning(

@@ -86,7 +86,7 @@ class SnapshotTaker:
         status, broker = self._ask(now, last.get("broker", {}))
         queues = _queues(status) if status else {}
         consumed = dict(last.get("consumed", {}))
-        consumed |= {name: now for name, each in queues.items() if each.get("consumers")}
+        consumed |= {name: now for name, figures in queues.items() if figures.get("consumers")}
         standing = statistics.open_events(now, statistics.CAP)
         document: dict[str, Any] = {
             "version": FORMAT,
@@ -150,8 +150,14 @@ class SnapshotTaker:
         return {
             "at": now,
             "result": result,
-            "items": [visible(each, 500) for each in (*report.problems, *different)][:DIFFERENCES],
-            "queues": {each.name: visible(each, 500) for each in different if each.kind == "queue"},
+            "items": [visible(difference, 500) for difference in (*report.problems, *different)][
+                :DIFFERENCES
+            ],
+            "queues": {
+                difference.name: visible(difference, 500)
+                for difference in different
+                if difference.kind == "queue"
+            },
         }
 
     def _new_hour(self, now: datetime) -> int:
@@ -165,18 +171,18 @@ class SnapshotTaker:
     def _outbox(self, now: datetime) -> list[dict[str, Any]]:
         if self.settings.backend != "amqp":
             return []
-        found = []
-        for each in outbox.read_status(self.settings):
+        parts = []
+        for status in outbox.read_status(self.settings):
             part: dict[str, Any] = {
-                "database": each.alias,
-                "severity": each.severity,
-                "meaning": each.meaning,
+                "database": status.alias,
+                "severity": status.severity,
+                "meaning": status.meaning,
             }
-            if isinstance(each, outbox.OutboxStatus):
-                lag = (now - each.oldest).total_seconds() if each.oldest else 0.0
-                part |= {"total": each.total, "oldest": each.oldest, "lag": max(0.0, lag)}
-            found.append(part)
-        return found
+            if isinstance(status, outbox.OutboxStatus):
+                lag = (now - status.oldest).total_seconds() if status.oldest else 0.0
+                part |= {"total": status.total, "oldest": status.oldest, "lag": max(0.0, lag)}
+            parts.append(part)
+        return parts
 
     def _mirror(
         self, queues: Mapping[str, Any], before: Mapping[str, Any], now: datetime
@@ -250,8 +256,11 @@ class SnapshotLoop:
         taken.save(using=router.db_for_write(Snapshot), force_insert=True)
         document = self.taker.last
         if document is not None:
-            found = {**alerts.evaluate(document, settings), **alerts.evaluate_groups(settings, now)}
-            alerts.update_alerts(found, now=now, settings=settings)
+            conditions = {
+                **alerts.evaluate(document, settings),
+                **alerts.evaluate_groups(settings, now),
+            }
+            alerts.update_alerts(conditions, now=now, settings=settings)
         return taken
 
     def _step(self) -> float:
@@ -264,11 +273,11 @@ class SnapshotLoop:
 
 
 def _queues(status: Status) -> dict[str, dict[str, Any]]:
-    found = {}
+    parts = {}
     for queue in status.queues:
         part = {key: value for key, value in asdict(queue).items() if value is not None}
-        found[part.pop("name")] = part
-    return found
+        parts[part.pop("name")] = part
+    return parts
 
 
 def _moment(value: datetime | str) -> datetime:

@@ -53,15 +53,15 @@ class OpenEvents:
 def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents:
     """Count open events, up to *cap*, in five queries."""
     now = now or datetime.now(UTC)
-    found = states.rows().filter(state=State.ARCHIVED)
+    events = states.rows().filter(state=State.ARCHIVED)
     edges = [Q(last_failed_at__gt=now - age) for age in AGES]
     bounds = [edges[0], *(~before & here for before, here in pairwise(edges)), ~edges[-1]]
-    newest = found.order_by("-last_failed_at", "-pk").only("pk", "last_failed_at")
+    newest = events.order_by("-last_failed_at", "-pk").only("pk", "last_failed_at")
     counted: dict[str, int] = newest[: cap + 1].aggregate(
         total=Count("pk"),
         **{f"age_{place}": Count("pk", filter=bound) for place, bound in enumerate(bounds)},
     )
-    first = found.order_by("last_failed_at", "pk").values_list("last_failed_at", flat=True).first()
+    first = events.order_by("last_failed_at", "pk").values_list("last_failed_at", flat=True).first()
     total = counted["total"]
     return OpenEvents(
         open=min(total, cap),
@@ -124,11 +124,11 @@ def hourly_series(now: datetime) -> Series:
     counts = [totals.get(hour, {}) for hour in begins]
     names = ("archived", "succeeded", "discarded")
     return Series(
-        hours=begins, **{name: tuple(each.get(name, 0) for each in counts) for name in names}
+        hours=begins, **{name: tuple(count.get(name, 0) for count in counts) for name in names}
     )
 
 
 def top_groups(number: int = 10) -> list[FailureGroup]:
     """Return the groups with the most open events by their stored counts, in one query."""
-    found = FailureGroup.objects.using(states.database()).filter(open__gt=0)
-    return list(found.order_by("-open", "-last_seen", "-pk")[:number])
+    groups = FailureGroup.objects.using(states.database()).filter(open__gt=0)
+    return list(groups.order_by("-open", "-last_seen", "-pk")[:number])

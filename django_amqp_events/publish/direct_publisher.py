@@ -246,11 +246,11 @@ class DirectPublisher:
         mine: dict[str, list[Answer]] = {}
         waiting: list[CommittedRows] = []
         for commit in commits:
-            found = [next(answers) for _ in commit.rows]
-            tried = [answer for answer in found if not answer.untried]
+            own_answers = [next(answers) for _ in commit.rows]
+            tried = [answer for answer in own_answers if not answer.untried]
             if not self._hand_back(commit, tried):
                 mine.setdefault(commit.alias, []).extend(tried)
-            if untried := [answer.row for answer in found if answer.untried]:
+            if untried := [answer.row for answer in own_answers if answer.untried]:
                 size = sum(len(row.message.body) for row in untried)
                 waiting.append(replace(commit, rows=untried, size=size, awaited=False))
         for alias, tried in mine.items():
@@ -399,12 +399,12 @@ def get_direct_publisher(settings: Settings) -> DirectPublisher:
     """Return this process's direct publisher for the project's Celery app."""
     app = celery_app(settings)
     with _publishers_lock:
-        found = _publishers.get(app)
-        if found is None or found.settings is not settings:
-            if found is not None:
-                found.close(0)
-            found = _publishers[app] = DirectPublisher(app, settings)
-    return found
+        publisher = _publishers.get(app)
+        if publisher is None or publisher.settings is not settings:
+            if publisher is not None:
+                publisher.close(0)
+            publisher = _publishers[app] = DirectPublisher(app, settings)
+    return publisher
 
 
 def close_direct_publishers(wait: float = LAST_CALL) -> None:
@@ -413,18 +413,18 @@ def close_direct_publishers(wait: float = LAST_CALL) -> None:
     with _publishers_lock:
         ending = list(_publishers.values())
         _publishers.clear()
-    for each in ending:
-        each.close(0)
-    for each in ending:
-        each.close(max(0.0, deadline - time.monotonic()))
-        each.abandon()
+    for publisher in ending:
+        publisher.close(0)
+    for publisher in ending:
+        publisher.close(max(0.0, deadline - time.monotonic()))
+        publisher.abandon()
 
 
 def _after_fork_in_child() -> None:
     global _publishers_lock  # noqa: PLW0603 - a thread of the parent may hold it
     _publishers_lock = threading.RLock()
-    for each in _publishers.values():
-        each.forget_after_fork()
+    for publisher in _publishers.values():
+        publisher.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

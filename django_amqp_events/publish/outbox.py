@@ -93,18 +93,18 @@ def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
 
     Where the service does not need an outbox, an empty or unreachable one is omitted.
     """
-    found: list[OutboxStatus | UnreachableOutbox] = []
+    statuses: list[OutboxStatus | UnreachableOutbox] = []
     for alias in aliases(settings):
         try:
             state = count_pending(alias, settings.service)
         except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
             if alias == settings.database and settings.publish == "outbox":
                 code = "rows-unreadable-migrate" if table_missing(exc) else "rows-unreadable"
-                found.append(UnreachableOutbox(alias, Reason(code, error=error_line(exc))))
+                statuses.append(UnreachableOutbox(alias, Reason(code, error=error_line(exc))))
             continue
         if state.total or state.others or alias == settings.database:
-            found.append(state)
-    return found
+            statuses.append(state)
+    return statuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,18 +172,18 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
     return "failed" if row.claim is None else "held"
 
 
-def in_state(found: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxEvent]:
+def in_state(events: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxEvent]:
     """Filter rows by :func:`row_state`, in SQL."""
     if wanted == "discarded":
-        return found.filter(discarded_at__isnull=False)
-    found = found.filter(discarded_at__isnull=True)
+        return events.filter(discarded_at__isnull=False)
+    events = events.filter(discarded_at__isnull=True)
     if wanted == "overdue":
-        return found.filter(_overdue())
+        return events.filter(_overdue())
     if wanted == "due":
-        return found.filter(~_overdue(), due_at__lte=Now())
+        return events.filter(~_overdue(), due_at__lte=Now())
     if wanted == "failed":
-        return found.filter(due_at__gt=Now(), claim__isnull=True)
-    return found.filter(_leased())
+        return events.filter(due_at__gt=Now(), claim__isnull=True)
+    return events.filter(_leased())
 
 
 # -- actions ---------------------------------------------------------------------------------

@@ -374,15 +374,15 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
     if not ids:
         return []
     # values_list(): making models takes longer than reading the rows.
-    found = rows(alias).filter(pk__in=ids, claim=token).order_by("pk")
+    claimed = rows(alias).filter(pk__in=ids, claim=token).order_by("pk")
     readable: list[Row] = []
-    for pk, attempts, event_id, name, exchange, envelope, body in found.values_list(
+    for pk, attempts, event_id, name, exchange, envelope, body in claimed.values_list(
         "pk", "attempts", "event_id", "name", "exchange", "envelope", "body"
     ):
         try:
             message = _message(event_id, name, exchange, envelope, body)
         except Exception as exc:  # noqa: BLE001 - the columns may hold anything
-            _unreadable(found.filter(pk=pk), attempts, event_id, name, exc)
+            _unreadable(claimed.filter(pk=pk), attempts, event_id, name, exc)
         else:
             readable.append(Row(pk, message, attempts, token))
     return readable
@@ -412,18 +412,18 @@ def end_leases_of_dead(alias: str, service: str) -> int:
 
 
 def _unreadable(
-    found: QuerySet[OutboxEvent], attempts: int, event_id: str, name: str, exc: Exception
+    row: QuerySet[OutboxEvent], attempts: int, event_id: str, name: str, exc: Exception
 ) -> None:
     error = PublishRefusedError(
         Reason("row-invalid", error=error_line(exc)), event_id=event_id, event_name=name
     )
     about = {**event_fields(None), "event_id": event_id}
     logger.error("%s", error, extra=about)
-    _postpone(found, error, attempts)
+    _postpone(row, error, attempts)
 
 
-def _fitting(found: Iterable[tuple[UUID, int]]) -> list[UUID]:
-    return next(pieces(found, count=CLAIM_ROWS, size=CLAIM_BYTES), [])
+def _fitting(sizes: Iterable[tuple[UUID, int]]) -> list[UUID]:
+    return next(pieces(sizes, count=CLAIM_ROWS, size=CLAIM_BYTES), [])
 
 
 def _message(event_id: str, name: str, exchange: str, envelope: str, body: Any) -> Message:
@@ -486,9 +486,9 @@ def record_failures(alias: str, answers: Sequence[Answer]) -> None:
             _postpone(_still_leased(alias, [row]), error, row.attempts)
 
 
-def _postpone(found: QuerySet[OutboxEvent], error: PublishError, attempts: int) -> None:
+def _postpone(events: QuerySet[OutboxEvent], error: PublishError, attempts: int) -> None:
     """Record an error on a row with so many failed attempts before, and delay it."""
-    found.update(
+    events.update(
         attempts=F("attempts") + 1,
         error=error.reason,
         due_at=Now() + timedelta(seconds=delay(error, attempts)),

@@ -416,10 +416,12 @@ def backend(settings: Settings) -> Backend:
     """Return the backend of this process, or of a test's block: whatever publishes asks for it."""
     if _diverted_backends:
         return _diverted_backends[-1][0]
-    found = _instances.get(settings.backend)
-    if found is None or getattr(found, "settings", settings) is not settings:
-        found = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(settings)
-    return found
+    instance = _instances.get(settings.backend)
+    if instance is None or getattr(instance, "settings", settings) is not settings:
+        instance = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(
+            settings
+        )
+    return instance
 
 
 def _target(settings: Settings) -> tuple[Backend, Watch]:

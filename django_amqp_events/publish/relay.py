@@ -144,8 +144,8 @@ class RelayCounts:
         return self.published + self.failed
 
     def add(self, other: RelayCounts) -> None:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
     def __str__(self) -> str:
         """Write the counts for a console: ``3 events published, 1 failed``."""

@@ -75,7 +75,7 @@ def shown(value: object, limit: int = TEXT) -> str:
 def age(then: datetime, now: datetime) -> str:
     """Write the time between two moments in one unit: ``3 min``."""
     seconds = max(0.0, (now - then).total_seconds())
-    unit, size = next((each for each in UNITS if seconds >= each[1]), UNITS[-1])
+    unit, size = next((candidate for candidate in UNITS if seconds >= candidate[1]), UNITS[-1])
     return f"{int(seconds // size)} {unit}"
 
 
@@ -94,8 +94,8 @@ def duration(seconds: float) -> str:
 @register.filter
 def moment(value: object) -> datetime | None:
     """Read a time of a document; ``None`` where a page could not show it."""
-    found = parse_moment(value)
-    return found if found is not None and 1970 <= found.year < 3000 else None
+    parsed = parse_moment(value)
+    return parsed if parsed is not None and 1970 <= parsed.year < 3000 else None
 
 
 @register.filter

@@ -46,21 +46,21 @@ def bind(
     if handler.validate:
         enforced = validator(handler)
         try:
-            found = enforced.from_json(bound.arguments)
+            converted = enforced.from_json(bound.arguments)
         except Violation as exc:
             raise ContractViolated(
                 f"the payload violates the type hints of handler {handler.name!r}: {exc}"
             ) from exc.__cause__
-        surplus = enforced.surplus(bound.arguments, found)
+        surplus = enforced.surplus(bound.arguments, converted)
         if surplus and handler.strict:
             raise InvalidArguments(
                 f"handler {handler.name!r} takes {signature}, which does not accept: "
                 f"{', '.join(surplus)}"
             )
-        bound.arguments = found
+        bound.arguments = converted
         # In the form that the payload came in: by position or by name.
         named = {
-            key: found[key]
+            key: converted[key]
             for key in kwargs
             if key in parameters and parameters[key].kind in _BY_NAME
         }
@@ -100,8 +100,8 @@ def upcast(
                 f"the upcaster {dotted(step)} returned a {type(payload).__name__} {route}. Return "
                 f"a dict with the arguments by name"
             )
-    found: Mapping[str, Any] = payload
-    return found
+    upcasted: Mapping[str, Any] = payload
+    return upcasted
 
 
 @cache

@@ -53,10 +53,10 @@ def ask(app: Celery, service: str, timeout: float) -> list[dict[str, Any]]:
     """
     answers = app.control.inspect(timeout=timeout).stats() or {}
     return [
-        {"worker": worker, **found}
+        {"worker": worker, **run}
         for worker, stats in sorted(answers.items())
-        for found in stats.get("amqp_events_hanging", ())
-        if found.get("service") == service
+        for run in stats.get("amqp_events_hanging", ())
+        if run.get("service") == service
     ]
 
 

@@ -187,8 +187,8 @@ def _exists(alias: str, pk: UUID) -> bool:
 def aliases(settings: Settings | None = None, registry: Registry | None = None) -> list[str]:
     """Return the databases of this service's handlers with ``once``."""
     settings, registry = settings or get_settings(), registry or get_registry()
-    found = (database(handler, settings) for handler in registry.handlers.values() if handler.once)
-    return list(dict.fromkeys(found))
+    used = (database(handler, settings) for handler in registry.handlers.values() if handler.once)
+    return list(dict.fromkeys(used))
 
 
 def minimum_retention() -> timedelta:
@@ -211,8 +211,8 @@ def databases() -> list[str]:
 
 def due(*, before: datetime, service: str | None = None) -> int:
     """Return the number of rows that :func:`prune` would delete."""
-    found = (_pages(_rows(alias, service), before, ROWS_PER_DELETE) for alias in databases())
-    return sum(len(gone) for pages in found for gone in pages)
+    batches = (_pages(_rows(alias, service), before, ROWS_PER_DELETE) for alias in databases())
+    return sum(len(gone) for pages in batches for gone in pages)
 
 
 def prune(
@@ -258,14 +258,14 @@ def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[
     """Return the ids of rows that can be deleted, oldest first, page by page."""
     open_events = _open_events()
     page = rows.filter(handled_at__lt=before).order_by("handled_at", "pk")
-    while found := list(page.values_list("pk", "event_id", "handled_at")[:size]):
+    while expired := list(page.values_list("pk", "event_id", "handled_at")[:size]):
         kept: set[str] = set()
         for events in open_events:
-            ids = {row[1] for row in found} - kept
+            ids = {row[1] for row in expired} - kept
             kept.update(events.filter(event_id__in=ids).values_list("event_id", flat=True))
-        yield [pk for pk, event_id, _ in found if event_id not in kept]
+        yield [pk for pk, event_id, _ in expired if event_id not in kept]
         # Rows that are kept are not read again.
-        last, _, at = found[-1]
+        last, _, at = expired[-1]
         page = rows.filter(
             Q(handled_at__gt=at) | Q(pk__gt=last), handled_at__gte=at, handled_at__lt=before
         ).order_by("handled_at", "pk")

@@ -91,11 +91,11 @@ class Intake:
 
     def count(self, queue: str) -> int:
         """Return the prefetch count of a queue that is about to be consumed."""
-        found = self._window(queue, self._load())
-        self.windows[queue] = found
+        decided = self._window(queue, self._load())
+        self.windows[queue] = decided
         self._received[queue] = 0
         self._since[queue] = monotonic()
-        return found.count
+        return decided.count
 
     def received(self, received: Received) -> None:
         queue, size = received.queue, len(received.body)
@@ -234,15 +234,15 @@ class Intake:
         if self._stuck:
             return Window(0, "slow")
         rates = [bucket.fill_rate for bucket in self._buckets(queue)]
-        found = window(
+        decided = window(
             load,
             seconds=self._run_seconds(queue),
             rate=min(rates, default=None),
             size=self._sizes.get(queue, 0.0),
         )
-        if found == Window(0, "rate") and load.free > 0 and self._may_begin(queue):
+        if decided == Window(0, "rate") and load.free > 0 and self._may_begin(queue):
             return Window(1, "rate")
-        return found
+        return decided
 
     def _adapt(self) -> None:
         """Consume the queues with their current counts, the longest not consumed first."""
@@ -250,17 +250,17 @@ class Intake:
         left, spare = load.free, load.spare
         self._awaited.clear()
         for queue in sorted(step.queues, key=lambda queue: self._since.get(queue, 0.0)):
-            found = self._window(queue, load)
-            slow = found.why == "slow"
+            decided = self._window(queue, load)
+            slow = decided.why == "slow"
             if self._expected(queue):
                 continue
             if step.consumes(queue) and (
-                not found.count or (slow and self.windows[queue].why != "slow")
+                not decided.count or (slow and self.windows[queue].why != "slow")
             ):
                 step.pause(queue)
             if queue in step.paused:
-                needed = found.count if slow else 1
-                if found.count and left >= needed and (spare >= needed or not slow):
+                needed = decided.count if slow else 1
+                if decided.count and left >= needed and (spare >= needed or not slow):
                     step.resume(queue)
                     left -= needed
                     spare -= needed * slow
@@ -268,36 +268,36 @@ class Intake:
                     self._awaited.update(self._handlers.get(queue, ()))
             elif not step.consumes(queue):
                 continue  # it is missing
-            elif self._differs(queue, found) or (load.free > 0 and self._is_full(queue, found)):
+            elif self._differs(queue, decided) or (load.free > 0 and self._is_full(queue, decided)):
                 step.renew(queue)
 
     def _expected(self, queue: str) -> int:
         """Return how many of the events that were decided on may still be on their way."""
-        found = self.windows.get(queue)
-        if found is None or found.why != "slow" or not self._step.consumes(queue):
+        decided = self.windows.get(queue)
+        if decided is None or decided.why != "slow" or not self._step.consumes(queue):
             return 0
         if monotonic() - self._since[queue] > self.interval:
             return 0  # the queue is empty
-        return found.count - self._received[queue]
+        return decided.count - self._received[queue]
 
     def _is_used_up(self, queue: str) -> bool:
         """Return True if each further event needs a decision, and all decided ones are here."""
-        found = self.windows[queue]
-        if found.why != "slow" or self._received[queue] < found.count:
+        decided = self.windows[queue]
+        if decided.why != "slow" or self._received[queue] < decided.count:
             return False
         self._awaited.update(self._handlers.get(queue, ()))
         return True
 
-    def _differs(self, queue: str, found: Window) -> bool:
+    def _differs(self, queue: str, decided: Window) -> bool:
         """Return True if the count has changed by so much that a new consumer is worth it."""
         before = self.windows[queue]
-        if found.why == "slow":
+        if decided.why == "slow":
             return False  # it follows the free processes
-        return found.count * 2 <= before.count or before.count * 2 <= found.count
+        return decided.count * 2 <= before.count or before.count * 2 <= decided.count
 
-    def _is_full(self, queue: str, found: Window) -> bool:
+    def _is_full(self, queue: str, decided: Window) -> bool:
         """Return True if running events may use up a small count, although none waits."""
-        if found.why != "rate" or any(b.contents for b in self._buckets(queue)):
+        if decided.why != "rate" or any(b.contents for b in self._buckets(queue)):
             return False
         return self._received[queue] >= self.windows[queue].count
 

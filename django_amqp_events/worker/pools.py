@@ -29,15 +29,15 @@ def pool_problem(pool: Any, autoscale: object = None) -> str:
     if name in NAMES and not autoscale:
         return ""
     try:
-        found: Any = get_implementation(pool)
+        implementation: Any = get_implementation(pool)
     except Exception as exc:  # noqa: BLE001 - a module of the project may raise anything
         return f"the pool {name} cannot be imported ({type(exc).__name__}: {exc}). {_REMEDY}"
     # Not at the top: a check of the settings needs none of them.
     from celery.concurrency import prefork, solo, thread
 
     known = (prefork.TaskPool, solo.TaskPool, thread.TaskPool)
-    if not isinstance(found, type) or not issubclass(found, known):
+    if not isinstance(implementation, type) or not issubclass(implementation, known):
         return f"the pool {name} is not supported. {_REMEDY}"
-    if autoscale and not issubclass(found, prefork.TaskPool):
+    if autoscale and not issubclass(implementation, prefork.TaskPool):
         return f"--autoscale is not possible with the pool {name}. Use --pool prefork."
     return ""

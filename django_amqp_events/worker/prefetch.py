@@ -117,13 +117,13 @@ def window(load: Load, *, seconds: float | None, rate: float | None, size: float
     share = max(1, load.budget // queues)
     if seconds is None and queues > 1 and not load.configured:
         share = 1  # its runs may be long
-    found = Window(share, "configured" if load.configured else "default")
+    decided = Window(share, "configured" if load.configured else "default")
     if seconds is not None:
         seconds = max(seconds, 1e-6)
         fits = int(processes * (1 + load.wait / 2 / seconds)) // queues
         if fits < min(share, processes):
             # The events of other queues may fill the pool, so each waits there for a free process.
-            found = Window(max(0, min(share, load.free, load.spare)), "slow")
+            decided = Window(max(0, min(share, load.free, load.spare)), "slow")
         else:
             most = share
             if not load.configured:
@@ -134,9 +134,9 @@ def window(load: Load, *, seconds: float | None, rate: float | None, size: float
             # A backlog in one of many queues can occupy all processes too.
             count = min(max(most, processes), fits)
             if count != share:
-                found = Window(count, "measured")
+                decided = Window(count, "measured")
             if seconds > LONG_SECONDS and load.spare < processes and not load.configured:
-                found = Window(max(0, min(count, load.spare)), "slow")
-    if rate is not None and rate * load.wait < found.count:
-        found = Window(int(rate * load.wait), "rate")
-    return found
+                decided = Window(max(0, min(count, load.spare)), "slow")
+    if rate is not None and rate * load.wait < decided.count:
+        decided = Window(int(rate * load.wait), "rate")
+    return decided

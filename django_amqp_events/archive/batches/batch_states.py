@@ -92,7 +92,7 @@ def events(batch: UUID) -> QuerySet[Replay]:
 
 @states.retry_on_conflict
 def freeze(
-    found: QuerySet[ArchivedEvent],
+    events_to_copy: QuerySet[ArchivedEvent],
     *,
     by: str,
     title: Reason | str | None = None,
@@ -122,15 +122,15 @@ def freeze(
             created_at=states.clock(),
             created_by=clean(by, LENGTH),
         )
-        batch.total = batch.pending = _copy(batch, found)
+        batch.total = batch.pending = _copy(batch, events_to_copy)
         batch.save(using=using, update_fields=["total", "pending"])
         _note(batch.pk, _Action.FREEZE, by=by)
     return batch
 
 
-def _copy(batch: ReplayBatch, found: QuerySet[ArchivedEvent]) -> int:
+def _copy(batch: ReplayBatch, events_to_copy: QuerySet[ArchivedEvent]) -> int:
     using = database()
-    ids = found.using(using).values("pk")
+    ids = events_to_copy.using(using).values("pk")
     # By their ids: a join may find an event twice. Only a slice depends on the order.
     chosen: Any = sliced(ids) if ids.query.is_sliced else ids.order_by()
     order = (F("last_failed_at").asc(), F("pk").asc())
@@ -176,8 +176,8 @@ def count_new_matches(batch: ReplayBatch) -> int | None:
     since = max(filter(None, (wanted.since, batch.created_at)))
     wanted = replace(wanted, since=since, until=None, service=batch.service)
     mine = events(batch.pk).filter(event_id=OuterRef("pk"))
-    found = wanted.queryset().exclude(Exists(mine))
-    return found.order_by()[: COUNTED + 1].count()
+    matching = wanted.queryset().exclude(Exists(mine))
+    return matching.order_by()[: COUNTED + 1].count()
 
 
 # -- changing -----------------------------------------------------------------------------
@@ -365,8 +365,8 @@ def next_events(pk: UUID, limit: int) -> dict[UUID, int]:
 def skip(pk: UUID, skipped: Iterable[Skipped]) -> None:
     """Record why events of a batch were skipped; events claimed meanwhile are not changed."""
     whys: dict[Reason, list[UUID]] = {}
-    for each in skipped:
-        whys.setdefault(each.why, []).append(each.id)
+    for left_out in skipped:
+        whys.setdefault(left_out.why, []).append(left_out.id)
     for why, ids in whys.items():
         events(pk).filter(state=_Replay.PENDING, event_id__in=ids).update(
             state=_Replay.SKIPPED, error=why
@@ -384,8 +384,8 @@ def failures(batch: ReplayBatch) -> tuple[int, int]:
 
 def count(pk: UUID) -> dict[str, int]:
     """Count the events of a batch by state, and store the counts in its row for pages."""
-    found = events(pk).order_by().values_list("state").annotate(count=Count("pk"))
-    counts = {**dict.fromkeys(_Replay.values, 0), **dict(found)}
+    by_state = events(pk).order_by().values_list("state").annotate(count=Count("pk"))
+    counts = {**dict.fromkeys(_Replay.values, 0), **dict(by_state)}
     rows().filter(pk=pk).update(**counts, counted_at=states.clock())
     return counts
 
@@ -396,14 +396,14 @@ def awaiting_outcomes(service: str) -> list[UUID]:
     Those whose counts are the oldest come first, so that each has its turn.
     """
     recent = states.clock() - timedelta(days=7)
-    found = rows().filter(
+    unfinished = rows().filter(
         Q(finished_at=None) | Q(finished_at__gte=recent),
         Q(published__gt=0) | Q(queued__gt=0),
         service=service,
         state__in=(_Batch.PAUSED, *_ENDS),
     )
     oldest = F("counted_at").asc(nulls_first=True)
-    return list(found.order_by(oldest, "pk").values_list("pk", flat=True)[:BATCHES_PER_COUNT])
+    return list(unfinished.order_by(oldest, "pk").values_list("pk", flat=True)[:BATCHES_PER_COUNT])
 
 
 # -- reporting ----------------------------------------------------------------------------
@@ -419,13 +419,13 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
     if looked is not None:
         first = alone.order_by().values_list("pk", flat=True)[:looked]
         alone = events(pk).filter(pk__in=sliced(first))
-    found = (
+    by_reason = (
         alone.order_by()
         .values("state", "error")
         .annotate(count=Count("pk"), first=Min("position"))
         .order_by("-count", "first")[:REASONS]
     )
-    groups = list(found)
+    groups = list(by_reason)
     # By their states too: that is the index.
     firsts = dict(
         events(pk)
@@ -459,20 +459,20 @@ def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayB
 
 
 @states.retry_on_conflict
-def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
+def delete_batch(batches: QuerySet[ReplayBatch]) -> bool:
     """Delete one portion of a batch; return True if the batch is gone.
 
     Replays belong to the history of their events and stay. The actions on its events keep its id.
     """
     using = database()
     check_commits(using)
-    pk = found.order_by("created_at").values_list("pk", flat=True).first()
+    pk = batches.order_by("created_at").values_list("pk", flat=True).first()
     if pk is None:
         return False
     ids = list(events(pk).order_by().values_list("pk", flat=True)[:ROWS_PER_DELETE])
     with transaction.atomic(using=using):
         # The UPDATE locks the row: a draft that was started meanwhile does not match.
-        if not found.filter(pk=pk).update(total=F("total")):
+        if not batches.filter(pk=pk).update(total=F("total")):
             return False
         if ids:
             made = states.replays().filter(pk__in=ids)

@@ -76,8 +76,8 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     if 0 < undecided <= BODIES:
         examined = eligibility.examine(_unread(batch), eligibility.REPLAY)
         targets.update(examined.handlers.values())
-        for each in examined.skipped:
-            leave(each.why, each.title)
+        for skip in examined.skipped:
+            leave(skip.why, skip.title)
         undecided -= len(examined.events) + len(examined.skipped)
     depths, problem = _depths(settings, {handler.queue for handler in targets})
     plan = {
@@ -108,19 +108,19 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
 
 def _depths(settings: Settings, queues: set[str]) -> tuple[dict[str, Depth], Reason | None]:
     """Return ready messages and consumers of each queue, and why some are unknown."""
-    found: dict[str, Depth] = {}
+    depths: dict[str, Depth] = {}
     if not queues:
-        return found, None
+        return depths, None
     try:
         with session(connection.celery_app(settings), settings) as amqp:
             for queue in sorted(queues):
                 if (seen := amqp.depth(queue)) is not None:
-                    found[queue] = seen
+                    depths[queue] = seen
     except AmqpEventsError as exc:
-        return found, Reason.of(exc)
-    if missing := sorted(queues - found.keys()):
-        return found, Reason("queues-missing", queues=missing)
-    return found, None
+        return depths, Reason.of(exc)
+    if missing := sorted(queues - depths.keys()):
+        return depths, Reason("queues-missing", queues=missing)
+    return depths, None
 
 
 def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[Replay, Any]:
@@ -170,11 +170,11 @@ def _examples(batch: ReplayBatch, groups: list[dict[str, Any]]) -> dict[int | No
         .filter(position__in=[group["first"] for group in groups])
         .values_list("position", "event_id")
     )
-    found = {
+    by_id = {
         event.pk: event
         for event in states.rows().filter(pk__in=set(firsts.values())).defer(*ArchivedEvent.LARGE)
     }
-    return {first: found[pk] for first, pk in firsts.items() if pk in found}
+    return {first: by_id[pk] for first, pk in firsts.items() if pk in by_id}
 
 
 def _unread(batch: ReplayBatch) -> dict[UUID, int]:

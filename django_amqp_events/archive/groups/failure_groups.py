@@ -57,14 +57,14 @@ def assign_groups(
     """
     wanted: dict[UUID, FailureGroup] = {}
     for event in events:
-        found = fingerprint_of(event)
-        event.group_id = found.id
+        identity = fingerprint_of(event)
+        event.group_id = identity.id
         # The clock of a worker may be ahead.
         moments = [min(moment, now) for moment in failed.get(event.pk, ())] or [now]
-        group = wanted.get(found.id)
+        group = wanted.get(identity.id)
         if group is None:
-            group = wanted[found.id] = FailureGroup(
-                **asdict(found),
+            group = wanted[identity.id] = FailureGroup(
+                **asdict(identity),
                 algorithm=VERSION,
                 first_seen=moments[0],
                 last_seen=moments[0],
@@ -136,12 +136,12 @@ def rebuild(
         rows = states.rows().order_by("pk")
         if last is not None:
             rows = rows.filter(pk__gt=last)
-        found = list(rows.only("pk", "group_id", *_PARTS)[:batch_size])
-        if not found:
+        events = list(rows.only("pk", "group_id", *_PARTS)[:batch_size])
+        if not events:
             break
-        last = found[-1].pk
-        rebuilt.seen += len(found)
-        if wrong := [event.pk for event in found if event.group_id != fingerprint_of(event).id]:
+        last = events[-1].pk
+        rebuilt.seen += len(events)
+        if wrong := [event.pk for event in events if event.group_id != fingerprint_of(event).id]:
             rebuilt.moved += _move(wrong)
         progress(rebuilt)
     correct = states.retry_on_conflict(group_counts.recount)
@@ -265,10 +265,10 @@ def _move(ids: Collection[UUID]) -> int:
     using = states.database()
     with transaction.atomic(using=using):
         before = states.lock(ids)
-        found = list(
+        listed = list(
             states.rows().filter(pk__in=before).only(*_PARTS, "group_id", "last_failed_at")
         )
-        moved = [event for event in found if event.group_id != fingerprint_of(event).id]
+        moved = [event for event in listed if event.group_id != fingerprint_of(event).id]
         failed = {event.pk: [event.last_failed_at] for event in moved}
         assign_groups(moved, failed, now=now)
         together: defaultdict[UUID, list[UUID]] = defaultdict(list)

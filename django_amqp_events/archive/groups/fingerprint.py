@@ -48,8 +48,8 @@ def fingerprint(
     Args:
         location: the failing line, ``module:line in function``.
     """
-    found = _LOCATION.fullmatch(location)
-    frame = f"{found[1]} in {found[2]}" if found else location
+    match = _LOCATION.fullmatch(location)
+    frame = f"{match[1]} in {match[2]}" if match else location
     parts = (service, handler, exception, frame, "" if exception else reason)
     return Fingerprint(
         id=derived_id(VERSION, *parts),

@@ -65,8 +65,8 @@ def counted_event(event: ArchivedEvent) -> CountedEvent:
 
 def counted_events(rows: QuerySet[ArchivedEvent]) -> dict[UUID, CountedEvent]:
     """Read what the counts depend on, in the order of the ids."""
-    found = rows.order_by("pk").values_list("pk", "group_id", "state", "replays")
-    return {pk: CountedEvent(group, state, replays) for pk, group, state, replays in found}
+    columns = rows.order_by("pk").values_list("pk", "group_id", "state", "replays")
+    return {pk: CountedEvent(group, state, replays) for pk, group, state, replays in columns}
 
 
 def record_changes(
@@ -139,14 +139,14 @@ def fold_changes(*, using: str, now: datetime) -> int:
     changes = GroupCountChange.objects.using(using)
     with transaction.atomic(using=using):
         _begin_writing(using)
-        found = list(changes.select_for_update().order_by("pk")[:CHANGES_PER_FOLD])
-        if not found:
+        oldest = list(changes.select_for_update().order_by("pk")[:CHANGES_PER_FOLD])
+        if not oldest:
             return 0
-        groups = _locked(using, {each.group_id for each in found})
-        for each in found:
-            if (group := groups.get(each.group_id)) is not None:
-                _add(group, each)
-        _add_hours([each for each in found if each.group_id in groups], using, now)
+        groups = _locked(using, {change.group_id for change in oldest})
+        for change in oldest:
+            if (group := groups.get(change.group_id)) is not None:
+                _add(group, change)
+        _add_hours([change for change in oldest if change.group_id in groups], using, now)
         # An upsert of locked rows: bulk_update() is a CASE with a branch for each row and column.
         _upsert(
             FailureGroup.objects.using(using),
@@ -154,8 +154,8 @@ def fold_changes(*, using: str, now: datetime) -> int:
             key=["id"],
             changed=[*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"],
         )
-        delete_by_id(GroupCountChange, using, [each.pk for each in found])
-    return len(found)
+        delete_by_id(GroupCountChange, using, [change.pk for change in oldest])
+    return len(oldest)
 
 
 def with_exact_counts(
@@ -175,11 +175,11 @@ def hourly_counts(
     groups: Iterable[UUID], *, since: datetime, using: str
 ) -> dict[UUID, dict[datetime, dict[str, int]]]:
     """Return the outcomes of each group's events by hour, without hours that have none."""
-    found: dict[UUID, dict[datetime, dict[str, int]]] = {}
+    by_group: dict[UUID, dict[datetime, dict[str, int]]] = {}
     hours = _hours("group", "hour", since=since, using=using, group__in=list(groups))
     for (group, hour), counts in hours.items():
-        found.setdefault(group, {})[hour] = counts
-    return found
+        by_group.setdefault(group, {})[hour] = counts
+    return by_group
 
 
 def hourly_totals(*, since: datetime, using: str) -> dict[datetime, dict[str, int]]:
@@ -191,7 +191,7 @@ def _hours(
     *keys: str, since: datetime, using: str, **wanted: Any
 ) -> dict[tuple[Any, ...], dict[str, int]]:
     """Sum up hours and changes by key, in one statement as in :func:`with_exact_counts`."""
-    found: dict[tuple[Any, ...], dict[str, int]] = {}
+    by_hour: dict[tuple[Any, ...], dict[str, int]] = {}
     folded, changes = (
         model.objects.using(using)
         .filter(hour__gte=hour_of(since), **wanted)
@@ -201,10 +201,10 @@ def _hours(
         for model in (GroupHour, GroupCountChange)
     )
     for row in folded.union(changes, all=True):
-        counts = found.setdefault(row[: len(keys)], dict.fromkeys(_OF_HOUR, 0))
+        counts = by_hour.setdefault(row[: len(keys)], dict.fromkeys(_OF_HOUR, 0))
         for name, value in zip(_OF_HOUR, row[len(keys) :], strict=True):
             counts[name] += value
-    return found
+    return by_hour
 
 
 def recount(*, using: str, now: datetime) -> int:
@@ -254,7 +254,7 @@ def _locked(using: str, ids: set[UUID] | None) -> dict[UUID, FailureGroup]:
     groups = FailureGroup.objects.using(using)
     wanted = groups.all() if ids is None else groups.filter(pk__in=ids)
     no_key = connections[using].features.has_select_for_no_key_update
-    return {each.pk: each for each in wanted.select_for_update(no_key=no_key).order_by("pk")}
+    return {group.pk: group for group in wanted.select_for_update(no_key=no_key).order_by("pk")}
 
 
 def _add(group: FailureGroup, change: GroupCountChange) -> None:
@@ -280,10 +280,10 @@ def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -
     sums: defaultdict[tuple[UUID, datetime], dict[str, int]] = defaultdict(
         lambda: dict.fromkeys(_OF_HOUR, 0)
     )
-    for each in changes:
-        if each.hour >= oldest and any(getattr(each, name) for name in _OF_HOUR):
+    for change in changes:
+        if change.hour >= oldest and any(getattr(change, name) for name in _OF_HOUR):
             for name in _OF_HOUR:
-                sums[each.group_id, each.hour][name] += getattr(each, name)
+                sums[change.group_id, change.hour][name] += getattr(change, name)
     if not sums:
         return
     rows = GroupHour.objects.using(using)

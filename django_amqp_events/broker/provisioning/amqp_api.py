@@ -96,9 +96,9 @@ def to_bind(wanted: Binding, arguments: Mapping[str, Any] | None = None) -> Requ
     )
 
 
-def to_unbind(found: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
+def to_unbind(binding: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
     """Return the request that removes a binding, if it exists."""
-    route = (found.queue, found.exchange, found.routing_key)
+    route = (binding.queue, binding.exchange, binding.routing_key)
     return Request(
         spec.Queue.Unbind, "BsssF", (0, *route, dict(arguments or {})), spec.Queue.UnbindOk
     )
@@ -184,7 +184,7 @@ class Amqp:
         )
         with self._opened() as channel:
             answers = mailbox.multi_call(command, timeout=timeout, channel=channel)
-        return [found for answer in answers or () for found in answer.values()]
+        return [reply for answer in answers or () for reply in answer.values()]
 
     def ask(self, requests: Sequence[Request]) -> Iterator[None]:
         """Carry out requests in order, sent ahead of their answers; yield at each answer.
@@ -234,8 +234,8 @@ class Amqp:
         There is no guard for exchanges: one that is deleted between the passive declare and the
         redeclare right behind it is created again, as declared.
         """
-        requests = [(n, ask) for n, each in enumerate(entities) for ask in _comparing(each)]
-        items = [Item(entity=each, state="ok") for each in entities]
+        requests = [(n, ask) for n, entity in enumerate(entities) for ask in _comparing(entity)]
+        items = [Item(entity=entity, state="ok") for entity in entities]
         done = 0
         while done < len(requests):
             try:

@@ -135,13 +135,13 @@ def _replace(
     origins = {drift.shadow(topology.names, name): queue for name, queue in declared.items()}
     # drift.plan() has sorted them: recreate, drain, delete queues, delete exchanges.
     for (action, kind), group in groupby(steps, lambda step: (step.action, step.item.kind)):
-        found = {step.item.name: step for step in group}
+        steps_by_name = {step.item.name: step for step in group}
         reasons: dict[str, str] = {}
         if kind == "queue" and action != "drain":
             # Together, since each waits for statistics.
             again = declared if action == "recreate" else {}
-            reasons = replacement.delete({name: again.get(name) for name in found})
-        for name, step in found.items():
+            reasons = replacement.delete({name: again.get(name) for name in steps_by_name})
+        for name, step in steps_by_name.items():
             if action == "drain":
                 replacement.drain(origins[name])
             elif kind == "exchange":

@@ -133,8 +133,8 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
             seen.append(Item(entity=entity, state="stale", note=_why_stale(names, name)))
     for name, exchange in exchanges.items():
         if name not in declared_exchanges and drift.left_over_exchange(names, name):
-            found = Exchange(name=name, type=exchange["type"], role="delay")
-            seen.append(Item(entity=found, state="stale", note=_why_stale(names, name)))
+            exchange_left = Exchange(name=name, type=exchange["type"], role="delay")
+            seen.append(Item(entity=exchange_left, state="stale", note=_why_stale(names, name)))
     problems = [
         *report.errors,
         *_unknown_flags(report, api),
@@ -153,10 +153,10 @@ def _why_stale(names: Names, name: str) -> str:
     return "no longer declared"
 
 
-def _with_arguments(item: Item, found: Mapping[str, Mapping[str, Any]]) -> Item:
+def _with_arguments(item: Item, actual_by_name: Mapping[str, Mapping[str, Any]]) -> Item:
     """Return an item with all its differences; over AMQP, RabbitMQ reports only the first."""
     entity = item.entity
-    there = found.get(item.name)
+    there = actual_by_name.get(item.name)
     if there is None or item.state == "missing" or isinstance(entity, Binding):
         # The API is seconds old, so AMQP's answer counts.
         return item
@@ -216,17 +216,17 @@ def _policies(
     hits: dict[tuple[str, str], list[str]] = {}
     unseen = False
     for queue in topology.queues:
-        found = queues.get(queue.name)
+        actual = queues.get(queue.name)
         if policies is not None:
             # The API's effective definition is seconds old.
             for policy in _effective(policies, queue):
                 _collect(hits, repr(policy["name"]), policy.get("definition"), queue.name)
-        elif found is None:
+        elif actual is None:
             unseen = True
         else:
-            by = [found.get("policy"), found.get("operator_policy")]
+            by = [actual.get("policy"), actual.get("operator_policy")]
             who = " and ".join(repr(name) for name in by if name)
-            _collect(hits, who, found.get("effective_policy_definition"), queue.name)
+            _collect(hits, who, actual.get("effective_policy_definition"), queue.name)
     problems = [
         BrokerProblem(
             message=f"policy {who} sets {keys} on {some(names)}, which changes how events are "

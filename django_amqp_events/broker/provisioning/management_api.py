@@ -155,8 +155,8 @@ class ManagementApi:
     def queue(self, name: str) -> dict[str, Any] | None:
         """Return one queue, not from the API's cache; ``None`` if it does not exist."""
         with _ignore(404):
-            found = self.get("queues", self.vhost, name)
-            return found if isinstance(found, dict) else None
+            answer = self.get("queues", self.vhost, name)
+            return answer if isinstance(answer, dict) else None
         return None
 
     def exchanges(self) -> list[dict[str, Any]]:
@@ -207,10 +207,10 @@ class ManagementApi:
         return None
 
     def _list(self, *path: str, **query: str) -> list[dict[str, Any]]:
-        found = self.get(*path, **query)
-        if not isinstance(found, list):
+        answer = self.get(*path, **query)
+        if not isinstance(answer, list):
             raise self._unexpected(path, "a list")
-        return found
+        return answer
 
 
 @contextmanager
@@ -223,16 +223,18 @@ def _ignore(*statuses: int) -> Iterator[None]:
             raise
 
 
-def _bindings(found: Sequence[Mapping[str, Any]]) -> list[FoundBinding]:
+def _bindings(answer: Sequence[Mapping[str, Any]]) -> list[FoundBinding]:
     return [
         (
             Binding(
-                exchange=each["source"], queue=each["destination"], routing_key=each["routing_key"]
+                exchange=binding["source"],
+                queue=binding["destination"],
+                routing_key=binding["routing_key"],
             ),
-            each.get("arguments") or {},
+            binding.get("arguments") or {},
         )
-        for each in found
-        if each.get("source") and each.get("destination_type") == "queue"
+        for binding in answer
+        if binding.get("source") and binding.get("destination_type") == "queue"
     ]
 
 

@@ -231,10 +231,10 @@ class Replacement:
         return ""
 
     def _unbind(self, bindings: Iterable[FoundBinding]) -> None:
-        self.session.carry_out(*(to_unbind(*each) for each in bindings))
+        self.session.carry_out(*(to_unbind(*binding) for binding in bindings))
 
     def _bind(self, bindings: Iterable[FoundBinding]) -> None:
-        self.session.carry_out(*(to_bind(*each) for each in bindings))
+        self.session.carry_out(*(to_bind(*binding) for binding in bindings))
 
     def _bindings(self, queue: str) -> list[Binding]:
         return [binding for binding in self.topology.bindings if binding.queue == queue]

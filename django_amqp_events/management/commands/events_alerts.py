@@ -26,24 +26,24 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
         alerts.check_snapshots(settings, datetime.now(UTC))
-        found = list(alerts.open_alerts(settings.service))
+        opened = list(alerts.open_alerts(settings.service))
 
         def show() -> None:
-            for each in found:
-                since = f"{each.since:%Y-%m-%d %H:%M:%S} UTC"
-                self.stdout.write(f"{since}  {alerts.title(each)}", self.style.ERROR)
-                self.tell(f"    {alerts.alert_text(each)}")
-                if runbook := alerts.runbook(each):
+            for alert in opened:
+                since = f"{alert.since:%Y-%m-%d %H:%M:%S} UTC"
+                self.stdout.write(f"{since}  {alerts.title(alert)}", self.style.ERROR)
+                self.tell(f"    {alerts.alert_text(alert)}")
+                if runbook := alerts.runbook(alert):
                     self.tell(f"    {runbook}")
-            if not found:
+            if not opened:
                 self.tell("no open alerts")
 
         document = [
             {
-                **columns(each, "kind", "key", "since", "last"),
-                "text": alerts.alert_text(each),
-                "runbook": alerts.runbook(each),
+                **columns(alert, "kind", "key", "since", "last"),
+                "text": alerts.alert_text(alert),
+                "runbook": alerts.runbook(alert),
             }
-            for each in found
+            for alert in opened
         ]
-        return self.finish(1 if found else 0, {"alerts": document}, show)
+        return self.finish(1 if opened else 0, {"alerts": document}, show)

@@ -120,8 +120,8 @@ class Command(ReportCommand):
             if done.refused:
                 self.tell(f"{counted(len(done.refused), 'line')} refused")
             shown = done.refused if self.verbosity > 1 else done.refused[:SHOWN]
-            for each in shown:
-                self.tell(f"  line {each.line} ({each.event or 'no event'}): {each.why}")
+            for refused in shown:
+                self.tell(f"  line {refused.line} ({refused.event or 'no event'}): {refused.why}")
             if more := len(done.refused) - len(shown):
                 self.tell(f"  and {more} more")
             if done.stopped:
@@ -131,7 +131,7 @@ class Command(ReportCommand):
             "result": "stopped" if done.stopped else "counted" if dry_run else "imported",
             "events": done.events,
             "known": done.known,
-            "refused": [columns(each, "line", "event", "why") for each in done.refused],
+            "refused": [columns(refused, "line", "event", "why") for refused in done.refused],
         }
         return self.finish(1 if done.refused or done.stopped else 0, document, show)
 

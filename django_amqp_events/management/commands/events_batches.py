@@ -98,9 +98,9 @@ class Command(ServiceCommand):
         return self.finish(0, {"batches": batches}, lambda: self.stdout.write("\n".join(lines)))
 
     def _list(self, service: str) -> int:
-        found = list(batch_states.rows().filter(service=service)[:LISTED_BATCHES])
-        lines = [describe(batch) for batch in found] or ["no batches"]
-        return self._finish([document(batch) for batch in found], lines)
+        batches = list(batch_states.rows().filter(service=service)[:LISTED_BATCHES])
+        lines = [describe(batch) for batch in batches] or ["no batches"]
+        return self._finish([document(batch) for batch in batches], lines)
 
     def _batch(self, service: str, text: str | None, action: str) -> ReplayBatch:
         if not text:
@@ -109,25 +109,25 @@ class Command(ServiceCommand):
         batches = batch_states.rows().filter(service=service)
         # Not by range: MariaDB does not order these ids by their digits.
         ids = batches.order_by().values_list("pk", flat=True)
-        found = [pk for pk in ids if pk.hex.startswith(digits)]
-        if len(found) != 1:
-            what = "more than one batch has" if found else "no batch has"
+        matching = [pk for pk in ids if pk.hex.startswith(digits)]
+        if len(matching) != 1:
+            what = "more than one batch has" if matching else "no batch has"
             raise self.wrong(f"{what} an id that begins with {text!r}; see `events_batches list`")
-        return batches.get(pk=found[0])
+        return batches.get(pk=matching[0])
 
     def _show(self, batch: ReplayBatch) -> int:
         skipped = batch_states.skipped_by_reason(batch.pk)
         new = batch_states.count_new_matches(batch)
         lines = [describe(batch)]
-        for each in skipped:
-            state = Replay.State(each.state).label
-            lines.append(f"  {each.count} {state}: {each.why} (for example {each.first})")
+        for reason in skipped:
+            state = Replay.State(reason.state).label
+            lines.append(f"  {reason.count} {state}: {reason.why} (for example {reason.first})")
         if new:
             more = f"more than {batch_states.COUNTED}" if new > batch_states.COUNTED else str(new)
             lines.append(f"  {more} new since the batch was created; they are not part of it")
         reasons = [
-            {"events": each.count, "why": str(each.why), **columns(each, "state", "first")}
-            for each in skipped
+            {"events": reason.count, "why": str(reason.why), **columns(reason, "state", "first")}
+            for reason in skipped
         ]
         return self._finish({**document(batch), "left": reasons, "new": new}, lines)
 

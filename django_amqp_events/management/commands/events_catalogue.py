@@ -58,28 +58,28 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         if options["check"] and options["format"] == "asyncapi":
             raise self.wrong("--check prints text or json. Leave out --format asyncapi")
-        found = entries.build(conf.get_settings(), registry.get_registry())
+        catalogue = entries.build(conf.get_settings(), registry.get_registry())
         if options["check"]:
-            return self._check(options["check"], found)
+            return self._check(options["check"], catalogue)
         if options["format"] == "asyncapi":
-            self.stdout.write(json.dumps(asyncapi.document(found), indent=2))
+            self.stdout.write(json.dumps(asyncapi.document(catalogue), indent=2))
             return 0
-        return self.finish(0, entries.document(found), lambda: self._show(found))
+        return self.finish(0, entries.document(catalogue), lambda: self._show(catalogue))
 
     # -- the comparison
 
-    def _check(self, path: Path, found: Catalogue) -> int:
+    def _check(self, path: Path, catalogue: Catalogue) -> int:
         try:
             saved = json.loads(path.read_bytes())
-            changes = compatibility.compare(saved, entries.document(found))
+            changes = compatibility.compare(saved, entries.document(catalogue))
         except OSError as exc:
             raise self.wrong(f"{path} cannot be read: {exc.strerror or exc}") from exc
         except IncomparableError as exc:
             raise self.wrong(f"{path} cannot be compared: {exc}. {REMEDY}") from exc
         except (RecursionError, ValueError) as exc:
             raise self.wrong(f"{path} is not JSON: {exc}. {REMEDY}") from exc
-        broken = [each for each in changes if not each.compatible]
-        others = [each for each in changes if each.compatible]
+        broken = [change for change in changes if not change.compatible]
+        others = [change for change in changes if change.compatible]
 
         def show() -> None:
             for title, part, style in (
@@ -88,8 +88,8 @@ class Command(ReportCommand):
             ):
                 if part:
                     self.stdout.write(f"{counted(len(part), f'{title} change')}:", style)
-                    for each in part:
-                        self.stdout.write(f"  {each}")
+                    for change in part:
+                        self.stdout.write(f"  {change}")
             if not changes:
                 self.tell("no changes")
 
@@ -102,17 +102,17 @@ class Command(ReportCommand):
 
     # -- the catalogue
 
-    def _show(self, found: Catalogue) -> None:
+    def _show(self, catalogue: Catalogue) -> None:
         self.stdout.write(
-            self.style.MIGRATE_HEADING(found.prefix + found.service)
-            + f": {counted(len(found.entries), 'event')}, "
-            f"{counted(len(found.consumers), 'handler')}, exchange {found.exchange}"
+            self.style.MIGRATE_HEADING(catalogue.prefix + catalogue.service)
+            + f": {counted(len(catalogue.entries), 'event')}, "
+            f"{counted(len(catalogue.consumers), 'handler')}, exchange {catalogue.exchange}"
         )
-        for entry in found.entries:
+        for entry in catalogue.entries:
             self.stdout.write("")
             for line in _entry_lines(entry, self.style.MIGRATE_LABEL):
                 self.stdout.write(line)
-        for consumer in found.consumers:
+        for consumer in catalogue.consumers:
             self.stdout.write("")
             for line in _handler_lines(consumer, self.style.MIGRATE_LABEL):
                 self.stdout.write(line)
@@ -130,7 +130,7 @@ def _entry_lines(entry: Entry, style: Any) -> Iterator[str]:
     if entry.format != "celery" and not entry.is_pattern:
         yield f"  format    {entry.format}"
     yield from _option_lines(entry.options_line)
-    names = ", ".join(each.handler.name for each in entry.consumers)
+    names = ", ".join(consumer.handler.name for consumer in entry.consumers)
     yield f"  handlers  {names or 'none in this service'}"
 
 
@@ -147,11 +147,11 @@ def _handler_lines(consumer: Consumer, style: Any) -> Iterator[str]:
 
 
 def _argument_lines(arguments: tuple[Argument, ...]) -> Iterator[str]:
-    name_width = max((len(each.name) for each in arguments), default=0)
-    type_width = max((len(each.type) for each in arguments), default=0)
-    for each in arguments:
-        default = f"= {each.default}" if each.default else ""
-        yield f"    {each.name:<{name_width}}  {each.type:<{type_width}}  {default}".rstrip()
+    names = max((len(argument.name) for argument in arguments), default=0)
+    types = max((len(argument.type) for argument in arguments), default=0)
+    for argument in arguments:
+        default = f"= {argument.default}" if argument.default else ""
+        yield f"    {argument.name:<{names}}  {argument.type:<{types}}  {default}".rstrip()
 
 
 def _option_lines(options: str) -> Iterator[str]:

@@ -88,9 +88,9 @@ class Command(ServiceCommand):
             raise self.wrong("there is nothing to run; give fewer --no-… options")
         threads = [
             threading.Thread(
-                target=self._run, args=each, name=f"amqp-events-{each[0]}", daemon=True
+                target=self._run, args=service, name=f"amqp-events-{service[0]}", daemon=True
             )
-            for each in services.items()
+            for service in services.items()
         ]
         self.tell(f"running {', '.join(services)}")
         for thread in threads:

@@ -216,14 +216,14 @@ class Command(ReportCommand):
         """Summarize the states: one word if all are alike, else a count of each."""
         kinds: dict[str, list[drift.Kind]] = {}
         for state in ("different", "missing", "unknown", "ok"):
-            if found := [item.kind for item in items if item.state == state]:
-                kinds[state] = found
+            if kinds_of := [item.kind for item in items if item.state == state]:
+                kinds[state] = kinds_of
         if len(kinds) == 1:
             return self.styled(next(iter(kinds)))
         return ", ".join(
-            f"{counted(len(found), found[0]) if len(set(found)) == 1 else len(found)} "
+            f"{counted(len(of_state), of_state[0]) if len(set(of_state)) == 1 else len(of_state)} "
             f"{self.styled(state)}"
-            for state, found in kinds.items()
+            for state, of_state in kinds.items()
         )
 
     # -- the result
@@ -252,9 +252,9 @@ class Command(ReportCommand):
             return good("identical")
         if result == "drift":
             counts = ", ".join(
-                f"{len(found)} {state}"
+                f"{len(items)} {state}"
                 for state in ("missing", "different", "stale")
-                if (found := report.having(state))
+                if (items := report.having(state))
             )
             return bad(f"drift: {counts or 'see above'}")
         if result == "unknown":
@@ -298,7 +298,7 @@ def _queue_or_name(item: drift.Item) -> str:
 def _handler_lines(handlers: tuple[Handler, ...]) -> Iterator[str]:
     for handler in handlers:
         name = f"{handler.name}: " if len(handlers) > 1 else ""
-        older = [f"{each.source} (upcast to {each.target})" for each in handler.upcasts]
+        older = [f"{upcast.source} (upcast to {upcast.target})" for upcast in handler.upcasts]
         yield f"{name}events   {', '.join([*handler.patterns, *older])}"
         yield f"{name}retries  {describe_schedule(handler.policy)}"
 

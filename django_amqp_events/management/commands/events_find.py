@@ -47,53 +47,53 @@ class Command(ReportCommand):
         settings, registry = conf.get_settings(), get_registry()
         value = options["value"].strip()
         try:
-            found = event_locations.locate(value, settings, registry)
+            located = event_locations.locate(value, settings, registry)
         except ValueError as exc:
             raise self.wrong(str(exc)) from exc
         seen: dict[str, Any] = {}
         error = ""
-        if found.queues:
+        if located.queues:
             wanted, app = topology.build(settings, registry), connection.celery_app(settings)
             try:
                 api = inspection.management(app, settings)
                 status = queue_status.status(app, settings, wanted, api=api)
-                seen = {each.name: columns(each, "total", *_COUNTS) for each in status.queues}
+                seen = {queue.name: columns(queue, "total", *_COUNTS) for queue in status.queues}
             except AmqpEventsError as exc:
                 error = str(exc)
-        queues = event_locations.with_messages(found.queues, seen)
+        queues = event_locations.with_messages(located.queues, seen)
 
         def show() -> None:
-            for each in found.events:
-                self._show_event(each)
-            if not found.events:
+            for event in located.events:
+                self._show_event(event)
+            if not located.events:
                 self.tell(visible(f"no row of {value!r}{_unknown_path(value)}"))
-            if found.more:
+            if located.more:
                 self.tell(f"only {event_locations.ROWS} archived events are shown")
-            if found.queues:
+            if located.queues:
                 self._show_queues([(queue.name, counts) for queue, counts in queues], error)
 
         document = {
             "value": value,
-            "result": "found" if found.events else "missing",
-            "events": [_document(each) for each in found.events],
-            "more": found.more,
+            "result": "found" if located.events else "missing",
+            "events": [_document(event) for event in located.events],
+            "more": located.more,
             "queues": [
                 {"name": queue.name, "role": queue.role, **{key: seen.get(key) for key in _COUNTS}}
                 for queue, seen in queues
             ],
             "error": error or None,
         }
-        return self.finish(0 if found.events else 1, document, show)
+        return self.finish(0 if located.events else 1, document, show)
 
     def _show_event(self, event: LocatedEvent) -> None:
         self.tell(visible(f"{event.name} {event.id}"))
-        for each in event.records:
-            where = f"{each.service} {each.handler}".strip()
-            about = f": {each.about}" if each.about else ""
+        for record in event.records:
+            where = f"{record.service} {record.handler}".strip()
+            about = f": {record.about}" if record.about else ""
             self.tell(
                 visible(
-                    f"  {each.kind:<8} {where}, {each.label} {each.at:%Y-%m-%d %H:%M:%S %Z}{about} "
-                    f"({each.row.pk})"
+                    f"  {record.kind:<8} {where}, {record.label} "
+                    f"{record.at:%Y-%m-%d %H:%M:%S %Z}{about} ({record.row.pk})"
                 )
             )
         for to in event.destinations:
@@ -131,6 +131,9 @@ def _document(event: LocatedEvent) -> dict[str, Any]:
 
     return {
         **columns(event, "id", "name"),
-        "rows": [row(each) for each in event.records],
-        "handlers": [columns(each, "handler", "about", "waiting") for each in event.destinations],
+        "rows": [row(record) for record in event.records],
+        "handlers": [
+            columns(destination, "handler", "about", "waiting")
+            for destination in event.destinations
+        ],
     }

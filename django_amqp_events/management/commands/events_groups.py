@@ -80,10 +80,10 @@ class Command(ReportCommand):
 
     def _show(self, *, every: bool, limit: int) -> int:
         service = conf.get_settings().service
-        found = group_counts.with_exact_counts(failure_groups.groups().filter(service=service))
+        with_open = group_counts.with_exact_counts(failure_groups.groups().filter(service=service))
         if not every:
-            found = found.filter(open_now__gt=0)
-        groups = list(found.order_by("-last_seen", "-pk")[: limit + 1])
+            with_open = with_open.filter(open_now__gt=0)
+        groups = list(with_open.order_by("-last_seen", "-pk")[: limit + 1])
         more, groups = len(groups) > limit, groups[:limit]
         ungrouped = states.rows().filter(group__isnull=True).exists()
 

@@ -47,22 +47,22 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         wanted = [
             part
-            for each in options["part"]
-            for part in (health.COMPANION if each == "companion" else (each,))
+            for choice in options["part"]
+            for part in (health.COMPANION if choice == "companion" else (choice,))
         ]
-        found = health.examine(conf.get_settings(), ready=options["ready"], wanted=wanted)
-        if found is None:
+        examined = health.examine(conf.get_settings(), ready=options["ready"], wanted=wanted)
+        if examined is None:
             raise self.wrong("this system does not show its processes in /proc, as Linux does")
         good = "ready" if options["ready"] else "alive"
 
         def show() -> None:
-            for each in found:
-                process = f" (process {each.process})" if each.process else ""
+            for state in examined:
+                process = f" (process {state.process})" if state.process else ""
                 # Neither, if no process runs.
-                subject = f"{each.part or 'a process'}{process}: " if each.part or process else ""
-                text = f"{subject}{each.problem or good}"
-                if each.problem or self.verbosity:
-                    self.stdout.write(self.styled("error" if each.problem else "ok", text))
+                subject = f"{state.part or 'a process'}{process}: " if state.part or process else ""
+                text = f"{subject}{state.problem or good}"
+                if state.problem or self.verbosity:
+                    self.stdout.write(self.styled("error" if state.problem else "ok", text))
 
-        code = int(any(each.problem for each in found))
-        return self.finish(code, {"processes": [asdict(each) for each in found]}, show)
+        code = int(any(state.problem for state in examined))
+        return self.finish(code, {"processes": [asdict(state) for state in examined]}, show)

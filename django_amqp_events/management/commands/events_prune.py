@@ -97,8 +97,8 @@ class Command(ReportCommand):
         def show() -> None:
             for name in retention.NAMES:
                 if (age := ages[name]) is not None:
-                    found = counted(pruned.counts[name], *_NOUNS[name])
-                    self.tell(f"{name:<10} {found} {deleted}, kept {_written(age)}")
+                    number = counted(pruned.counts[name], *_NOUNS[name])
+                    self.tell(f"{name:<10} {number} {deleted}, kept {_written(age)}")
                 elif name != State.ARCHIVED:
                     self.tell(f"{name:<10} kept forever")
             if groups := pruned.counts["groups"]:

@@ -56,7 +56,7 @@ class Command(ReportCommand):
         queue = options["queue"] or Names.of(settings).abyss
         done = Recovered()
         with self.interruptible():
-            found = recovery.inspect_queue(app, settings, queue, force=options["force"] or dry_run)
+            depth = recovery.inspect_queue(app, settings, queue, force=options["force"] or dry_run)
             if not dry_run:
                 done = recovery.recover(
                     app,
@@ -66,15 +66,15 @@ class Command(ReportCommand):
                     limit=options["limit"],
                     force=options["force"],
                     progress=lambda so_far: self.progress(
-                        f"{so_far.total} of {max(found.ready, so_far.total)} archived"
+                        f"{so_far.total} of {max(depth.ready, so_far.total)} archived"
                     ),
                     stop=self.stopped,
                 )
         document = {
             "queue": queue,
             "result": "counted" if dry_run else "stopped" if done.stopped else "recovered",
-            "ready": found.ready,
-            "consumers": found.consumers,
+            "ready": depth.ready,
+            "consumers": depth.consumers,
             "archived": done.total,
             "reasons": dict(sorted(done.reasons.items())),
             "refused": list(map(str, done.refused)),
@@ -83,13 +83,13 @@ class Command(ReportCommand):
         return self.finish(
             1 if done.refused or done.stopped else 0,
             document,
-            lambda: self._show_contents(queue, found) if dry_run else self._show(queue, done),
+            lambda: self._show_contents(queue, depth) if dry_run else self._show(queue, done),
         )
 
-    def _show_contents(self, queue: str, found: Depth) -> None:
-        consumers = counted(found.consumers, "consumer")
-        force = f"; {consumers}, so --force is required" if found.consumers else ""
-        self.tell(f"{queue}: {counted(found.ready, 'message')} to recover{force}")
+    def _show_contents(self, queue: str, depth: Depth) -> None:
+        consumers = counted(depth.consumers, "consumer")
+        force = f"; {consumers}, so --force is required" if depth.consumers else ""
+        self.tell(f"{queue}: {counted(depth.ready, 'message')} to recover{force}")
 
     def _show(self, queue: str, done: Recovered) -> None:
         for why in done.refused[:SHOWN]:

@@ -95,22 +95,22 @@ class Command(ServiceCommand):
     def _relay(self, relays: list[Relay], *, until_empty: bool) -> None:
         """Run the first relay here and the others in threads; no database delays another."""
 
-        def work(each: Relay) -> None:
+        def work(database_relay: Relay) -> None:
             try:
-                each.run(until_empty=until_empty)
+                database_relay.run(until_empty=until_empty)
             except BaseException as exc:
                 if not (until_empty and isinstance(exc, Exception)):
                     self.stop()
                 raise
 
-        def work_in_thread(each: Relay) -> None:
+        def work_in_thread(database_relay: Relay) -> None:
             try:
-                work(each)
+                work(database_relay)
             finally:
                 connections.close_all()
 
         with ThreadPoolExecutor(len(relays)) as pool:
-            others = [pool.submit(work_in_thread, each) for each in relays[1:]]
+            others = [pool.submit(work_in_thread, database_relay) for database_relay in relays[1:]]
             work(relays[0])
         for other in others:
             other.result()

@@ -298,10 +298,10 @@ class Command(ReportCommand):
 
     def _whole_id(self, text: str) -> str:
         """Return the id that begins with *text*, or *text* if there is none."""
-        found = selection.expand_id(text)
-        if len(found) > 1:
-            raise self.wrong(f"more than one id begins with {text!r}: {', '.join(found)}")
-        return found[0] if found else text
+        ids = selection.expand_id(text)
+        if len(ids) > 1:
+            raise self.wrong(f"more than one id begins with {text!r}: {', '.join(ids)}")
+        return ids[0] if ids else text
 
     # -- which events
 
@@ -310,8 +310,8 @@ class Command(ReportCommand):
         seen: dict[UUID, int] = {}
         for part in wanted.parts():
             matched: set[str] = set()
-            found = part.queryset().order_by("last_failed_at", "pk")[:limit]
-            rows = found.values_list("pk", "version", "event_id")
+            events = part.queryset().order_by("last_failed_at", "pk")[:limit]
+            rows = events.values_list("pk", "version", "event_id")
             for pk, version, event_id in rows.iterator(chunk_size=2000):
                 seen[pk] = version
                 if part.ids:
@@ -329,8 +329,8 @@ class Command(ReportCommand):
     def _explain(self, ids: list[str], wanted: Selection, result: Result) -> None:
         """Record why the events with these ids do not match."""
         known: set[str] = set()
-        found = Selection(ids=ids, state=None).queryset()
-        for event in found.defer(*ArchivedEvent.LARGE):
+        events = Selection(ids=ids, state=None).queryset()
+        for event in events.defer(*ArchivedEvent.LARGE):
             known |= {str(event.pk), event.event_id}
             if event.service != wanted.service:
                 why = eligibility.other_service(event)
@@ -345,15 +345,15 @@ class Command(ReportCommand):
 
     def _hint(self, wanted: Selection) -> None:
         """Print names in the filters that no archived event has, and similar ones."""
-        names = [("name", each, Selection(events=[each], state=None)) for each in wanted.events]
+        names = [("name", name, Selection(events=[name], state=None)) for name in wanted.events]
         names += [
-            ("exception", each, Selection(exceptions=[each], state=None))
-            for each in wanted.exceptions
+            ("exception", name, Selection(exceptions=[name], state=None))
+            for name in wanted.exceptions
         ]
         for column, name, alone in names:
             if not alone.queryset().exists():
                 values = states.rows().order_by().values_list(column, flat=True).distinct()[:1000]
-                known = {word for each in values for word in (each, each.rpartition(".")[2])}
+                known = {word for value in values for word in (value, value.rpartition(".")[2])}
                 hint = suggestion(name, known)
                 self.stderr.write(f"no archived event has the {column} {name!r}{hint}")
 
@@ -361,13 +361,13 @@ class Command(ReportCommand):
 
     def _start_batch(self, wanted: Selection, options: dict[str, Any]) -> int:
         by = requested_by("events_replay")
-        found = wanted.queryset()
+        events = wanted.queryset()
         if options["limit"] is not None:
-            found = found.order_by("last_failed_at", "pk")[: options["limit"]]
+            events = events.order_by("last_failed_at", "pk")[: options["limit"]]
         # Ids and a limit cannot match new events.
         fixed = wanted.ids or options["limit"] is not None
         batch = batch_states.freeze(
-            found,
+            events,
             by=by,
             criteria=None if fixed else replace(wanted, service=""),
         )
@@ -443,9 +443,9 @@ class Command(ReportCommand):
         wanted = Selection(ids=[self._whole_id(options["edit"])], service=settings.service)
         rows = list(wanted.queryset()[:20])
         if len(rows) > 1:
-            each = ", ".join(f"{row.pk} ({row.handler})" for row in rows)
+            choices = ", ".join(f"{row.pk} ({row.handler})" for row in rows)
             raise self.wrong(
-                f"{wanted.ids[0]!r} is archived for more than one handler; name a row: {each}"
+                f"{wanted.ids[0]!r} is archived for more than one handler; name a row: {choices}"
             )
         if not rows:
             self._explain(list(wanted.ids), wanted, result)
@@ -524,15 +524,15 @@ class Command(ReportCommand):
             self.tell(f"{len(report.published)} of {events} {verb}")
             self._show_reasons("returned to the archive", report.returned)
         self._show_reasons("would be skipped" if dry_run else "skipped", report.skipped)
-        for each in result.missing:
-            short = len(each) < selection.SHORTEST_UUID
+        for event_id in result.missing:
+            short = len(event_id) < selection.SHORTEST_UUID
             hint = f"; give the full id, or at least its first {selection.SHORTEST_UUID} characters"
-            self.stderr.write(f"no archived event has the id {each!r}{hint if short else ''}")
+            self.stderr.write(f"no archived event has the id {event_id!r}{hint if short else ''}")
         if report.stopped and dry_run:
             self.stderr.write(f"stopped: {report.stopped}; the list is incomplete")
         elif report.stopped:
             left = result.matched - len(report.published) - len(report.returned)
-            printed = any(each.why == report.stopped for each in report.returned)
+            printed = any(skip.why == report.stopped for skip in report.returned)
             why = "for the same reason" if printed and self.verbosity else report.stopped
             self.stderr.write(f"stopped: {why}; {left} not {done}")
         if result.waited:
@@ -551,11 +551,11 @@ class Command(ReportCommand):
         if not left:
             return
         self.tell(f"{len(left)} {what}")
-        reasons = Counter(each.why for each in left).most_common(
+        reasons = Counter(skip.why for skip in left).most_common(
             None if self.verbosity > 1 else SHOWN
         )
         for why, count in reasons:
-            first = next(each for each in left if each.why == why)
+            first = next(skip for skip in left if skip.why == why)
             more = f", and {count - 1} more" if count > 1 else ""
             self.tell(f"  {first.title or first.id}{more}: {why}")
         if others := len(left) - sum(count for _, count in reasons):
@@ -567,8 +567,8 @@ def _document(result: Result, *, dry_run: bool) -> dict[str, Any]:
     replayed = result.decision == "replay"
     done = "published" if replayed else DONE[result.decision]
 
-    def left(found: list[Skipped]) -> list[dict[str, Any]]:
-        return [columns(each, "id", "title", "why") for each in found]
+    def left(skipped: list[Skipped]) -> list[dict[str, Any]]:
+        return [columns(skip, "id", "title", "why") for skip in skipped]
 
     return {
         "result": "stopped" if report.stopped else "counted" if dry_run else done,
@@ -613,4 +613,8 @@ def _batch_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _without(ids: Collection[str], known: set[str]) -> list[str]:
     """Return the ids that are not *known*; a UUID may be written in several ways."""
-    return [each for each in ids if not known & {each, str(selection.parse_uuid(each) or each)}]
+    return [
+        event_id
+        for event_id in ids
+        if not known & {event_id, str(selection.parse_uuid(event_id) or event_id)}
+    ]

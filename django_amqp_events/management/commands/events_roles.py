@@ -55,22 +55,22 @@ class Command(ReportCommand):
         members = [{"role": role.name, "user": user.get_username()} for role, user in users]
 
         def show() -> None:
-            for each in made:
-                self._show(each)
+            for changed in made:
+                self._show(changed)
             for member in members:
                 self.tell(visible(f"{member['user']}: {member['role']}"))
 
         document = {
             "roles": [
                 {
-                    "role": each.role.name,
-                    "group": each.role.group,
-                    "created": each.created,
-                    "permissions": list(each.permissions),
-                    "added": each.added,
-                    "removed": each.removed,
+                    "role": changed.role.name,
+                    "group": changed.role.group,
+                    "created": changed.created,
+                    "permissions": list(changed.permissions),
+                    "added": changed.added,
+                    "removed": changed.removed,
                 }
-                for each in made
+                for changed in made
             ],
             "members": members,
         }

@@ -65,7 +65,7 @@ class Command(ReportCommand):
             error = str(exc)
         code = 2 if status is None else _CODES[status.result]
         outboxes = outbox.read_status(settings) if settings.backend == "amqp" else []
-        severities = {each.severity for each in outboxes}
+        severities = {of_database.severity for of_database in outboxes}
         if "error" in severities and not error:
             code = 1
         elif "unknown" in severities:
@@ -84,13 +84,13 @@ class Command(ReportCommand):
                 since = archived.oldest
                 oldest = f", the oldest failed {since:%Y-%m-%d %H:%M:%S}" if since else ""
                 self.stdout.write(f"archive: {counted(archived.open, 'open event')}{more}{oldest}")
-            for each in outboxes:
-                self._show_outbox(each)
-            for found in hanging or ():
+            for of_database in outboxes:
+                self._show_outbox(of_database)
+            for run in hanging or ():
                 self.stdout.write(
-                    f"{found['handler']} has not ended after {found['seconds']} s: event "
-                    f"{found['name']!r} ({found['event']}), process {found['process']} of "
-                    f"{found['worker']}",
+                    f"{run['handler']} has not ended after {run['seconds']} s: event "
+                    f"{run['name']!r} ({run['event']}), process {run['process']} of "
+                    f"{run['worker']}",
                     self.style.ERROR,
                 )
 
@@ -101,11 +101,14 @@ class Command(ReportCommand):
             "broker": status and status.version,
             "source": status and ("management" if status.exact else "amqp"),
             "error": error or None,
-            "result": next(result for result, each in _CODES.items() if each == code),
+            "result": next(result for result, number in _CODES.items() if number == code),
             "queues": [columns(queue, *_QUEUE) for queue in (status.queues if status else ())],
             "outbox": [
-                {"database": each.alias, **{name: getattr(each, name, None) for name in _OUTBOX}}
-                for each in outboxes
+                {
+                    "database": of_database.alias,
+                    **{name: getattr(of_database, name, None) for name in _OUTBOX},
+                }
+                for of_database in outboxes
             ],
             "archive": archived and columns(archived, "open", "capped", "oldest"),
         }
@@ -138,7 +141,9 @@ class Command(ReportCommand):
             rows.append((queue.name, *cells, str(queue.meaning)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for index, (name, *figures, meaning) in enumerate(rows):
-            columns = [each.rjust(width) for each, width in zip(figures, widths[1:], strict=False)]
+            columns = [
+                figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=False)
+            ]
             line = "  ".join([name.ljust(widths[0]), *columns, meaning])
             self.stdout.write(self._line(line, shown[index - 1].severity) if index else line)
         hidden = len(status.queues) - len(shown)
@@ -150,14 +155,16 @@ class Command(ReportCommand):
                 "cannot be seen."
             )
 
-    def _show_outbox(self, each: outbox.OutboxStatus | outbox.UnreachableOutbox) -> None:
-        if self.verbosity < 1 and each.severity == "ok":
+    def _show_outbox(self, status: outbox.OutboxStatus | outbox.UnreachableOutbox) -> None:
+        if self.verbosity < 1 and status.severity == "ok":
             return
         pending = ""
-        if isinstance(each, outbox.OutboxStatus) and each.total:
-            pending = f"{counted(each.total, 'event')} since {each.oldest:%Y-%m-%d %H:%M:%S} UTC: "
-        line = f"outbox in database {each.alias!r}: {pending}{each.meaning}"
-        self.stdout.write(self._line(line, each.severity))
+        if isinstance(status, outbox.OutboxStatus) and status.total:
+            pending = (
+                f"{counted(status.total, 'event')} since {status.oldest:%Y-%m-%d %H:%M:%S} UTC: "
+            )
+        line = f"outbox in database {status.alias!r}: {pending}{status.meaning}"
+        self.stdout.write(self._line(line, status.severity))
 
     def _line(self, text: str, severity: str) -> str:
         return text if severity == "ok" else self.styled(severity, text)

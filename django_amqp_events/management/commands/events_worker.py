@@ -128,11 +128,11 @@ class Command(EventsCommand):
             return set(registry.by_queue())
         chosen: set[str] = set()
         for name in names:
-            found = {key for key in registry.handlers if fnmatchcase(key, name)}
-            if not found:
+            matching = {key for key in registry.handlers if fnmatchcase(key, name)}
+            if not matching:
                 known = ", ".join(sorted(registry.handlers))
                 raise self.wrong(f"no handler is named {name!r}; the handlers are {known}")
-            chosen |= found
+            chosen |= matching
         queues = {registry.handlers[name].queue for name in chosen}
         for queue, handlers in registry.by_queue().items():
             others = sorted(handler.name for handler in handlers if handler.name not in chosen)

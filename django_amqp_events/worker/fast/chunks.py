@@ -490,10 +490,10 @@ class Chunks:
         chunk.begin(chunk.settled, since)
 
     def _on_returned(
-        self, number: int, chunk: Chunk, found: tuple[int, Verdict | ExceptionInfo | None, float]
+        self, number: int, chunk: Chunk, result: tuple[int, Verdict | ExceptionInfo | None, float]
     ) -> None:
         """Settle a chunk after its last event or one that was not handled."""
-        handled, verdict, seconds = found
+        handled, verdict, seconds = result
         self.read_reports()
         self._end(number)
         self._handled(chunk, handled, seconds)
