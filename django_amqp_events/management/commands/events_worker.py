@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from django.db import connections
 
@@ -33,9 +33,13 @@ from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.child_command import BACKOFF, ChildCommand
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
 from django_amqp_events.monitor import load_metrics
+from django_amqp_events.process_identity import has_died, identity
 from django_amqp_events.worker.hang_detector import OPTION, add_options
 
 logger = logging.getLogger(__name__)
+
+#: Beginning of the name of a folder for metrics; the identity of its worker is the end.
+FOLDER: Final = "amqp-events-metrics-"
 
 
 class Command(EventsCommand):
@@ -110,9 +114,12 @@ class Command(EventsCommand):
             raise self.wrong("--metrics-port needs AMQP_EVENTS['METRICS'] = True")
         folder = load_metrics().FOLDER
         # A new one: a killed worker leaves its folder, and in a container the next one has its pid.
-        prefix = f"amqp-events-metrics-{os.getpid()}-"
+        prefix = f"{FOLDER}{os.getpid()}-"
         if not (chosen := os.environ.get(folder)):
-            os.environ[folder] = tempfile.mkdtemp(prefix=prefix)
+            for left in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+                if has_died(left.name.rpartition("-")[2]):
+                    shutil.rmtree(left, ignore_errors=True)
+            os.environ[folder] = tempfile.mkdtemp(prefix=prefix, suffix=f"-{identity()}")
             sys.stdout.flush()
             os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this command again
         elif Path(chosen).name.startswith(prefix):

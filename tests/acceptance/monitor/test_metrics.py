@@ -68,8 +68,17 @@ def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -
     )
     core.declare()
     core.migrate()
+    dead = core.python(
+        "from django_amqp_events.process_identity import identity\nprint(identity())"
+    ).strip()
+    killed, unknown = (
+        Path(tempfile.mkdtemp(prefix="amqp-events-metrics-1-", suffix=f"-{owner}"))
+        for owner in (dead, "0123456789abcdef")
+    )
     (port,) = free_ports(1)
     worker = events_worker(core, "-P", pool, "-c", "2", "--metrics-port", str(port)).wait_ready()
+    assert not killed.exists()
+    unknown.rmdir()
     for number in range(20):
         fresh_eyes.event("core.act", {"plan": ["ok"]}, event_id=f"ok-{number}")
     fresh_eyes.event("core.act", {"plan": ["fail", "ok"]}, event_id="retried")
