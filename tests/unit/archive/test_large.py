@@ -19,6 +19,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_amqp_events import databases
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
@@ -61,6 +62,8 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise BrokerUnavailableError("there is none here")
 
     monkeypatch.setattr(preview, "session", away)
+    # What is asked again after a while would be more queries on a slow machine.
+    monkeypatch.setattr(databases, "REMEMBERED_SECONDS", 3600.0)
     with override_settings(**world.SETTINGS, AMQP_EVENTS=world.EVENTS):
         yield
 
