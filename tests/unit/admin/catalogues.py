@@ -114,9 +114,6 @@ def _of_python(source: str) -> Iterator[Key]:
         if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation"
         for alias in node.names
     }
-    # reasons.py marks its texts with its own function, which xgettext is told about.
-    if any(isinstance(node, ast.FunctionDef) and node.name == "_" for node in tree.body):
-        names["_"] = "gettext"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             function = names.get(node.func.id, "").removesuffix("_lazy").removesuffix("_noop")

@@ -52,7 +52,8 @@ from django_amqp_events.models.reason_field import ReasonField
 from django_amqp_events.monitor import alerts
 from django_amqp_events.publish import outbox_rows, publisher
 from django_amqp_events.publish.outbox_rows import Answer, Row
-from django_amqp_events.reasons import TEXTS, Reason, translated
+from django_amqp_events.reason_texts import TEXTS
+from django_amqp_events.reasons import Reason, translated
 from django_amqp_events.templatetags.amqp_events import text
 
 from . import admin_world as world

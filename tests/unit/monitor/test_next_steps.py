@@ -13,7 +13,8 @@ from django_amqp_events import conf
 from django_amqp_events.archive import eligibility
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch, State
 from django_amqp_events.monitor import alerts, state_texts
-from django_amqp_events.reasons import TEXTS, Reason
+from django_amqp_events.reason_texts import TEXTS
+from django_amqp_events.reasons import Reason
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "runbooks.md"
 RUNBOOKS = dict(
