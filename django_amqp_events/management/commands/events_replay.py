@@ -37,9 +37,8 @@ from __future__ import annotations
 import sys
 import time
 from argparse import ArgumentParser
-from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -51,14 +50,14 @@ from django_amqp_events.archive import editing, eligibility, replay, selection, 
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Rule, Skipped
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.archive.replay import Report
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.backoff import Backoff
 from django_amqp_events.databases import error_line, parts
-from django_amqp_events.declare.registry import Handler, get_registry
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import SHOWN, ReportCommand, columns, requested_by
+from django_amqp_events.management.base import ReportCommand, requested_by
+from django_amqp_events.management.replay_result import DONE, RULES, Result
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import ArchivedEvent, Replay, clean, visible
 from django_amqp_events.options import suggestion
@@ -68,49 +67,6 @@ from django_amqp_events.reasons import Reason
 POLL: Final = Backoff(0.2, 5.0)
 #: Most events that are examined together.
 PART: Final = 2000
-RULES: Final = {
-    "replay": eligibility.REPLAY,
-    "discard": eligibility.DISCARD,
-    "restore": eligibility.RESTORE,
-}
-DONE: Final = {"replay": "replayed", "discard": "discarded", "restore": "restored"}
-
-
-@dataclass(slots=True)
-class Result:
-    """The result of the command.
-
-    Attributes:
-        matched: number of events when the command started.
-        missing: ids of no event.
-        decision: a key of :data:`RULES`.
-        able: with ``--dry-run``, the number of events that it would change.
-        targets: with ``--dry-run``, the number of events for each handler.
-        waited: whether the outcomes in *succeeded* and *failed* (ids of events) count.
-    """
-
-    matched: int = 0
-    missing: list[str] = field(default_factory=list)
-    report: Report = field(default_factory=Report)
-    decision: str = "replay"
-    able: int = 0
-    targets: Counter[Handler] = field(default_factory=Counter)
-    waited: bool = False
-    succeeded: int = 0
-    failed: list[UUID] = field(default_factory=list)
-
-    @property
-    def pending(self) -> int:
-        """Number of published replays without an outcome."""
-        return len(self.report.published) - self.succeeded - len(self.failed)
-
-    @property
-    def code(self) -> int:
-        report = self.report
-        if report.stopped and not report.published:
-            return 2
-        left = self.missing or report.returned or report.skipped or report.stopped
-        return 1 if left or (self.waited and self.succeeded < len(report.published)) else 0
 
 
 class Command(ReportCommand):
@@ -222,9 +178,9 @@ class Command(ReportCommand):
                     self._decide(seen, rule, options["comment"], result)
             if result.waited:
                 self._wait(options["wait"], result)
-            document = _document(result, dry_run=options["dry_run"])
+            document = result.document(dry_run=options["dry_run"])
             return self.finish(
-                result.code, document, lambda: self._show(result, dry_run=options["dry_run"])
+                result.code, document, lambda: result.show(self, dry_run=options["dry_run"])
             )
 
     # -- arguments
@@ -500,105 +456,10 @@ class Command(ReportCommand):
                         result.failed.append(event_id)
             if self.stopping or time.monotonic() >= end:
                 return
-            self.progress(_outcomes(result))
+            self.progress(result.outcomes())
             if pending:
                 service_loop.sleep(min(POLL.delay(polls), end - time.monotonic()), self.stopped)
                 polls += 1
-
-    # -- output
-
-    def _show(self, result: Result, *, dry_run: bool) -> None:
-        report, done = result.report, DONE[result.decision]
-        if not (result.matched or report.skipped or result.missing):
-            state = RULES[result.decision].state.value
-            self.tell(f"nothing to {result.decision}: no {state} event matches")
-            return
-        if dry_run:
-            self.tell(f"{counted(result.able, 'event')} would be {done}")
-            for handler, count in result.targets.most_common():
-                to = eligibility.destination(handler)
-                self.tell(f"  {count} to {handler.name}: {to['exchange']} → {handler.queue}")
-        elif result.matched:
-            events = counted(result.matched, "event")
-            verb = "published" if result.decision == "replay" else done
-            self.tell(f"{len(report.published)} of {events} {verb}")
-            self._show_reasons("returned to the archive", report.returned)
-        self._show_reasons("would be skipped" if dry_run else "skipped", report.skipped)
-        for event_id in result.missing:
-            short = len(event_id) < selection.SHORTEST_UUID
-            hint = f"; give the full id, or at least its first {selection.SHORTEST_UUID} characters"
-            self.stderr.write(f"no archived event has the id {event_id!r}{hint if short else ''}")
-        if report.stopped and dry_run:
-            self.stderr.write(f"stopped: {report.stopped}; the list is incomplete")
-        elif report.stopped:
-            left = result.matched - len(report.published) - len(report.returned)
-            printed = any(skip.why == report.stopped for skip in report.returned)
-            why = "for the same reason" if printed and self.verbosity else report.stopped
-            self.stderr.write(f"stopped: {why}; {left} not {done}")
-        if result.waited:
-            self._show_outcomes(result)
-
-    def _show_outcomes(self, result: Result) -> None:
-        self.tell(_outcomes(result))
-        shown = result.failed if self.verbosity > 1 else result.failed[:SHOWN]
-        failed = states.rows().filter(pk__in=shown).defer(*ArchivedEvent.LARGE)
-        for event in failed:
-            self.tell(f"  {event}: {event.exception or event.reason}: {event.message}")
-        if result.pending and result.pending == len(result.report.published):
-            self.tell("no outcomes: check that events_mirror and a worker are running")
-
-    def _show_reasons(self, what: str, left: list[Skipped]) -> None:
-        if not left:
-            return
-        self.tell(f"{len(left)} {what}")
-        reasons = Counter(skip.why for skip in left).most_common(
-            None if self.verbosity > 1 else SHOWN
-        )
-        for why, count in reasons:
-            first = next(skip for skip in left if skip.why == why)
-            more = f", and {count - 1} more" if count > 1 else ""
-            self.tell(f"  {first.title or first.id}{more}: {why}")
-        if others := len(left) - sum(count for _, count in reasons):
-            self.tell(f"  and {counted(others, 'more event')} for other reasons")
-
-
-def _document(result: Result, *, dry_run: bool) -> dict[str, Any]:
-    report = result.report
-    replayed = result.decision == "replay"
-    done = "published" if replayed else DONE[result.decision]
-
-    def left(skipped: list[Skipped]) -> list[dict[str, Any]]:
-        return [columns(skip, "id", "title", "why") for skip in skipped]
-
-    return {
-        "result": "stopped" if report.stopped else "counted" if dry_run else done,
-        "fits": result.matched,
-        "published": len(report.published) if replayed else 0,
-        "decided": 0 if replayed else len(report.published),
-        "returned": left(report.returned),
-        "skipped": left(report.skipped),
-        "missing": result.missing,
-        "stopped": report.stopped or "",
-        "handlers": [
-            {**eligibility.destination(handler), "events": count}
-            for handler, count in result.targets.most_common()
-        ],
-        "outcomes": {
-            "succeeded": result.succeeded,
-            "failed": len(result.failed),
-            "none": result.pending,
-            "failed_ids": result.failed,
-        }
-        if result.waited
-        else None,
-    }
-
-
-def _outcomes(result: Result) -> str:
-    return (
-        f"{result.succeeded} succeeded, {len(result.failed)} failed again, "
-        f"{result.pending} without an outcome"
-    )
 
 
 def _batch_options(options: dict[str, Any]) -> dict[str, Any]:

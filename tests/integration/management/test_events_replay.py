@@ -18,7 +18,7 @@ from django.db import ProgrammingError
 from django_amqp_events.archive import replay
 from django_amqp_events.archive import states as archive_states
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.management.commands import events_replay
+from django_amqp_events.management import replay_result
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -445,7 +445,7 @@ def test_broker_unreachable(billing):
 
 
 def test_reasons_that_are_many_are_counted(billing, monkeypatch):
-    monkeypatch.setattr(events_replay, "SHOWN", 1)
+    monkeypatch.setattr(replay_result, "SHOWN", 1)
     fill(billing, 1, handler="gone")
     fill(billing, 2, 3, handler="away")
     out = billing.command("events_replay", "--all")[1]

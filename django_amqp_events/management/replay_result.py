@@ -1,0 +1,157 @@
+"""What events_replay did, or would do, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from ..archive import eligibility, selection, states
+from ..archive.eligibility import Skipped
+from ..archive.replay import Report
+from ..declare.registry import Handler
+from ..message.text import counted
+from ..models import ArchivedEvent
+from .base import SHOWN, ReportCommand, columns
+
+RULES: Final = {
+    "replay": eligibility.REPLAY,
+    "discard": eligibility.DISCARD,
+    "restore": eligibility.RESTORE,
+}
+DONE: Final = {"replay": "replayed", "discard": "discarded", "restore": "restored"}
+
+
+@dataclass(slots=True)
+class Result:
+    """The result of the command.
+
+    Attributes:
+        matched: number of events when the command started.
+        missing: ids of no event.
+        decision: a key of :data:`RULES`.
+        able: with ``--dry-run``, the number of events that it would change.
+        targets: with ``--dry-run``, the number of events for each handler.
+        waited: whether the outcomes in *succeeded* and *failed* (ids of events) count.
+    """
+
+    matched: int = 0
+    missing: list[str] = field(default_factory=list)
+    report: Report = field(default_factory=Report)
+    decision: str = "replay"
+    able: int = 0
+    targets: Counter[Handler] = field(default_factory=Counter)
+    waited: bool = False
+    succeeded: int = 0
+    failed: list[UUID] = field(default_factory=list)
+
+    @property
+    def pending(self) -> int:
+        """Number of published replays without an outcome."""
+        return len(self.report.published) - self.succeeded - len(self.failed)
+
+    @property
+    def code(self) -> int:
+        report = self.report
+        if report.stopped and not report.published:
+            return 2
+        left = self.missing or report.returned or report.skipped or report.stopped
+        return 1 if left or (self.waited and self.succeeded < len(report.published)) else 0
+
+    def document(self, *, dry_run: bool) -> dict[str, Any]:
+        """Return it as JSON types."""
+        report = self.report
+        replayed = self.decision == "replay"
+        done = "published" if replayed else DONE[self.decision]
+
+        def left(skipped: list[Skipped]) -> list[dict[str, Any]]:
+            return [columns(skip, "id", "title", "why") for skip in skipped]
+
+        return {
+            "result": "stopped" if report.stopped else "counted" if dry_run else done,
+            "fits": self.matched,
+            "published": len(report.published) if replayed else 0,
+            "decided": 0 if replayed else len(report.published),
+            "returned": left(report.returned),
+            "skipped": left(report.skipped),
+            "missing": self.missing,
+            "stopped": report.stopped or "",
+            "handlers": [
+                {**eligibility.destination(handler), "events": count}
+                for handler, count in self.targets.most_common()
+            ],
+            "outcomes": {
+                "succeeded": self.succeeded,
+                "failed": len(self.failed),
+                "none": self.pending,
+                "failed_ids": self.failed,
+            }
+            if self.waited
+            else None,
+        }
+
+    def show(self, command: ReportCommand, *, dry_run: bool) -> None:
+        """Print it."""
+        report, done = self.report, DONE[self.decision]
+        if not (self.matched or report.skipped or self.missing):
+            state = RULES[self.decision].state.value
+            command.tell(f"nothing to {self.decision}: no {state} event matches")
+            return
+        if dry_run:
+            command.tell(f"{counted(self.able, 'event')} would be {done}")
+            for handler, count in self.targets.most_common():
+                to = eligibility.destination(handler)
+                command.tell(f"  {count} to {handler.name}: {to['exchange']} → {handler.queue}")
+        elif self.matched:
+            events = counted(self.matched, "event")
+            verb = "published" if self.decision == "replay" else done
+            command.tell(f"{len(report.published)} of {events} {verb}")
+            _show_reasons(command, "returned to the archive", report.returned)
+        _show_reasons(command, "would be skipped" if dry_run else "skipped", report.skipped)
+        for event_id in self.missing:
+            short = len(event_id) < selection.SHORTEST_UUID
+            hint = f"; give the full id, or at least its first {selection.SHORTEST_UUID} characters"
+            command.stderr.write(
+                f"no archived event has the id {event_id!r}{hint if short else ''}"
+            )
+        if report.stopped and dry_run:
+            command.stderr.write(f"stopped: {report.stopped}; the list is incomplete")
+        elif report.stopped:
+            left = self.matched - len(report.published) - len(report.returned)
+            printed = any(skip.why == report.stopped for skip in report.returned)
+            why = "for the same reason" if printed and command.verbosity else report.stopped
+            command.stderr.write(f"stopped: {why}; {left} not {done}")
+        if self.waited:
+            self._show_outcomes(command)
+
+    def _show_outcomes(self, command: ReportCommand) -> None:
+        command.tell(self.outcomes())
+        shown = self.failed if command.verbosity > 1 else self.failed[:SHOWN]
+        failed = states.rows().filter(pk__in=shown).defer(*ArchivedEvent.LARGE)
+        for event in failed:
+            command.tell(f"  {event}: {event.exception or event.reason}: {event.message}")
+        if self.pending and self.pending == len(self.report.published):
+            command.tell("no outcomes: check that events_mirror and a worker are running")
+
+    def outcomes(self) -> str:
+        """Return the outcomes of the published replays, in words."""
+        return (
+            f"{self.succeeded} succeeded, {len(self.failed)} failed again, "
+            f"{self.pending} without an outcome"
+        )
+
+
+def _show_reasons(command: ReportCommand, what: str, left: list[Skipped]) -> None:
+    if not left:
+        return
+    command.tell(f"{len(left)} {what}")
+    reasons = Counter(skip.why for skip in left).most_common(
+        None if command.verbosity > 1 else SHOWN
+    )
+    for why, count in reasons:
+        first = next(skip for skip in left if skip.why == why)
+        more = f", and {count - 1} more" if count > 1 else ""
+        command.tell(f"  {first.title or first.id}{more}: {why}")
+    if others := len(left) - sum(count for _, count in reasons):
+        command.tell(f"  and {counted(others, 'more event')} for other reasons")
