@@ -146,10 +146,11 @@ class Broker:
             )
         return json.loads(answer) if answer else None
 
-    def memory_alarm(self) -> bool:
-        """Return True while RabbitMQ accepts no messages because of its memory."""
+    def alarm(self) -> bool:
+        """Return True while RabbitMQ accepts no messages because of its memory or its disk."""
         # A node that has just started reports no figures yet.
-        return any(node.get("mem_alarm") for node in self.http("GET", "/api/nodes"))
+        alarms = ("mem_alarm", "disk_free_alarm")
+        return any(node.get(alarm) for node in self.http("GET", "/api/nodes") for alarm in alarms)
 
     def add_vhost(self, name: str) -> None:
         """Create a vhost and give our user all permissions on it."""

@@ -153,15 +153,25 @@ def node_cut_off(soak: Soak, step: Step) -> None:
             heal(node, *others)
 
 
+#: The command that raises each alarm, and the one that ends it.
+ALARMS: Final = {
+    "memory alarm": (("set_vm_memory_high_watermark", "absolute", "1"),
+                     ("set_vm_memory_high_watermark", "0.8")),
+    "disk alarm": (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", "64MB")),
+}  # fmt: skip
+
+
 @fault("memory alarm")
+@fault("disk alarm")
 def alarm(soak: Soak, step: Step) -> None:
     """RabbitMQ blocks publishers."""
+    begin, end = ALARMS[step.fault]
     with soak.alone("broker"):
         try:
-            soak.node.ctl("set_vm_memory_high_watermark", "absolute", "1")
+            soak.node.ctl(*begin)
             time.sleep(step.seconds)
         finally:
-            soak.node.ctl("set_vm_memory_high_watermark", "0.8")
+            soak.node.ctl(*end)
 
 
 @fault("database killed")
@@ -251,6 +261,7 @@ def _runs(soak: Soak, node: Node) -> bool:
 
 def _calm(node: Node) -> bool:
     with suppress(BrokerError, OSError):  # rabbitmqctl takes a minute if the machine is busy
-        node.ctl("set_vm_memory_high_watermark", "0.8")
-        return not node.memory_alarm()
+        for _, end in ALARMS.values():
+            node.ctl(*end)
+        return not node.alarm()
     return False

@@ -22,6 +22,7 @@ FAULTS: Final[Mapping[str, tuple[int, float]]] = {
     "broker suspended": (1, 8),
     "node cut off": (1, 10),
     "memory alarm": (1, 6),
+    "disk alarm": (1, 6),
     "database killed": (2, 5),
     "topology declared": (1, 0),
     "all replayed": (3, 0),

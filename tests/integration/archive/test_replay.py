@@ -265,7 +265,7 @@ def test_the_broker_is_in_alarm(service: Callable[..., Service], private_node: N
     (row,) = archive(billing)
     private_node.ctl("set_vm_memory_high_watermark", "absolute", "1")
     try:
-        wait_until(private_node.memory_alarm, "an alarm")
+        wait_until(private_node.alarm, "an alarm")
         with through(billing, vhost.url, CONFIRM_TIMEOUT=3):
             comes_back(row, "RabbitMQ blocks publishers", unconfirmed=True)
             assert run(again(row)).stopped
@@ -273,7 +273,7 @@ def test_the_broker_is_in_alarm(service: Callable[..., Service], private_node: N
     finally:
         private_node.ctl("set_vm_memory_high_watermark", "0.8")
         close_pools()
-    wait_until(lambda: not private_node.memory_alarm(), "no alarm")
+    wait_until(lambda: not private_node.alarm(), "no alarm")
     assert run(again(row)).published == [row.pk]
     assert set(replay_ids(billing)) == {str(Replay.objects.get().pk)}, "one id, however often"
     close_pools()

@@ -440,7 +440,7 @@ def test_blocked_by_an_alarm(private_node: Node, node_wire: Wire):
     publish_event(NAME, {"n": 0})
     private_node.ctl("set_vm_memory_high_watermark", "absolute", "1")
     try:
-        until(private_node.memory_alarm, "the alarm")
+        until(private_node.alarm, "the alarm")
         # RabbitMQ blocks a connection, and says so, when it publishes.
         for n in (1, 2):
             error = failure({"n": n})
@@ -448,7 +448,7 @@ def test_blocked_by_an_alarm(private_node: Node, node_wire: Wire):
             assert "blocks publishers" in str(error)
     finally:
         private_node.ctl("set_vm_memory_high_watermark", "0.8")
-    until(lambda: not private_node.memory_alarm(), "the alarm is over")
+    until(lambda: not private_node.alarm(), "the alarm is over")
     assert publish_event(NAME, {"n": 3})
     seen = [payload["n"] for payload in node_wire.payloads()]
     # Of 1 and 2 nothing was known.
