@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -177,7 +180,7 @@ class DatabaseServer(ABC):
             if not self.alive:
                 command = self._command(self.programs())
                 log = self.directory / "log"
-                self._process = Process.spawn(*prefix, *command, output=log, cwd="/")
+                self._process = _spawn(*prefix, *command, output=log)
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -222,6 +225,19 @@ class DatabaseServer(ABC):
     @abstractmethod
     def _ready(self) -> bool:
         """Return True if the server, which runs, accepts connections."""
+
+
+def _spawn(*command: str | Path, output: Path) -> Process:
+    """Start a process in a thread that lives as long as this process."""
+    if threading.current_thread() is threading.main_thread():
+        return Process.spawn(*command, output=output, cwd="/")
+    return _thread().submit(Process.spawn, *command, output=output, cwd="/").result()
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    # --pdeathsig is about the thread that starts a process.
+    return ThreadPoolExecutor(1)
 
 
 def main(server_class: type[DatabaseServer], usage: str | None) -> int:

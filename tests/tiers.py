@@ -45,7 +45,7 @@ _LATER: Final = {
     r"acceptance/monitor/test_health\.py.*a_broker_that_stops": "a broker of its own",
     r"acceptance/worker/test_consumer_step\.py.*killed_broker": "test_reconnect covers it",
     r"acceptance/worker/test_broker_limits\.py.*small_frames": "unit tests cover the sizes",
-    r"test_(broker_node|pgbouncer)\.py": "tests of scripts/, not of the package",
+    r"test_(broker_node|database_server|pgbouncer)\.py": "tests of scripts/, not of the package",
     r".*\[(.*-)?pgbouncer\b": "PostgreSQL covers it",
     r"acceptance/(?!worker/test_core).*\[(.*-)?(threads|solo)\b": "prefork covers it",
     r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",
