@@ -54,9 +54,9 @@ class DatabaseServer(ABC):
     HOST = HOST
     USER = "events"
 
-    def __init__(self, *, durable: bool) -> None:
+    def __init__(self, *, durable: bool, parent: Path | None = None) -> None:
         # Not below pytest's directories, which only their owner may enter.
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{self.kind}-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{self.kind}-", dir=parent))
         self.port = free_ports(1)[0]
         self.durable = durable
         self._process: Process | None = None
@@ -65,14 +65,15 @@ class DatabaseServer(ABC):
         self._spare: dict[str, list[str]] = {}
 
     @classmethod
-    def start(cls, *, durable: bool = False) -> Self:
+    def start(cls, *, durable: bool = False, parent: Path | None = None) -> Self:
         """Start a server in a new directory; apt installs it if it is missing.
 
         Args:
             durable: a commit waits for the disk, which tests do not need.
+            parent: where to make the directory; all users can enter it.
         """
         programs = cls.programs()
-        server = cls(durable=durable)
+        server = cls(durable=durable, parent=parent)
         if os.geteuid() == 0:
             shutil.chown(server.directory, UNPRIVILEGED)
         try:

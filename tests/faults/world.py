@@ -95,17 +95,28 @@ class Grounds:
     Args:
         kind: ``sqlite``, or of a database server.
         node: a broker that rows may kill and that outlives this; None for one of its own.
+        disks: directories for the broker and for the database, instead of *directory*.
+        broker_config: lines for rabbitmq.conf.
     """
 
     def __init__(
-        self, directory: Path, *, kind: str = "postgresql", node: Node | None = None
+        self,
+        directory: Path,
+        *,
+        kind: str = "postgresql",
+        node: Node | None = None,
+        disks: tuple[Path, Path] | None = None,
+        broker_config: str = "",
     ) -> None:
         self.directory = directory
         self.kind = kind
         directory.mkdir(parents=True, exist_ok=True)
-        self.node = node or Node.start(directory / "node")
+        self.broker_disk, self.database_disk = disks or (directory, directory)
+        self._config = broker_config
+        self.node = node or Node.start(self.broker_disk / "node", config_extra=broker_config)
         self._ends_node = node is None
-        self.server = None if kind == "sqlite" else SERVERS[kind].start()
+        parent = self.database_disk if disks else None
+        self.server = None if kind == "sqlite" else SERVERS[kind].start(parent=parent)
         self._template = ""
         self._cluster: list[Node] = []
 
@@ -128,10 +139,10 @@ class Grounds:
 
     def cluster(self) -> list[Node]:
         """Three nodes, all running; a minority that is cut off pauses."""
-        config = "cluster_partition_handling = pause_minority"
+        config = f"cluster_partition_handling = pause_minority\n{self._config}"
         while len(self._cluster) < 3:
             peer = self._cluster[0] if self._cluster else None
-            directory = self.directory / f"member-{len(self._cluster)}"
+            directory = self.broker_disk / f"member-{len(self._cluster)}"
             self._cluster.append(Node.start(directory, config_extra=config, peer=peer))
         for node in self._cluster:
             if not node.alive:
@@ -150,7 +161,7 @@ class Grounds:
         if self.server is not None:
             self.server.create(name, template)
             return Database(self.server.settings(name), self.server)
-        path = self.directory / f"{name}.sqlite3"
+        path = self.database_disk / f"{name}.sqlite3"
         if template:
             shutil.copyfile(template, path)
         settings = sqlite_settings(path)

@@ -33,6 +33,7 @@ from tests import forked  # noqa: E402
 from tests.conftest import SERVERS  # noqa: E402
 from tests.faults.world import Grounds, world  # noqa: E402
 
+from . import clocks, disks  # noqa: E402
 from .schedule import Step, duration, schedule, shrink  # noqa: E402
 from .soaking import PATIENCE, Result, soak  # noqa: E402
 
@@ -68,10 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     django.setup()
     memory = MEMORY if "TMPDIR" not in os.environ and is_roomy(MEMORY) else None
     directory = Path(tempfile.mkdtemp(prefix="soak-", dir=memory))
-    server = forked.start_server(directory)
-    grounds = Grounds(directory, kind=given.database)
+    own = (directory / "broker", directory / "database")
+    mounted = disks.mount(*own)
+    directory.chmod(0o711)  # the database server has a user of its own
+    server = forked.start_server(directory, **clocks.environ(directory))
+    grounds = Grounds(
+        directory, kind=given.database, disks=own if mounted else None, broker_config=disks.BROKER
+    )
     results: list[Result] = []
     try:
+        if grounds.server is not None and mounted:
+            grounds.server.execute(*disks.SERVERS.get(given.database, ()))
         nodes = grounds.cluster() if given.cluster else [grounds.node]
         print(f"RabbitMQ {nodes[0].version}, {len(nodes)} nodes, {grounds.kind}", flush=True)
         for seed in seeds:
@@ -89,6 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         assert server.stdin is not None
         server.stdin.close()
         failed = [result.seed for result in results if result.wrong] or len(results) < given.runs
+        if failed:
+            for log in own[0].glob("*/log"):
+                shutil.copytree(log, directory / f"{log.parent.name}-log", dirs_exist_ok=True)
+        disks.unmount(*own)
         if failed:
             print(f"Ledgers and logs: {directory}")
         else:
@@ -146,10 +158,12 @@ def verdict(results: Sequence[Result]) -> str:
     faults = ", ".join(f"{number} {fault}" for fault, number in came.most_common())
     return (
         f"{total['pairs']:,} pairs, {came.total()} faults ({faults}); "
-        f"{total['handled']:,} handled, {total['archived']} archived, {total['lost']} lost, "
+        f"{total['handled']:,} handled, {total['archived']} archived, "
+        f"{total['discarded']} discarded, {total['lost']} lost, "
         f"{total['doubled']} doubled, {total['early']} early, {total['stuck']} stuck, "
         f"{total['left']} left behind; {total['runs']:,} runs, {total['repeated']} repeated, "
-        f"{total['replays']} replays: " + (f"{total['wrong']} WRONG" if total["wrong"] else "right")
+        f"{total['replays']} replays, {total['decisions']} by operators: "
+        + (f"{total['wrong']} WRONG" if total["wrong"] else "right")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from tests.acceptance.harness import Worker
 from tests.faults.clusters import cut_off, heal, runs
 from tests.waiting import until
 
+from . import clocks, disks
 from .schedule import Step
 
 if TYPE_CHECKING:
@@ -46,8 +48,8 @@ def chosen(things: Sequence[T], step: Step) -> T:
 
 
 def process(soak: Soak, step: Step) -> Worker:
-    """One of the service's processes: workers, mirror, reaper, relay, batch runner, publishers."""
-    everything = [*soak.processes, *soak.publishers]
+    """One of the processes: workers, mirror, reaper, relay, batch runner, publishers, operators."""
+    everything = [*soak.processes, *soak.publishers, *soak.operators]
     alive = [kept.workers[-1] for kept in everything if kept.workers[-1].alive]
     return chosen(alive, step)
 
@@ -188,6 +190,42 @@ def database_killed(soak: Soak, step: Step) -> None:
         server.start_again()
 
 
+@fault("disk full")
+def disk_full(soak: Soak, step: Step) -> None:
+    """Below the broker, or below the database, which are started again if need be.
+
+    RabbitMQ's quorum queues stay down when their log could not be written, though it runs.
+    """
+    grounds = soak.world.grounds
+    if grounds.broker_disk == grounds.directory:
+        raise Missed("the servers have no disks of their own")
+    if step.who < 0.5:
+        with soak.alone("broker"):
+            with disks.filled(grounds.broker_disk):
+                time.sleep(step.seconds)
+            for node in soak.nodes:
+                node.kill(at_once=True)
+                node.start_again()
+        return
+    with soak.alone("database"):
+        with disks.filled(grounds.database_disk):
+            time.sleep(step.seconds)
+        if grounds.server is not None:
+            grounds.server.start_again()
+
+
+@fault("clock stepped")
+def clock_stepped(soak: Soak, step: Step) -> None:
+    """Forwards or backwards, of one process and its children, and back."""
+    if not soak.clocks:
+        raise Missed("this machine has no libfaketime")
+    seconds = random.Random(f"{soak.seed} {step.number}").uniform(-clocks.MOST, clocks.MOST)
+    file = chosen(soak.clocks, step)
+    clocks.step(file, seconds)
+    time.sleep(step.seconds)
+    clocks.step(file, 0)
+
+
 @fault("topology declared")
 def declared(soak: Soak, step: Step) -> None:
     soak.command("events_declare")
@@ -241,7 +279,7 @@ def repair(soak: Soak) -> None:
         BrokerError, NotInTime: something does not.
     """
     soak.fixed.touch()
-    for kept in soak.processes:
+    for kept in [*soak.processes, *soak.publishers, *soak.operators]:
         with suppress(ProcessLookupError):
             os.killpg(kept.workers[-1].pid, signal.SIGCONT)
     soak.proxy.flowing.set()

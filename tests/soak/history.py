@@ -13,6 +13,35 @@ Line = Mapping[str, Any]
 GroupCounts = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
+class Replayed(NamedTuple):
+    """A replay that was claimed, of an archived row.
+
+    Attributes:
+        row, version: which row, and in which version the claim found it.
+        edit: the token of the edit that it publishes; ``""`` for the event's own payload.
+    """
+
+    id: str
+    event: str
+    handler: str
+    state: str
+    row: str = ""
+    version: int = 0
+    edit: str = ""
+
+    @property
+    def unit(self) -> Unit:
+        return self.event, self.handler
+
+
+class Discarded(NamedTuple):
+    """An archived row that counts as settled, though no handler has handled its event."""
+
+    row: str
+    event: str
+    handler: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """What was found when everything had come to its end.
@@ -26,7 +55,9 @@ class Ended:
         sent_malformed: ids of messages that no handler can read.
         archived_malformed: units of which some row says that no handler can read them.
         groups: of all failure groups, whenever nothing was on its way.
-        replays: id, event id, handler and state of each replay.
+        replays: all that were claimed.
+        discarded: rows.
+        actions: of operators, as the archive's history has them: user, token, row.
         messages: left in queues, by queue, without those of the archive.
         failed: publishers and steps of the soak that failed, and what did not end in time.
         left: connections, channels and processes that are there when all have been stopped.
@@ -39,7 +70,9 @@ class Ended:
     sent_malformed: frozenset[str] = frozenset()
     archived_malformed: frozenset[Unit] = frozenset()
     groups: Sequence[GroupCounts] = ()
-    replays: Sequence[tuple[str, str, str, str]] = ()
+    replays: Sequence[Replayed] = ()
+    discarded: Sequence[Discarded] = ()
+    actions: Sequence[tuple[str, str, str]] = ()
     messages: Mapping[str, int] = field(default_factory=dict)
     failed: Sequence[str] = ()
     left: Sequence[str] = ()
@@ -85,16 +118,18 @@ class Figures:
     """Figures of a run.
 
     Attributes:
-        pairs: of an accepted event and a handler; the next three say what became of them.
+        pairs: of an accepted event and a handler; the next four say what became of them.
         doubled: events with more than one effect.
         stuck: pairs, or messages, that are still on their way at the end.
         left: what is left behind.
         repeated: runs of an attempt that ran before.
+        decisions: of operators, that were done.
     """
 
     pairs: int
     handled: int
     archived: int
+    discarded: int
     lost: int
     doubled: int
     early: int
@@ -103,6 +138,7 @@ class Figures:
     runs: int
     repeated: int
     replays: int
+    decisions: int
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -114,8 +150,13 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
     Args:
         lines: of all ledgers. Each has ``at`` (seconds) and ``what``; of publishers: ``intent``,
             ``accepted`` with ``events``; of handlers: ``start``, ``raised``, ``done``, and
-            ``failed`` if the database did, with ``event``, ``handler``, ``attempt`` and ``replay``.
+            ``failed`` if the database did, with ``event``, ``handler``, ``attempt`` and ``replay``,
+            and the token of the payload's ``edit`` at the start; of operators: ``decides`` and
+            then ``decided`` with its ``result``, see :func:`check_decisions`.
     """
+    lines = list(lines)
+    decisions = [line for line in lines if line["what"] in ("decides", "decided")]
+    edits = {line["token"]: line for line in decisions if line["decision"] == "edit"}
     wrong: list[Wrong] = []
     intended: set[str] = set()
     accepted: set[str] = set()
@@ -135,8 +176,10 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
     handled = {(event, handler) for (event, handler, *_), run in runs.items() if run["done"]}
     handled -= {(event, policy.once) for event in accepted}
     handled |= {(event, policy.once) for event in ended.effects}
+    by_operator = _discards(decisions)
+    discarded = {(event, handler) for row, event, handler in ended.discarded if row in by_operator}
 
-    lost = units - handled - ended.archived - ended.waiting
+    lost = units - handled - ended.archived - ended.waiting - discarded
     wrong += [Wrong("lost", f"{event} of {handler}", event) for event, handler in sorted(lost)]
     effects = Counter(ended.effects)
     wrong += [
@@ -144,15 +187,17 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         for event, number in effects.items()
         if number > 1
     ]
+    # A person may make a malformed message one that handlers can read.
+    known = intended | {edit["event"] for edit in edits.values()}
     wrong += [
-        Wrong("unpublished", f"an effect of {event}", event) for event in set(effects) - intended
+        Wrong("unpublished", f"an effect of {event}", event) for event in set(effects) - known
     ]
 
     early = 0
     for event, handler in sorted({(event, handler) for event, handler, *_ in runs}):
-        if event not in intended:
+        if event not in known:
             wrong.append(Wrong("unpublished", f"{handler} ran for {event}", event))
-    replays = {replay: (event, handler, state) for replay, event, handler, state in ended.replays}
+    replays = {replay.id: replay for replay in ended.replays}
     for (event, handler, replay, attempt), run in runs.items():
         what = f"attempt {attempt} of {handler} for {event}" + (
             f" (replay {replay})" * bool(replay)
@@ -168,20 +213,22 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
                 by = failed + policy.delay - min(run["start"])
                 wrong.append(Wrong("early", f"{what}, by {by:.3f} s", event))
                 early += 1
-        if replay and (event, handler) != replays.get(replay, (event, handler, ""))[:2]:
-            wrong.append(Wrong("replay", f"{what}: the replay is of another event", event))
         if replay and replay not in replays:
             wrong.append(Wrong("replay", f"{what}: no such replay", event))
-    for replay, (event, handler, state) in replays.items():
+        elif replay and (event, handler) != replays[replay].unit:
+            wrong.append(Wrong("replay", f"{what}: the replay is of another event", event))
+    for replay in ended.replays:
         ran = any(
             run["done"] for (*unit, of, _), run in runs.items()
-            if of == replay and unit == [event, handler]
+            if of == replay.id and tuple(unit) == replay.unit
         )  # fmt: skip
         # A replay of what was handled before it was archived is skipped.
-        skipped = handler == policy.once and event in effects
-        if state == "succeeded" and not ran and not skipped:
-            about = f"{replay} of {event} for {handler} succeeded, and nothing ran"
-            wrong.append(Wrong("replay", about, event))
+        skipped = replay.handler == policy.once and replay.event in effects
+        if replay.state == "succeeded" and not ran and not skipped:
+            about = f"{replay.id} of {replay.event} for {replay.handler} succeeded, and nothing ran"
+            wrong.append(Wrong("replay", about, replay.event))
+    wrong += check_edits(lines, ended)
+    wrong += check_decisions(decisions, ended)
 
     wrong += [
         Wrong(
@@ -190,7 +237,10 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         for event, handler in sorted(ended.exhausted)
         if not any(
             policy.failures(handler, runs[event, handler, replay, policy.attempts])
-            for replay in (None, *(id_ for id_, *of, _ in ended.replays if of == [event, handler]))
+            for replay in (
+                None,
+                *(each.id for each in ended.replays if each.unit == (event, handler)),
+            )
         )
     ]
     for event in sorted(ended.sent_malformed):
@@ -213,6 +263,7 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         pairs=len(units),
         handled=len(units & handled),
         archived=len((units - handled) & ended.archived),
+        discarded=len((units - handled - ended.archived) & discarded),
         lost=len(lost),
         doubled=sum(number > 1 for number in effects.values()),
         early=early,
@@ -221,8 +272,84 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         runs=sum(len(run["start"]) for run in runs.values()),
         repeated=sum(len(run["start"]) - 1 for run in runs.values() if run["start"]),
         replays=len(replays),
+        decisions=sum(line.get("result") == "done" for line in decisions),
     )
     return wrong, figures
+
+
+def check_edits(lines: Iterable[Line], ended: Ended) -> list[Wrong]:
+    """Return the runs with another payload than the replay's, and the edits that nobody made."""
+    published = {replay.id: replay.edit for replay in ended.replays}
+    made = {line["token"]: line for line in lines if line.get("decision") == "edit"}
+    wrong = []
+    for line in lines:
+        token = line.get("edit", "")
+        if line["what"] == "start" and token != published.get(line["replay"], ""):
+            what = f"{line['handler']} for {line['event']} ran with edit {token or 'none'}"
+            wrong.append(Wrong("edit", f"{what} in replay {line['replay']}", line["event"]))
+    for replay in ended.replays:
+        edit = made.get(replay.edit)
+        if replay.edit and (edit is None or edit["row"] != replay.row):
+            what = f"replay {replay.id} publishes edit {replay.edit}, which nobody made of it"
+            wrong.append(Wrong("edit", what, replay.event))
+    return wrong
+
+
+def check_decisions(decisions: Iterable[Line], ended: Ended) -> list[Wrong]:
+    """Return the rows that were claimed or discarded twice, or by nobody.
+
+    Args:
+        decisions: ``decides`` and ``decided`` lines, with the ``token`` of the decision, who it is
+            ``by``, the ``row`` and its ``version``, and at the end a ``result``: ``done``,
+            ``refused`` or ``unknown``.
+    """
+    wrong = []
+    made = {line["token"]: line for line in decisions}
+    claims = Counter((replay.row, replay.version) for replay in ended.replays if replay.row)
+    claims += Counter(
+        (line["row"], line["version"])
+        for line in made.values()
+        if line["decision"] == "discard" and line.get("result") == "done"
+    )
+    events = {replay.row: replay.event for replay in ended.replays}
+    events |= {line["row"]: line["event"] for line in made.values()}
+    wrong += [
+        Wrong("claim", f"version {version} of {row} has {number} decisions", events[row])
+        for (row, version), number in claims.items()
+        if number > 1
+    ]
+    won = Counter(
+        (line["row"], line["version"]) for line in made.values() if line.get("result") == "done"
+    )
+    wrong += [
+        Wrong("claim", f"{number} users decided version {version} of {row}", events[row])
+        for (row, version), number in won.items()
+        if number > 1
+    ]
+    actions = Counter(ended.actions)
+    for (by, token, row), number in actions.items():
+        line = made.get(token)
+        if line is None or (line["by"], line["row"]) != (by, row) or number > 1:
+            about = f"{number} actions on {row} by {by} with token {token}"
+            wrong.append(Wrong("action", f"{about}: {'too many' if line else 'not theirs'}"))
+    wrong += [
+        Wrong("action", f"{line['decision']} of {line['row']} by {line['by']} is not recorded",
+              line["event"])
+        for token, line in made.items()
+        if line.get("result") == "done" and (line["by"], token, line["row"]) not in actions
+    ]  # fmt: skip
+    by_operator = _discards(made.values())
+    wrong += [
+        Wrong("discarded", f"{event} of {handler}, by no operator", event)
+        for row, event, handler in ended.discarded
+        if row not in by_operator
+    ]
+    return wrong
+
+
+def _discards(decisions: Iterable[Line]) -> set[str]:
+    """Return the rows that an operator discarded, or may have discarded."""
+    return {line["row"] for line in decisions if line["decision"] == "discard"}
 
 
 def story(lines: Iterable[Line], event: str, began: float) -> list[str]:
@@ -235,7 +362,10 @@ def story(lines: Iterable[Line], event: str, began: float) -> list[str]:
     for line in lines:
         if event in line.get("events", (line.get("event"),)):
             about = f"{line['at'] - began:7.1f} s  {line['what']}"
-            if "handler" in line:
+            if "decision" in line:
+                about += f" {line['decision']} for {line['handler']}, version {line['version']}"
+                about += f", {line['by']}, {line.get('result', '')}, token {line['token']}"
+            elif "handler" in line:
                 about += f" {line['handler']}, attempt {line['attempt']}"
             if line.get("replay"):
                 about += f" of replay {line['replay']}"

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker import BrokerError, Node
-from tests.acceptance.harness import Archive, Worker
+from tests.acceptance.harness import Archive, Service, Worker
 from tests.acceptance.isolation import Supervisor
 from tests.faults.counts import HANDLERS
 from tests.faults.world import ARCHIVE, NAME, QUEUES, QUIET, World
 from tests.waiting import NotInTime, Stopwatch, until
 
-from . import history
+from . import clocks, history
 from .faults import FAULTS, Missed, repair
-from .history import Ended, Figures, GroupCounts, Policy, Wrong
+from .history import Discarded, Ended, Figures, GroupCounts, Policy, Replayed, Wrong
 from .schedule import Step
 
 #: As testproject's `faulty` declares.
@@ -40,6 +40,8 @@ TIME_LIMIT: Final = 2 * POLICY.limit
 EVENTS: Final = 200
 #: Mode and format of each.
 PUBLISHERS: Final = (("outbox", "celery"), ("outbox", "cloudevents"), ("immediate", "json"))
+#: Users of the admin.
+OPERATORS: Final = ("ann", "bob")
 #: Shares of the events that fail once, that fail until a fix is released, and that kill their
 #: process or hang until then; and of the large ones.
 PASSING, LASTING, DEADLY, HANGING, LARGE = 0.15, 0.1, 0.002, 0.002, 0.005
@@ -49,6 +51,7 @@ CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
 PATIENCE: Final = 300.0  # seconds
 STOP: Final = 60.0  # seconds of a warm shutdown
 ROUNDS: Final = 10  # of replays at the end
+COMMANDS: Final = ("events_mirror", "events_reaper", "events_relay", "events_batches")
 #: Of the service, in the order in which they start.
 PROCESSES: Final = ("prefork", "threads", "mirror", "reaper", "relay", "batches")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -100,6 +103,9 @@ class Soak:
         self.proxy = self.world.proxy()
         self.processes: list[Supervisor] = []
         self.publishers: list[Supervisor] = []
+        self.operators: list[Supervisor] = []
+        #: Files that step the clocks of processes.
+        self.clocks: list[Path] = []
         self.sending = threading.Lock()
         self._commands: list[Worker] = []
         self._numbers = iter(range(1, 1_000_000))
@@ -122,21 +128,30 @@ class Soak:
             TESTPROJECT_LEASE=str(LEASE),
             TESTPROJECT_HEARTBEAT=str(HEARTBEAT),
             TESTPROJECT_TIME_LIMIT=str(TIME_LIMIT),
+            TESTPROJECT_EPOCH=str(time.time() - time.monotonic()),
         )
         world.declare()
         queues = ("-Q", ",".join(QUEUES))
         near, far = world.service, replace(world.service, url=self.proxy.url)
         for start in (
-            partial(near.worker, "prefork", 2, *queues),
-            partial(far.worker, "threads", 4, *queues),
-            *(partial(near.start, command) for command in ("events_mirror", "events_reaper")),
-            *(partial(far.start, command) for command in ("events_relay", "events_batches")),
+            partial(self._clocked(near).worker, "prefork", 2, *queues),
+            partial(self._clocked(far).worker, "threads", 4, *queues),
+            *(partial(self._clocked(near).start, command) for command in COMMANDS[:2]),
+            *(partial(self._clocked(far).start, command) for command in COMMANDS[2:]),
         ):
             self.processes.append(world.keep(start))
         for number, (mode, form) in enumerate(PUBLISHERS):
-            service = near if number % 2 else far
+            service = self._clocked(near if number % 2 else far)
             service = replace(service, events={**service.events, "FORMAT": form})
             self.publishers.append(world.keep(partial(self._publish, service, mode)))
+        office = {**near.environ, "TESTPROJECT_ADMIN": "yes"}
+        offices = [
+            replace(service, environ=office, events={**service.events, "EDITING": True})
+            for service in (near, far)
+        ]
+        offices[0].python(f"from testproject.operating import prepare\nprepare({OPERATORS!r})")
+        for user, service in zip(OPERATORS, map(self._clocked, offices), strict=True):
+            self.operators.append(world.keep(partial(self._operate, service, user)))
         until(lambda: world.ledger.read().done, "the first event is handled", PATIENCE)
         self._began = self._measure()
 
@@ -162,6 +177,21 @@ class Soak:
         }  # fmt: skip
         program = ("-m", "testproject.publishing")
         started: Worker = service.start(json.dumps(options), program=program, name="publisher")
+        return started
+
+    def _clocked(self, service: Service) -> Service:
+        """Return a service whose processes have a clock that can be stepped, if there is one."""
+        if clocks.FILE not in os.environ:
+            return service
+        file = service.where / f"clock-{len(self.clocks)}"
+        clocks.step(file, 0)
+        self.clocks.append(file)
+        return replace(service, environ={**service.environ, clocks.FILE: str(file)})
+
+    def _operate(self, service: Any, user: str) -> Worker:
+        options = {"user": user, "seed": f"{self.seed}-{next(self._numbers)}"}
+        program = ("-m", "testproject.operating")
+        started: Worker = service.start(json.dumps(options), program=program, name=user)
         return started
 
     def command(self, *arguments: str) -> Worker:
@@ -233,8 +263,10 @@ class Soak:
         Raises:
             NotInTime: something still is.
         """
-        for kept in self.publishers:
+        for kept in [*self.publishers, *self.operators]:
             kept.end()
+        for kept in self.operators:
+            kept.workers[-1].signal(signal.SIGTERM)
         alive = [kept.workers[-1] for kept in self.publishers]
         until(lambda: not any(each.alive for each in alive), "all is published", PATIENCE)
         for _ in range(ROUNDS):
@@ -290,7 +322,7 @@ class Soak:
                 until(lambda: not worker.alive, f"{worker.name} stops", STOP)  # noqa: B023
             except NotInTime:
                 left.append(f"{worker.name} does not stop: {worker.log[-2000:]}")
-        for kept in [*self.processes, *self.publishers]:
+        for kept in [*self.processes, *self.publishers, *self.operators]:
             for worker in kept.workers:
                 # What was killed may have children that are about to notice.
                 with suppress(ProcessLookupError, NotInTime):
@@ -326,7 +358,7 @@ class Soak:
             self._failed.append(str(exc))
         self._failed += [
             f"{worker.name} ended with {worker.process.returncode}: {worker.log[-1000:]}"
-            for kept in self.publishers
+            for kept in [*self.publishers, *self.operators]
             for worker in kept.workers
             if (worker.process.returncode or 0) > 0  # and not by a signal
         ]
@@ -353,11 +385,36 @@ class Soak:
             archived_malformed=frozenset(unit for unit, reason, _ in rows if reason == "malformed"),
             groups=[*self._counts, *self._groups()],
             replays=[
-                (_hex(replay), str(event_id), handler.rpartition(".")[2], state)
-                for replay, event_id, handler, state in query(
-                    "SELECT r.id, e.event_id, e.handler, r.state FROM django_amqp_events_replay r "
-                    "JOIN django_amqp_events_archivedevent e ON e.id = r.event_id"
+                Replayed(
+                    _hex(replay),
+                    event_id,
+                    handler.rpartition(".")[2],
+                    state,
+                    _hex(row),
+                    version,
+                    edit or "",
                 )
+                for replay, event_id, handler, state, row, version, edit in query(
+                    "SELECT r.id, e.event_id, e.handler, r.state, e.id, r.version, v.reason "
+                    "FROM django_amqp_events_replay r "
+                    "JOIN django_amqp_events_archivedevent e ON e.id = r.event_id "
+                    "LEFT JOIN django_amqp_events_revision v ON v.id = r.revision_id "
+                    "WHERE r.number IS NOT NULL"
+                )
+            ],
+            discarded=[
+                Discarded(_hex(row), event_id, handler.rpartition(".")[2])
+                for row, event_id, handler in query(
+                    "SELECT id, event_id, handler FROM django_amqp_events_archivedevent "
+                    "WHERE state = 'discarded'"
+                )
+            ],
+            actions=[
+                (by, token, _hex(row))
+                for by, token, row in query(
+                    "SELECT a.by, a.reason, a.event_id FROM django_amqp_events_archiveaction a"
+                )
+                if by in OPERATORS
             ],
             messages={queue: number for queue, number in totals.items() if queue != ARCHIVE},
             failed=self._failed,

@@ -10,32 +10,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .history import Ended, Policy, check
+from .history import Discarded, Ended, Policy, Replayed, check
 from .schedule import FAULTS, Step, schedule, shrink
 
 POLICY = Policy(handlers=frozenset({"call", "effect"}), once="effect", attempts=3, delay=1.0)
 
 
+C = Replayed("r", "c", "call", "succeeded", "C", 0)
+E = Replayed("q", "e", "call", "succeeded", "E", 0, "t2")
+
+
 def run(
-    at: float, what: str, event: str, handler: str, attempt: int = 1, replay: str | None = None
-) -> dict[str, Any]:
+    at: float, what: str, event: str, handler: str, attempt: int = 1, replay: str | None = None,
+    edit: str = "",
+) -> dict[str, Any]:  # fmt: skip
     return {
         "at": at, "what": what, "event": event, "handler": handler, "attempt": attempt,
-        "replay": replay,
+        "replay": replay, "edit": edit,
+    }  # fmt: skip
+
+
+def decided(
+    decision: str, token: str, row: str, version: int, by: str = "ann", result: str = "done"
+) -> dict[str, Any]:
+    """The row of an event has its name in capitals."""
+    return {
+        "at": 8.0, "what": "decided", "decision": decision, "token": token, "row": row,
+        "version": version, "by": by, "event": row.lower(), "handler": "call", "result": result,
     }  # fmt: skip
 
 
 def good() -> tuple[list[dict[str, Any]], Ended]:
     """Return a history: the database fails A's first attempt of ``effect``.
 
-    B fails in its first attempt of ``call``; C is archived by ``call`` and replayed.
+    B fails in its first attempt of ``call``; C is archived by ``call`` and replayed. D is archived
+    too, and ann discards it; she edits E, which bob tries to replay at the same time.
     """
+    everything = ["a", "b", "c", "d", "e"]
     lines: list[dict[str, Any]] = [
-        {"at": 0.0, "what": "intent", "events": ["a", "b", "c"]},
-        {"at": 0.1, "what": "accepted", "events": ["a", "b", "c"]},
+        {"at": 0.0, "what": "intent", "events": everything},
+        {"at": 0.1, "what": "accepted", "events": everything},
     ]
     lines.append(run(1.0, "failed", "a", "effect"))
-    for event, attempt in ("a", 2), ("b", 1), ("c", 1):
+    for event, attempt in ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1):
         lines.append(run(2.0, "start", event, "effect", attempt))
         lines.append(run(2.1, "done", event, "effect", attempt))
     lines += [run(1.0, "start", "a", "call"), run(1.1, "done", "a", "call")]
@@ -43,20 +60,25 @@ def good() -> tuple[list[dict[str, Any]], Ended]:
     lines += [run(2.2, "start", "b", "call", 2), run(2.3, "done", "b", "call", 2)]
     for attempt in (1, 2, 3):
         at = 1.0 + 1.5 * attempt
-        lines += [
-            run(at, "start", "c", "call", attempt),
-            run(at + 0.1, "raised", "c", "call", attempt),
-        ]
+        for event in "c", "d", "e":
+            lines.append(run(at, "start", event, "call", attempt))
+            lines.append(run(at + 0.1, "raised", event, "call", attempt))
     lines += [run(9.0, "start", "c", "call", 1, "r"), run(9.1, "done", "c", "call", 1, "r")]
+    lines += [decided("discard", "t1", "D", 0), decided("edit", "t2", "E", 0)]
+    lines.append(decided("replay", "t3", "E", 0, "bob", "refused"))
+    edited = run(9.0, "start", "e", "call", 1, "q", "t2")
+    lines += [edited, run(9.1, "done", "e", "call", 1, "q")]
     return lines, Ended(
         archived=frozenset({("m", "call"), ("m", "effect")}),
         waiting=frozenset(),
-        effects=["a", "b", "c"],
-        exhausted=frozenset({("c", "call")}),
+        effects=everything,
+        exhausted=frozenset({("c", "call"), ("d", "call"), ("e", "call")}),
         sent_malformed=frozenset({"m"}),
         archived_malformed=frozenset({("m", "call"), ("m", "effect")}),
         groups=[("g", (1, 0, 0), (1, 0, 0))],
-        replays=[("r", "c", "call", "succeeded")],
+        replays=[C, E],
+        discarded=[Discarded("D", "d", "call")],
+        actions=[("ann", "t1", "D"), ("ann", "t2", "E")],
         messages={"shop.call": 0},
     )
 
@@ -64,8 +86,9 @@ def good() -> tuple[list[dict[str, Any]], Ended]:
 def test_nothing_is_wrong_with_a_good_history() -> None:
     wrong, figures = check(*good(), POLICY)
     assert wrong == []
-    assert (figures.pairs, figures.handled, figures.archived) == (6, 6, 0)
-    assert (figures.runs, figures.repeated, figures.replays) == (10, 0, 1)
+    assert (figures.pairs, figures.handled, figures.archived) == (10, 9, 0)
+    assert (figures.discarded, figures.decisions) == (1, 2)
+    assert (figures.runs, figures.repeated, figures.replays) == (19, 0, 2)
 
 
 def test_a_run_that_hangs_fails_when_its_time_is_over() -> None:
@@ -101,8 +124,8 @@ def ending(**changes: Any) -> Callable[..., Any]:
 PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
     "an ack before the publish": (
         lines_without(("start", "a", "call"), ("done", "a", "call")), "lost: a of call"),
-    "a doubled effect": (ending(effects=["a", "b", "b", "c"]), "doubled: 2 effects of b"),
-    "a lost effect": (ending(effects=["a", "c"]), "lost: b of effect"),
+    "a doubled effect": (ending(effects=[*"abbcde"]), "doubled: 2 effects of b"),
+    "a lost effect": (ending(effects=[*"acde"]), "lost: b of effect"),
     "an event out of nothing": (lines_with(run(3, "start", "x", "call")), "unpublished: call"),
     "an early retry": (lines_with(run(2.0, "start", "b", "call", 2)), "b, by 0.100 s"),
     "a skipped attempt": (lines_with(run(9.0, "start", "a", "call", 2)), "did not fail"),
@@ -110,8 +133,32 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
     "a doubled claim": (lines_with(run(9.9, "start", "a", "call", 1, "r")), "another event"),
     "an unknown replay": (lines_with(run(9.9, "start", "a", "call", 1, "s")), "no such replay"),
     "a replay that did not run": (
-        ending(replays=[("r", "c", "call", "succeeded"), ("s", "a", "call", "succeeded")]),
-        "nothing ran"),
+        ending(replays=[C, E, Replayed("s", "a", "call", "succeeded")]), "nothing ran"),
+    "an event that is discarded by itself": (
+        ending(discarded=[Discarded("D", "d", "call"), Discarded("C", "c", "call")]),
+        "discarded: c of call, by no operator"),
+    "a discarded event that is gone": (ending(discarded=[]), "lost: d of call"),
+    "an edit that runs before it is published": (
+        lines_with(run(5, "start", "e", "call", 1, None, "t2")), "edit: call for e ran with edit"),
+    "an edited replay with the event's own payload": (
+        lines_with(run(9.2, "start", "e", "call", 1, "q")), "ran with edit none"),
+    "an edit of another event": (
+        ending(replays=[C._replace(edit="t2"), E]), "edit"),
+    "an edit of nobody": (ending(replays=[C, E._replace(edit="t9")]), "edit"),
+    "a claim of two users": (
+        lines_with(decided("replay", "t3", "E", 0, "bob")), "2 users decided version 0 of E"),
+    "a claim of a user and of a batch": (
+        ending(replays=[C, E, E._replace(id="p", state="failed", edit="")]),
+        "claim: version 0 of E has 2 decisions"),
+    "a discarded event that is replayed": (
+        ending(replays=[C, E, Replayed("p", "d", "call", "failed", "D", 0)]),
+        "claim: version 0 of D has 2 decisions"),
+    "an action that is not recorded": (
+        ending(actions=[("ann", "t1", "D")]), "action: edit of E by ann is not recorded"),
+    "an action in another user's name": (
+        ending(actions=[("bob", "t1", "D"), ("ann", "t2", "E")]), "action"),
+    "an action that is recorded twice": (
+        ending(actions=[("ann", "t1", "D"), ("ann", "t2", "E"), ("ann", "t2", "E")]), "too many"),
     "a count off by one": (ending(groups=[("g", (2, 0, 0), (1, 0, 0))]), "group: g counts"),
     "an unread malformed message": (ending(sent_malformed=frozenset("mn")), "malformed: n"),
     "a message left behind": (ending(messages={"shop.call": 1}), "messages: 1 are left"),

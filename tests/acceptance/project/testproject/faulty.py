@@ -60,18 +60,22 @@ class Lasting(Exception):
 
 
 @handler(EVENT, **POLICY, time_limit=LIMIT)
-def call(self: Any, number: int, plan: str, work: float = 0.0, padding: str = "") -> None:
+def call(
+    self: Any, number: int, plan: str, work: float = 0.0, padding: str = "", edit: str = ""
+) -> None:
     """Whose calls are counted."""
-    _run("call", plan, work)
+    _run("call", plan, work, edit)
 
 
-def effect(self: Any, number: int, plan: str, work: float = 0.0, padding: str = "") -> None:
+def effect(
+    self: Any, number: int, plan: str, work: float = 0.0, padding: str = "", edit: str = ""
+) -> None:
     """Whose effects in the database are counted."""
     event = current_event()
     assert event is not None
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO effects VALUES (%s, %s)", [event.id, event.attempt])
-    _run("effect", plan, work)
+    _run("effect", plan, work, edit)
 
 
 #: A later release may have no such handler, or call it by another name.
@@ -80,10 +84,10 @@ if RELEASE != "removed":
     handler(EVENT, **POLICY, once=True, name=name)(effect)
 
 
-def _run(handler: str, plan: str, work: float) -> None:
+def _run(handler: str, plan: str, work: float, edit: str) -> None:
     event = current_event()
     assert event is not None
-    ledger.write("start", handler=handler)
+    ledger.write("start", handler=handler, edit=edit)
     time.sleep(work / 2)
     point("within", event.id)
     time.sleep(work / 2)

@@ -1,6 +1,7 @@
 """The ledger of attempts: one append-only file per process, synced before the handler continues.
 
-TESTPROJECT_UNSYNCED leaves out the syncing, for tests of how fast handlers are.
+TESTPROJECT_UNSYNCED leaves out the syncing, for tests of how fast handlers are. TESTPROJECT_EPOCH
+is the time at which the monotonic clock was 0, where the wall clock is not to be trusted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def write(what: str, **more: Any) -> None:
     """Add a line: time, process, step and current event."""
     event = current_event()
     line: dict[str, Any] = {
-        "at": time.time(),
+        "at": _now(),
         "pid": os.getpid(),
         "service": os.environ["TESTPROJECT_SERVICE"],
         "what": what,
@@ -45,6 +46,11 @@ def write(what: str, **more: Any) -> None:
         os.write(_files[pid], text.encode())
         if not os.environ.get("TESTPROJECT_UNSYNCED"):
             os.fsync(_files[pid])
+
+
+def _now() -> float:
+    epoch = os.environ.get("TESTPROJECT_EPOCH")
+    return time.monotonic() + float(epoch) if epoch else time.time()
 
 
 def _after_fork() -> None:

@@ -38,6 +38,34 @@ if given := os.environ.get("TESTPROJECT_DATABASE"):
 if given := os.environ.get("TESTPROJECT_RESULTS"):
     DATABASES["results"] = json.loads(given)
     DATABASE_ROUTERS = ["testproject.results.Router"]
+if "TESTPROJECT_ADMIN" in os.environ:
+    INSTALLED_APPS[:0] = [
+        "django.contrib.auth",
+        "django.contrib.sessions",
+        "django.contrib.messages",
+        "django.contrib.admin",
+    ]
+    MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+    TEMPLATES = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {
+                "context_processors": [
+                    "django.template.context_processors.request",
+                    "django.contrib.auth.context_processors.auth",
+                    "django.contrib.messages.context_processors.messages",
+                ]
+            },
+        }
+    ]
+    STATIC_URL = "/static/"
+    ROOT_URLCONF = "testproject.office"
 AMQP_EVENTS = {
     "SERVICE": os.environ["TESTPROJECT_SERVICE"],
     # testproject.<name> declares the handlers.
