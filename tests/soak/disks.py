@@ -6,7 +6,6 @@ They are mounted in a namespace of its own, so the kernel removes them when the 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,19 +14,17 @@ from typing import Final
 
 from machine import ScriptError, run
 
-#: Of each disk.
-MEGABYTES: Final = 512
+#: Of each disk; it takes as much memory as is on it.
+SIZE: Final = "512m"
 #: Of the write-ahead log of RabbitMQ, which is 512 MB by default.
 BROKER: Final = "raft.wal_max_size_bytes = 67108864"
 #: Statements for the same purpose.
 SERVERS: Final = {
     "postgresql": ("ALTER SYSTEM SET max_wal_size = '128MB'", "SELECT pg_reload_conf()")
 }
-#: Bytes of the largest and of the smallest parts that fill a disk.
-PART: Final = 64 << 20
-BLOCK: Final = 4096
+#: At making a disk smaller that others write to.
+ATTEMPTS: Final = 50
 _NEW_NAMESPACE: Final = 0x00020000  # sched.h
-_FILLER: Final = "filler"
 
 
 def mount(*directories: Path) -> bool:
@@ -41,8 +38,7 @@ def mount(*directories: Path) -> bool:
         run("mount", "--make-rprivate", "/")
         for directory in directories:
             directory.mkdir()
-            options = f"size={MEGABYTES}m,mode=755"
-            run("mount", "-t", "tmpfs", "-o", options, "soak", directory)
+            run("mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=755", "soak", directory)
     except ScriptError:
         return False
     return True
@@ -50,22 +46,28 @@ def mount(*directories: Path) -> bool:
 
 @contextmanager
 def filled(directory: Path) -> Iterator[None]:
-    """Leave no free block on a disk in this block."""
-    path = directory / _FILLER
+    """Make a disk as small as what is on it, in this block.
+
+    Raises:
+        ScriptError: it has grown at each attempt.
+    """
     try:
-        with path.open("wb") as file:
-            size, part = 0, PART
-            while part >= BLOCK:
-                try:
-                    os.posix_fallocate(file.fileno(), size, part)
-                    size += part
-                except OSError as exc:
-                    if exc.errno != errno.ENOSPC:
-                        raise
-                    part //= 2
-            yield
+        for attempt in range(ATTEMPTS):
+            found = os.statvfs(directory)
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            try:
+                _resize(directory, str(used))
+                break
+            except ScriptError:  # it has grown in the meantime
+                if attempt == ATTEMPTS - 1:
+                    raise
+        yield
     finally:
-        path.unlink(missing_ok=True)
+        _resize(directory, SIZE)
+
+
+def _resize(directory: Path, size: str) -> None:
+    run("mount", "-o", f"remount,size={size}", directory)
 
 
 def unmount(*directories: Path) -> None:
