@@ -243,9 +243,11 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
             )
         )
     ]
+    # What is replayed was archived, and may have been archived again for another reason.
+    malformed = ended.archived_malformed | {replay.unit for replay in ended.replays}
     for event in sorted(ended.sent_malformed):
         for handler in sorted(policy.handlers):
-            if (event, handler) not in ended.archived_malformed:
+            if (event, handler) not in malformed:
                 wrong.append(Wrong("malformed", f"{event} is not archived for {handler}"))
     wrong += [
         Wrong("group", f"{group} counts {counted}, it has {actual} (open, again, in progress)")

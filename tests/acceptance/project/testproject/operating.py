@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 from uuid import uuid4
 
@@ -79,8 +80,9 @@ class Operator:
         if page is None or "form" not in page:
             return
         event, form = page["event"], page["form"]
-        payload = {"number": 0, "plan": "fine"} | json.loads(form["payload"].value())
-        token = uuid4().hex
+        payload, token = {"number": 0, "plan": "fine"}, uuid4().hex
+        with suppress(ValueError):  # a malformed message
+            payload |= json.loads(form["payload"].value())
         if self.chance.random() < 0.5:
             payload["plan"] = "fine"
         payload["edit"] = token
