@@ -13,7 +13,7 @@ class TestProject(AppConfig):
     name = "testproject"
 
     def ready(self) -> None:
-        from . import points
+        from . import crash_point, points
 
         for name, value in json.loads(os.environ.get("TESTPROJECT_CONSTANTS", "{}")).items():
             module, _, constant = name.rpartition(".")
@@ -24,3 +24,4 @@ class TestProject(AppConfig):
             mirror: Any = import_module("django_amqp_events.management.commands.events_mirror")
             mirror.SnapshotLoop = partial(mirror.SnapshotLoop, every=float(seconds))
         points.arm()
+        crash_point.arm()

@@ -1,0 +1,1 @@
+"""A process is killed before and after each of its effects, and started again."""

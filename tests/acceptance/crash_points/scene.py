@@ -1,0 +1,321 @@
+"""One path of an event, and its crash points.
+
+A path runs once to count the effects of its process (see testproject's ``crash_point``), and then
+once for each crash point: the process dies there, is started again without one until nothing is
+left to do, and the broker and the database are compared with what the path says. Each run has a
+database of its own, a copy of what the path prepared, and events of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path as File
+from typing import Any, ClassVar
+
+from database_server import DatabaseServer
+from django_amqp_events.message import headers
+from tests.conftest import sqlite_settings
+
+from ..harness import STARTED, Eyes, Service, Worker, until
+
+#: Seconds in which a process has to come to its end.
+PATIENCE = 60.0
+#: Seconds in which a process that has done its work comes to its last effects.
+LAST_EFFECT = 5.0
+WHENS = ("before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a process dies; 0 is nowhere."""
+
+    number: int = 0
+    when: str = ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a path.
+
+    Attributes:
+        effects: of the process without a crash, each with its kind and its first words.
+        points: the number of crash points.
+        reached: those at which the process died.
+        wrong: what was found, by point.
+    """
+
+    path: str
+    database: str
+    effects: list[str] = field(default_factory=list)
+    points: int = 0
+    reached: list[Point] = field(default_factory=list)
+    wrong: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        kinds = Counter(effect.split()[1] for effect in self.effects)
+        counted = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+        return (
+            f"| {self.path} | {self.database} | {counted} | {len(self.reached)} | "
+            f"{len(self.wrong)} |"
+        )
+
+
+class Scene:
+    """A service on a vhost, with a database of its own for each run."""
+
+    def __init__(self, service: Service, eyes: Eyes, server: DatabaseServer | None) -> None:
+        self.service, self.eyes, self.server = service, eyes, server
+        self.base = service.where
+        self.kind = server.kind if server else "sqlite"
+        self._runs = 0
+        self._template = ""
+        self._settings: dict[str, Any] = {}
+        self.crash: dict[str, Any] = {}
+        self._started: list[Worker] = []
+
+    # -- databases and runs
+
+    def begin(self, point: Point | None = None, **crash: Any) -> None:
+        """Begin a run: a new directory, a copy of the database, and where the process dies."""
+        self._runs += 1
+        where = self.base / f"run-{self._runs}"
+        where.mkdir()
+        self._copy(where)
+        self.service.where = where
+        self.service.environ = {
+            **self.service.environ, "TESTPROJECT_DATABASE": json.dumps(self._settings),
+        }  # fmt: skip
+        self.crash = {}
+        if point is not None:
+            log = str(where / "effects")
+            self.crash = {"log": log, "at": point.number, "when": point.when, **crash}
+
+    def _copy(self, where: File) -> None:
+        if self.server is None:
+            path = where / "db.sqlite3"
+            if self._template:
+                shutil.copyfile(self._template, path)
+            self._settings = sqlite_settings(path)
+            self._settings["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
+            return
+        if self._settings and self._settings["NAME"] != self._template:
+            self.server.drop(self._settings["NAME"])
+        name = f"{self.service.name}_{os.getpid()}_{self._runs}"
+        self.server.create(name, self._template)
+        self._settings = self.server.settings(name)
+
+    def migrate(self) -> None:
+        """Make the tables, for all runs."""
+        self.begin()
+        self.service.python(
+            "from django.core.management import call_command as c\nc('migrate', verbosity=0)\n"
+            "from django.db import connection\nfrom testproject import paired\n"
+            "connection.cursor().execute(paired.TABLE)"
+        )
+        self.keep()
+
+    def keep(self) -> None:
+        """Let the following runs begin with copies of this run's database."""
+        self._template = self._settings["NAME"]
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        if self.server is not None:
+            return self.server.execute(statement, database=self._settings["NAME"])
+        with closing(sqlite3.connect(self._settings["NAME"], timeout=20)) as connection:
+            return connection.execute(statement).fetchall()
+
+    def rows(self, table: str, columns: str = "*", where: str = "1 = 1") -> list[tuple[Any, ...]]:
+        """Return rows of one of the package's tables."""
+        return self.query(f"SELECT {columns} FROM django_amqp_events_{table} WHERE {where}")  # noqa: S608
+
+    @property
+    def effects(self) -> list[str]:
+        log = File(self.crash["log"])
+        return log.read_text().splitlines() if log.exists() else []
+
+    @property
+    def died(self) -> bool:
+        return File(f"{self.crash['log']}.died").exists()
+
+    # -- processes
+
+    def start(self, *arguments: str, crash: bool = False, **options: Any) -> Worker:
+        environ = {"TESTPROJECT_CRASH": json.dumps(self.crash)} if crash else {}
+        worker = self.service.start(*arguments, **options, **environ)
+        self._started.append(worker)
+        return worker
+
+    def command(self, *arguments: str, crash: bool = False, **options: Any) -> str:
+        """Run a command to its end, or to its crash; return what it printed."""
+        worker = self.start(*arguments, crash=crash, **options)
+        code = worker.wait(PATIENCE)
+        assert code == (-9 if crash and self.died else 0), worker.log
+        return worker.log
+
+    def serve(
+        self, ended: Callable[[], bool], *arguments: str, crash: bool = False, **options: Any
+    ) -> None:
+        """Run a process that does not end by itself until *ended* is true, or it dies."""
+        worker = self.start(*arguments, crash=crash, **options)
+        until(lambda: not worker.alive or ended(), PATIENCE, f"{worker.name} has done its work")
+        if crash and self.crash["at"]:
+            # The last effects may come after what *ended* looks at.
+            deadline = time.monotonic() + LAST_EFFECT
+            while not self.died and worker.alive and time.monotonic() < deadline:
+                time.sleep(0.02)
+            # If a process of its pool has died, the worker lives.
+            until(lambda: not worker.alive or ended(), PATIENCE, f"{worker.name} goes on")
+        assert worker.alive or (crash and self.died), worker.log
+        if worker.alive:
+            worker.stop()
+
+    def worker(
+        self, pool: str, ended: Callable[[], bool], *arguments: str, crash: bool = False
+    ) -> None:
+        """Run a worker of the two handlers until *ended* is true, or it dies."""
+        self.serve(
+            ended, "--pool", pool, "--concurrency", "1", "--loglevel", "INFO",
+            "--without-gossip", "--without-mingle", "-Q", ",".join(self.handlers), *arguments,
+            crash=crash, program=("-m", "celery", "-A", "testproject", "worker"), name=pool,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """Kill what a run has left, such as processes of a killed worker's pool."""
+        for worker in self._started:
+            worker.kill()
+            STARTED.remove(worker)
+        self._started.clear()
+
+    # -- the broker
+
+    @property
+    def handlers(self) -> list[str]:
+        return [f"{self.service.name}.testproject.{name}" for name in ("call", "effect")]
+
+    @property
+    def archive(self) -> str:
+        return f"{self.service.name}:archive"
+
+    @cached_property
+    def _queues(self) -> list[str]:
+        found = self.eyes.http("GET", "/api/queues/{vhost}?columns=name")
+        return sorted({queue["name"] for queue in found} - {self.archive})
+
+    def ready(self) -> dict[str, int]:
+        """Return the ready messages of each queue that has some, except the archive."""
+        ready = {name: self.eyes.ready(name) for name in self._queues}
+        return {name: number for name, number in ready.items() if number}
+
+    def copies(self) -> dict[str, list[Any]]:
+        """Take the messages off the handlers' queues; return them by event id and handler."""
+        found: dict[str, list[Any]] = {}
+        for name in self.handlers:
+            for message in self.eyes.take(name):
+                event_id = message.headers.get(headers.EVENT_ID) or message.properties["message_id"]
+                found.setdefault(f"{event_id} {name.rpartition('.')[2]}", []).append(message)
+        return found
+
+    def empty(self) -> None:
+        """Drop what a wrong run has left."""
+        for name in [*self._queues, self.archive]:
+            self.eyes.take(name)
+
+
+class Path:
+    """A path of an event, of which one process dies.
+
+    Attributes:
+        kinds: of the effects that are counted.
+        child: count those of a process of the pool.
+        settings: of AMQP_EVENTS.
+        environ: of all processes.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]] = ("statement", "sql", "commit", "publish", "ack", "reject")
+    child: ClassVar[bool] = False
+    settings: ClassVar[Mapping[str, Any]] = {}
+    environ: ClassVar[Mapping[str, str]] = {}
+
+    def make(self, scene: Scene) -> None:
+        """Prepare the database of all runs."""
+
+    def prepare(self, scene: Scene) -> None:
+        """Prepare one run."""
+
+    def act(self, scene: Scene, *, crash: bool) -> None:
+        """Run the process of the path to its end, or to its crash."""
+        raise NotImplementedError
+
+    def finish(self, scene: Scene) -> None:
+        """Run the other processes that bring this to its end."""
+
+    def is_over(self, scene: Scene) -> bool:
+        """Return True if nothing is left to do."""
+        return True
+
+    def check(self, scene: Scene) -> None:
+        """Compare the broker, the database and the ledger with what the path promises."""
+        raise NotImplementedError
+
+
+def explore(path: Path, scene: Scene, *, every: bool = True) -> Outcome:
+    """Run a path at its crash points: before and after each effect.
+
+    Args:
+        every: with the statements of transactions, before whose commit nothing is changed.
+    """
+    began = time.monotonic()
+    outcome = Outcome(path.name, scene.kind)
+    scene.service.events = {**scene.service.events, **path.settings}
+    scene.service.environ = {**scene.service.environ, **path.environ}
+    scene.migrate()
+    path.make(scene)
+    _run(path, scene, Point(), outcome)
+    for number, effect in enumerate(outcome.effects, 1):
+        if every or effect.split()[1] != "statement":
+            for when in WHENS:
+                outcome.points += 1
+                _run(path, scene, Point(number, when), outcome)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _run(path: Path, scene: Scene, point: Point, outcome: Outcome) -> None:
+    scene.begin(point, kinds=path.kinds, child=path.child)
+    crashed = False
+    try:
+        path.prepare(scene)
+        path.act(scene, crash=True)
+        crashed = scene.died
+        again, deadline = crashed and not path.child, time.monotonic() + PATIENCE
+        while True:
+            if again:
+                path.act(scene, crash=False)
+            path.finish(scene)
+            if path.is_over(scene):
+                break
+            assert time.monotonic() < deadline, f"it is not over: {scene.ready()}"
+            again = True
+        path.check(scene)
+        assert not (left := scene.ready()), f"queues are not empty: {left}"
+    except AssertionError as exc:
+        what = scene.effects[point.number - 1] if point.number else "no crash"
+        outcome.wrong[f"{point.when} {what}".strip()] = str(exc)[-4000:]
+        scene.empty()
+    finally:
+        scene.end()
+    if not point.number:
+        outcome.effects = scene.effects
+    elif crashed:
+        outcome.reached.append(point)
