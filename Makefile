@@ -8,7 +8,7 @@ LOCK ?= requirements/dev.txt
 VENV = $(ENVIRONMENT)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak bench capacity demo serve show docs tables screenshots lock messages wheel clean broker-start \
+.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak crash-points bench capacity demo serve show docs tables screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## List the targets
@@ -51,6 +51,9 @@ faults: installed  ## Write the fault table, docs/faults.md (ARGS="--list", ARGS
 
 soak: installed  ## Let random faults overlap, and check each event's history (ARGS="--minutes 10 --seed 7")
 	@$(VENV) -m tests.soak $(ARGS)
+
+crash-points: installed  ## Kill a process before and after each of its effects, path by path (ARGS="--commits relay")
+	@$(VENV) -m tests.acceptance.crash_points $(ARGS)
 
 bench: venv  ## Run the benchmarks, write benchmarks/RESULTS.md (ARGS=--list, ARGS="publish handle", ARGS=--short)
 	@$(VENV) -m benchmarks $(ARGS)

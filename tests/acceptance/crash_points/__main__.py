@@ -32,11 +32,14 @@ from .scene import Scene, explore  # noqa: E402
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="make crash-points", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     names = [path.name for path in PATHS]
     parser.add_argument("paths", nargs="*", metavar="path", help=f"One of: {'; '.join(names)}.")
     parser.add_argument("--database", choices=("sqlite", *SERVERS), default="sqlite")
+    parser.add_argument(
+        "--commits", action="store_true", help="Not before and after a transaction's statements."
+    )
     parser.add_argument("--effects", action="store_true", help="Print the effects of each path.")
     options = parser.parse_args()
     if unknown := {*options.paths} - {*names}:
@@ -61,7 +64,7 @@ def main() -> int:
                     eyes=eyes, events={"MANAGEMENT_URL": node.management_url},
                 )  # fmt: skip
                 service.declare()
-                outcome = explore(path, Scene(service, eyes, server))
+                outcome = explore(path, Scene(service, eyes, server), every=not options.commits)
                 print(outcome, flush=True)
                 if options.effects:
                     print(*outcome.effects, sep="\n")

@@ -150,7 +150,7 @@ class Handle(Path):
         for message in scene.eyes.take(scene.archive):
             entry = json.loads(message.headers[headers.EVENT_ARCHIVE])
             unit = entry["event_id"], entry["handler"].rpartition(".")[2]
-            archived.setdefault(unit, []).append(entry["attempts"])
+            archived.setdefault(unit, []).append(entry["attempt"])
         effects = [event_id for (event_id,) in scene.query("SELECT event FROM effects")]
         inbox = [event_id for (event_id,) in scene.rows("inboxentry", "event_id")]
         for event_id, plan in self.plans_of.items():
@@ -281,7 +281,7 @@ class Archive(Path):
         """Bring the database to where the path begins."""
 
     def mirror(self, scene: Scene, *, crash: bool = False) -> None:
-        scene.command("events_mirror", "--until-empty", crash=crash)
+        scene.command("events_mirror", "--until-empty", "--batch-size", "2", crash=crash)
 
     def states(self, scene: Scene) -> dict[str, str]:
         """Return the states of the events by event and handler."""
@@ -467,7 +467,10 @@ class Batch(Replay):
     """A runner publishes a batch; after a crash another one goes on, and the mirror."""
 
     name = "batch runner"
-    environ: ClassVar[Mapping[str, str]] = {"TESTPROJECT_LEASE": "1"}
+    environ: ClassVar[Mapping[str, str]] = {
+        "TESTPROJECT_LEASE": "1",
+        "TESTPROJECT_CONSTANTS": json.dumps({"archive.batches.runner.CHUNK": 2}),
+    }
 
     def begin(self, scene: Scene) -> None:
         super().begin(scene)

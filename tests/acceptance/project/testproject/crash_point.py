@@ -111,7 +111,8 @@ def _methods(data: bytes) -> Iterator[tuple[int, int, str, str]]:
             method = struct.unpack_from(">HH", payload)
             kind = METHODS.get(method)
             found = (begins, at, kind, _name(payload)) if kind else None
-            if kind == "declare" and _is_passive(method, payload):
+            # Celery's own messages of workers that start and stop.
+            if found and (_is_passive(method, payload) or found[3] == "celeryev"):
                 found = None
         elif found:
             # The header or body of what is published.
@@ -129,6 +130,8 @@ def _name(payload: bytes) -> str:
 
 
 def _is_passive(method: tuple[int, ...], payload: bytes) -> bool:
+    if method not in ((40, 10), (50, 10)):
+        return False
     at = 7 + payload[6]
     if method == (40, 10):
         at += 1 + payload[at]
