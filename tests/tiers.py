@@ -22,6 +22,10 @@ FAULT_ROWS: Final = (
 _LATER: Final = {
     rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})(-postgresql)?\])": "one row per family is enough",
     r"faults/test_(peers|publishers|clusters)\.py": "other programs, and more of the same families",
+    r"acceptance/crash_points/.*-statements-": "before a commit nothing is changed",
+    r"acceptance/crash_points/.*\[(?!discard|handle-s|mirror-arch|publish-[io][mu]|relay|replay-c)": (
+        "more points of the same kinds"
+    ),
     r"soak/test_soaking\.py": "a minute; test_history.py plants a fault for each rule",
     r"browser/": "the admin's own tests read the same pages without a browser",
     r"asyncapi/": "npm installs a validator; unit tests cover the documents",

@@ -206,7 +206,7 @@ class Child(Handle):
 
 
 class Reaper(Handle):
-    """A reaper runs events alone that were delivered too often; a worker runs their retries."""
+    """A reaper runs events alone that were delivered too often, and their retries."""
 
     name = "isolate, reaper"
     plans = (["fail", "ok"], ["never"])
@@ -220,16 +220,7 @@ class Reaper(Handle):
         until(lambda: scene.eyes.ready(graveyard) == number, 20, "they are in the graveyard")
 
     def act(self, scene: Scene, *, crash: bool) -> None:
-        scene.serve(lambda: self.is_isolated(scene), "events_reaper", crash=crash)
-
-    def is_isolated(self, scene: Scene) -> bool:
-        """Return True if each event ran, and what is left is a worker's."""
-        runs = {(line["event"], line["handler"]) for line in scene.service.ledger(what="start")}
-        others = {name for name in scene.ready() if ":delay" not in name}
-        return len(runs) == len(self.plans) * len(HANDLERS) and others <= {*scene.handlers}
-
-    def finish(self, scene: Scene) -> None:
-        scene.worker("solo", lambda: self.is_done(scene))
+        scene.serve(lambda: self.is_done(scene), "events_reaper", crash=crash)
 
 
 def _lose(eyes: Eyes, queue: str, number: int) -> None:

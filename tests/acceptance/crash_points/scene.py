@@ -59,7 +59,6 @@ class Outcome:
     points: int = 0
     reached: list[Point] = field(default_factory=list)
     wrong: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
 
     def __str__(self) -> str:
         kinds = Counter(effect.split()[1] for effect in self.effects)
@@ -275,7 +274,6 @@ def explore(path: Path, scene: Scene, *, every: bool = True) -> Outcome:
     Args:
         every: with the statements of transactions, before whose commit nothing is changed.
     """
-    began = time.monotonic()
     outcome = Outcome(path.name, scene.kind)
     scene.service.events = {**scene.service.events, **path.settings}
     scene.service.environ = {**scene.service.environ, **path.environ}
@@ -287,7 +285,6 @@ def explore(path: Path, scene: Scene, *, every: bool = True) -> Outcome:
             for when in WHENS:
                 outcome.points += 1
                 _run(path, scene, Point(number, when), outcome)
-    outcome.seconds = time.monotonic() - began
     return outcome
 
 

@@ -6,7 +6,7 @@ from pathlib import Path as File
 
 import pytest
 
-from tests.conftest import Servers
+from tests.conftest import KINDS, Servers
 
 from ..conftest import Make
 from ..harness import Eyes
@@ -16,7 +16,7 @@ from .scene import Path, Scene, explore
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("every", [False, True], ids=["commits", "statements"])
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.replace(", ", "-"))
 def test_a_path(
@@ -33,7 +33,6 @@ def test_a_path(
     made.declare()
     server = None if kind == "sqlite" else servers[kind]
     outcome = explore(path, Scene(made, fresh_eyes, server), every=every)
-    print(outcome)
-    print(f"{outcome.seconds:.1f} s", *outcome.effects, sep="\n")
+    print(outcome, *outcome.effects, sep="\n")
     assert not outcome.wrong, outcome.wrong
     assert len(outcome.reached) == outcome.points > 0
