@@ -23,7 +23,7 @@ _LATER: Final = {
     rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})(-postgresql)?\])": "one row per family is enough",
     r"faults/test_(peers|publishers|clusters)\.py": "other programs, and more of the same families",
     r"acceptance/crash_points/.*-statements-": "before a commit nothing is changed",
-    r"acceptance/crash_points/.*\[(?!discard|handle-s|mirror-arch|publish-[io][mu]|relay|replay-c)": (
+    r"acceptance/crash_points/.*\[(?!discard|handle-s|mirror-a|publish-[io][mu]|relay|replay-c)": (
         "more points of the same kinds"
     ),
     r"soak/test_soaking\.py": "a minute; test_history.py plants a fault for each rule",

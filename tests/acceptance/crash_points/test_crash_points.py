@@ -18,7 +18,9 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("every", [False, True], ids=["commits", "statements"])
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.replace(", ", "-"))
+@pytest.mark.parametrize(
+    "path", PATHS, ids=lambda path: path.name.replace(", ", "-").replace(" ", "_")
+)
 def test_a_path(
     path: Path,
     every: bool,
