@@ -191,6 +191,7 @@ class Chunks(Handle):
     """The main process of a prefork worker, which settles chunks of deliveries."""
 
     name = "handle, prefork, main process"
+    varies = True
     pool = "prefork"
     kinds = ("publish", "ack", "reject")
     plans = (["ok"], ["ok"], ["ok"], ["fail", "ok"], ["never"], ["ok"], ["ok"], ["ok"])
@@ -303,6 +304,7 @@ class Archive(Path):
 
 class Mirror(Archive):
     name = "mirror, archived events"
+    varies = True
 
     def prepare(self, scene: Scene) -> None:
         scene.eyes.send(*self.messages)
@@ -330,6 +332,7 @@ class Mirrored(Archive):
 
 class Outcomes(Mirrored):
     name = "mirror, outcomes of replays"
+    varies = True
 
     def begin(self, scene: Scene) -> None:
         super().begin(scene)
@@ -498,6 +501,7 @@ class Recover(Archive):
     """The messages of a queue become rows of the archive."""
 
     name = "recover"
+    varies = True
     kinds = ("publish", "ack", "reject")
 
     def make(self, scene: Scene) -> None:

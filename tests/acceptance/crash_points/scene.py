@@ -238,6 +238,7 @@ class Path:
         child: count those of a process of the pool.
         settings: of AMQP_EVENTS.
         environ: of all processes.
+        varies: the number of effects does, with what arrives together.
     """
 
     name: ClassVar[str]
@@ -245,6 +246,7 @@ class Path:
     child: ClassVar[bool] = False
     settings: ClassVar[Mapping[str, Any]] = {}
     environ: ClassVar[Mapping[str, str]] = {}
+    varies: ClassVar[bool] = False
 
     def make(self, scene: Scene) -> None:
         """Prepare the database of all runs."""

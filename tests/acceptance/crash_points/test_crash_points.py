@@ -37,4 +37,5 @@ def test_a_path(
     outcome = explore(path, Scene(made, fresh_eyes, server), every=every)
     print(outcome, *outcome.effects, sep="\n")
     assert not outcome.wrong, outcome.wrong
-    assert len(outcome.reached) == outcome.points > 0
+    assert outcome.reached
+    assert path.varies or len(outcome.reached) == outcome.points
