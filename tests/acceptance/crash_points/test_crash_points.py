@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path as File
-
 import pytest
 
 from tests.conftest import KINDS, Servers
 
 from ..conftest import Make
 from ..harness import Eyes
-from .paths import PATHS
+from .paths import PATHS, Relay
 from .scene import Path, Scene, explore
 
 pytestmark = pytest.mark.timeout(900)
+
+
+def scene(
+    service: Make, eyes: Eyes, servers: Servers, kind: str, handlers: str = "paired"
+) -> Scene:
+    made = service(eyes, "crash", handlers=handlers)
+    made.events = {"MANAGEMENT_URL": eyes.node.management_url}
+    made.declare()
+    return Scene(made, eyes, None if kind == "sqlite" else servers[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -22,20 +29,21 @@ pytestmark = pytest.mark.timeout(900)
     "path", PATHS, ids=lambda path: path.name.replace(", ", "-").replace(" ", "_")
 )
 def test_a_path(
-    path: Path,
-    every: bool,
-    kind: str,
-    fresh_eyes: Eyes,
-    service: Make,
-    servers: Servers,
-    tmp_path: File,
+    path: Path, every: bool, kind: str, fresh_eyes: Eyes, service: Make, servers: Servers
 ) -> None:
-    made = service(fresh_eyes, "crash", handlers="paired")
-    made.events = {"MANAGEMENT_URL": fresh_eyes.node.management_url}
-    made.declare()
-    server = None if kind == "sqlite" else servers[kind]
-    outcome = explore(path, Scene(made, fresh_eyes, server), every=every)
+    outcome = explore(path, scene(service, fresh_eyes, servers, kind), every=every)
     print(outcome, *outcome.effects, sep="\n")
     assert not outcome.wrong, outcome.wrong
     assert outcome.reached
     assert path.varies or len(outcome.reached) == outcome.points
+
+
+def test_a_planted_fault_is_found(fresh_eyes: Eyes, service: Make, servers: Servers) -> None:
+    """Only a crash after the rows are deleted, and before both events are published, shows it."""
+    made = scene(service, fresh_eyes, servers, "sqlite", "planted_relay")
+    outcome = explore(Relay(), made)
+    kinds = [effect.split()[1] for effect in outcome.effects]
+    assert kinds == ["sql", "sql", "sql", "publish", "publish", "sql"]
+    assert [point.split()[:2] for point in outcome.wrong] == [
+        ["after", "3"], ["before", "4"], ["after", "4"], ["before", "5"],
+    ]  # fmt: skip
