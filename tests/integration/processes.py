@@ -1,7 +1,7 @@
 """Commands of ``manage.py`` in processes of their own, on a test's broker and database.
 
 Run as a program it is that ``manage.py``: COMMAND_BROKER, COMMAND_DATABASE and a point to die at
-(COMMAND_DIES, such as ``before-ack@3``: at the third call) come in its environment.
+(COMMAND_DIES, such as ``before-noted@3``: at the third call) come in its environment.
 """
 
 from __future__ import annotations
@@ -137,33 +137,28 @@ def main() -> None:
 
 
 def _die(where: str, call: str) -> None:
-    """SIGKILL itself before a step, or after it, at the given call."""
-    from django_amqp_events.archive import row_writer, states
-    from django_amqp_events.broker.batch_reader import BatchReader
+    """SIGKILL itself before a step, at the given call."""
+    from django_amqp_events.archive import states
     from django_amqp_events.publish import publisher
 
     calls = 0
 
-    def dying(real: Callable[..., Any], *, after: bool = False) -> Callable[..., Any]:
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
-            last = calls == int(call)
-            done = None if last and not after else real(*args, **kwargs)
-            if last:
+            if calls == int(call):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return done
+            return real(*args, **kwargs)
 
         return wrapped
 
-    points: dict[str, tuple[Any, str, bool]] = {
-        "before-commit": (row_writer, "_store_events", True),
-        "before-ack": (BatchReader, "ack", False),
-        "before-publish": (publisher.AmqpBackend, "publish", False),
-        "before-noted": (states, "published", False),
+    points: dict[str, tuple[Any, str]] = {
+        "before-publish": (publisher.AmqpBackend, "publish"),
+        "before-noted": (states, "published"),
     }
-    owner, name, after = points[where]
-    setattr(owner, name, dying(getattr(owner, name), after=after))
+    owner, name = points[where]
+    setattr(owner, name, dying(getattr(owner, name)))
 
 
 if __name__ == "__main__":

@@ -45,27 +45,6 @@ def processes(billing: Any, archive_database: Any, tmp_path: Any) -> Any:
 
 
 @EACH
-@pytest.mark.parametrize("where", ["before-commit", "before-ack"])
-def test_a_mirror_that_is_killed_around_its_commit(billing, processes, where):
-    """Before it nothing is stored, after it everything is known: one row each way."""
-    publish(billing, *(archived(received(f"order-{n}")) for n in range(40)))
-    killed = processes.start("--batch-size", "16", COMMAND_DIES=f"{where}@3")
-    assert killed.wait() == -9
-    stored = ArchivedEvent.objects.count()
-    assert 0 < stored < 40
-    left = 40 - stored
-    if where == "before-commit":
-        wait_until(lambda: billing.ready("billing:archive") == left, "the unacked are back")
-    else:
-        wait_until(lambda: billing.ready("billing:archive") > left, "the unacked are back")
-    said = processes.empty()
-    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 40
-    assert billing.ready("billing:archive") == 0
-    assert f"{left} new events" in said
-    assert ("known already" in said) is (where == "before-ack")
-
-
-@EACH
 def test_mirrors_that_are_killed_at_any_moment(billing, processes):
     total = 1200
     publish(billing, *(archived(received(f"order-{n}")) for n in range(total)))
