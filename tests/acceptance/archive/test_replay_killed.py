@@ -104,22 +104,6 @@ def test_killed_between_claim_and_publish(fresh_eyes: Eyes, repaired: Service) -
     assert [line["replay"] for line in repaired.runs("event-1")] == [only["id"]]
 
 
-def test_killed_between_publish_and_note(fresh_eyes: Eyes, repaired: Service) -> None:
-    """The row says *queued* although it is on its way: it may run twice, under one replay id."""
-    assert replay(repaired, BEFORE_NOTED) is None
-    left = row(repaired)
-    assert left["state"] == "queued"
-    assert fresh_eyes.ready(QUEUE) == 1
-    assert resume(repaired) == 1
-    assert fresh_eyes.ready(QUEUE) == 2
-    repaired.worker("threads", 1)
-    until(lambda: len(repaired.runs("event-1", "end")) == 2)
-    (done,) = mirrored(repaired, state="succeeded")
-    (only,) = done["replay_set"]
-    assert (done["state"], done["replays"], only["publishes"]) == ("succeeded", 1, 2)
-    assert {line["replay"] for line in repaired.runs("event-1")} == {left["replay_set"][0]["id"]}
-
-
 def test_killed_after_publish_with_a_worker_running(fresh_eyes: Eyes, repaired: Service) -> None:
     """The outcome arrives before the lease expires, so nothing is published again."""
     repaired.worker("threads", 1).wait_ready()

@@ -215,36 +215,6 @@ with open(sys.argv[2], "a") as ledger:
     assert sum(found.values()) - len(found) <= 20
 
 
-DYING_RELAY = """
-calls = 0
-delete_confirmed = outbox_rows.delete_confirmed
-def dying(alias, rows, **options):
-    global calls
-    calls += 1
-    if calls == 4:
-        print(" ".join(row.message.event_id for row in rows), flush=True)
-        kill()
-    delete_confirmed(alias, rows, **options)
-outbox_rows.delete_confirmed = dying
-relay(size=100)
-"""
-
-
-def test_relays_killed_between_confirm_and_delete(wire: Wire, start: Start):
-    publisher = start(PUBLISHER, "a")
-    ended(publisher, -signal.SIGKILL)
-    twice: set[str] = set()
-    for _ in range(2):
-        twice.update(ended(start(DYING_RELAY), -signal.SIGKILL).split())
-    assert len(twice) == 200
-    ended(start(RELAY))
-    assert not table().exists()
-    found = arrived(wire, 1250)
-    assert set(found) == {f"a-{n}" for n in range(1050)}
-    assert {event_id for event_id, count in found.items() if count > 1} == twice
-    assert max(found.values()) == 2
-
-
 STOPPED = """
 def stop():
     print("committed", flush=True)

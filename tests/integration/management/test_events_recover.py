@@ -478,21 +478,6 @@ def die(billing, queue: str) -> int:
     return published
 
 
-def test_killed_between_publish_and_ack_loses_and_doubles_nothing(billing):
-    put(billing, 1)
-    put(billing, 2)
-    bury(billing, 2, until="graveyard")
-    doubled = die(billing, "billing:graveyard")
-    # Confirmed in the archive, and in their queue as well.
-    assert doubled >= 1
-    billing.wait_for_ready("billing:graveyard", 2)
-    assert billing.command("events_recover", "billing:graveyard")[0] == 0
-    assert billing.ready("billing:graveyard") == 0
-    counts = mirror_all(billing)
-    assert (counts.messages, counts.known) == (2 + doubled, doubled)
-    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 2
-
-
 def test_killed_with_a_message_that_has_no_id(billing):
     """It was delivered before, so it is the one that is archived; the next one was not."""
     for count in (1, 2):
