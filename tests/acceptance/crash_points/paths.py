@@ -54,6 +54,7 @@ class Publish(Path):
 
 class Immediate(Publish):
     name = "publish, immediate"
+    kinds = ("publish",)
     mode = "immediate"
 
 
