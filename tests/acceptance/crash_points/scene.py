@@ -9,7 +9,6 @@ database of its own, a copy of what the path prepared, and events of its own.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as File
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from database_server import DatabaseServer
 from django_amqp_events.message import headers
@@ -109,7 +109,7 @@ class Scene:
             return
         if self._settings and self._settings["NAME"] != self._template:
             self.server.drop(self._settings["NAME"])
-        name = f"{self.service.name}_{os.getpid()}_{self._runs}"
+        name = f"crash_{uuid4().hex}"
         self.server.create(name, self._template)
         self._settings = self.server.settings(name)
 
