@@ -45,6 +45,7 @@ READING: Final = {
     "EXPLAIN", "VALUES",
 }  # fmt: skip
 _HEADER: Final = struct.Struct(">BHI")
+_declared: set[tuple[Any, bytes]] = set()
 _count = 0
 _main = os.getpid()
 _lock = threading.RLock()
@@ -112,7 +113,7 @@ def _methods(data: bytes) -> Iterator[tuple[int, int, str, str]]:
             kind = METHODS.get(method)
             found = (begins, at, kind, _name(payload)) if kind else None
             # Celery's own messages of workers that start and stop.
-            if found and (_is_passive(method, payload) or found[3] == "celeryev"):
+            if found and (_is_again(method, payload) or found[3] == "celeryev"):
                 found = None
         elif found:
             # The header or body of what is published.
@@ -129,13 +130,18 @@ def _name(payload: bytes) -> str:
     return payload[7 : 7 + payload[6]].decode(errors="replace")
 
 
-def _is_passive(method: tuple[int, ...], payload: bytes) -> bool:
+def _is_again(method: tuple[int, ...], payload: bytes) -> bool:
+    """Return True for a declaration that is passive, or not the first of its exchange or queue."""
     if method not in ((40, 10), (50, 10)):
         return False
     at = 7 + payload[6]
     if method == (40, 10):
         at += 1 + payload[at]
-    return bool(payload[at] & 1)
+    declared = method, payload[7 : 7 + payload[6]]
+    if payload[at] & 1 or declared in _declared:
+        return True
+    _declared.add(declared)
+    return False
 
 
 def _around(kind: str, detail: str, run: Callable[[], Any]) -> Any:
