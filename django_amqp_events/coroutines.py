@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context, copy_context
 from threading import Lock, Thread
 from typing import Any, Generic, TypeVar
@@ -32,7 +32,7 @@ def has_event_loop() -> bool:
     return True
 
 
-def wait_for(awaitable: Awaitable[T]) -> T:
+def wait_for(awaitable: Awaitable[T], within: AbstractContextManager[object] | None = None) -> T:
     """Return the result of *awaitable*, which runs in an event loop of its own.
 
     Functions that it calls through ``sync_to_async``, such as the ORM's, run in the calling thread.
@@ -40,6 +40,9 @@ def wait_for(awaitable: Awaitable[T]) -> T:
     An exception that interrupts the calling thread cancels *awaitable*. It is raised when the event
     loop has ended with its tasks and threads, or before that if it ends the process. If
     *awaitable* suppresses the cancellation, its own result or error counts.
+
+    Args:
+        within: entered in the thread of the event loop.
 
     Raises:
         RuntimeError: an event loop runs in the calling thread.
@@ -49,7 +52,7 @@ def wait_for(awaitable: Awaitable[T]) -> T:
         raise RuntimeError("this thread has an event loop; await the coroutine there")
     outer = getattr(AsyncToSync.executors, "current", None)
     executor = AsyncToSync.executors.current = CurrentThreadExecutor(outer)
-    run = _Run(awaitable, copy_context())
+    run = _Run(awaitable, copy_context(), within or nullcontext())
     try:
         Thread(target=run.run, name="coroutine", daemon=True).start()
         executor.run_until_future(run.result)
@@ -73,9 +76,12 @@ class _Run(Generic[T]):
         result: the awaitable's, when its event loop has ended.
     """
 
-    def __init__(self, awaitable: Awaitable[T], context: Context) -> None:
+    def __init__(
+        self, awaitable: Awaitable[T], context: Context, within: AbstractContextManager[object]
+    ) -> None:
         self.awaitable = awaitable
         self.context = context
+        self.within = within
         self.ended: Future[None] = Future()
         self.result: Future[T] = Future()
         # Held by what came first, the run or the cancellation.
@@ -97,7 +103,8 @@ class _Run(Generic[T]):
         if not self._turn.acquire(blocking=False):
             raise asyncio.CancelledError
         try:
-            return await self.awaitable
+            with self.within:
+                return await self.awaitable
         finally:
             self.ended.set_result(None)
 

@@ -6,8 +6,8 @@ import inspect
 import random
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -206,12 +206,24 @@ class HandlerTask(Task):
         else:
             result = handler.target(*args, **kwargs)
         if inspect.isawaitable(result):
-            return wait_for(result)
+            return wait_for(result, within=self._with_request(self.request_stack.top))
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise Unsupported(
                 f"handler {self.name!r} is a generator, so its body does not run. Remove the yield."
             )
         return result
+
+    @contextmanager
+    def _with_request(self, request: Any) -> Iterator[None]:
+        """Set a request in another thread; Celery keeps those of each thread apart."""
+        if request is None:
+            yield
+            return
+        self.request_stack.push(request)
+        try:
+            yield
+        finally:
+            self.request_stack.pop()
 
     def run(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)

@@ -179,6 +179,12 @@ class Slow(Task):
         ran.append(payload)
 
 
+async def bound(self: Any, **payload: object) -> None:
+    ran.append(self.event)
+    if self.request.id:
+        self.retry(countdown=7)
+
+
 def behind_a_decorator(**payload: object) -> object:
     return Slow.run(Slow(), **payload)
 
@@ -226,6 +232,17 @@ def answer_of(
 
 def sold_out(**payload: object) -> None:
     raise ValueError("out of stock")
+
+
+def test_a_bound_coroutine_has_its_event_and_can_request_a_retry(app: Celery) -> None:
+    verdict = verdict_of(app, bound, {}, bind=True)
+    assert ran == [ReceivedEvent(id="1", name="shop.order.created")]
+    assert verdict.kind == "retry"
+    assert verdict.due_at is not None
+    assert 5 < (verdict.due_at - datetime.now(UTC)).total_seconds() <= 7
+    ran.clear()
+    app.tasks["shop.other"]()
+    assert ran == [None], "called directly"
 
 
 @dataclass(frozen=True)
