@@ -51,6 +51,8 @@ _LATER: Final = {
     r"acceptance/worker/test_broker_limits\.py.*small_frames": "unit tests cover the sizes",
     r"test_(broker_node|database_server|pgbouncer)\.py": "tests of scripts/, not of the package",
     r".*\[(.*-)?pgbouncer\b": "PostgreSQL covers it",
+    r"acceptance/worker/test_combined\.py.*\[(?!prefork-one)": "a format for each case covers most",
+    r"integration/broker/test_confirms_model\.py.*\[limited": "a broker of its own",
     r"acceptance/(?!worker/test_core).*\[(.*-)?(threads|solo)\b": "prefork covers it",
     r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",
     r"acceptance/.*\[(.*-)?(postgresql|mariadb)\b": "SQLite covers it",
