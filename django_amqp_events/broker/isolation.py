@@ -48,6 +48,7 @@ def isolate(
     windows = deque([[index for index in range(len(messages)) if index not in alone]])
     windows.extend([index] for index in alone)
     stripped: set[int] = set()
+    first: dict[int, PublishError] = {}
     while windows:
         if not (window := windows.popleft()):
             continue
@@ -64,8 +65,12 @@ def isolate(
             elif refused and isinstance(error, BrokerUnavailableError):
                 behind.append(index)
             elif repeat and error is not None and len(window) > 1:
+                first[index] = error
                 windows.append([index])
             else:
+                if index in first and isinstance(error, BrokerUnavailableError):
+                    # Not published again, but the first time it may have been stored.
+                    errors[index] = first[index]
                 continue
             del errors[index]
         windows.appendleft(behind)
