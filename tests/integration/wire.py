@@ -25,6 +25,7 @@ from django.db import connections
 from django.test import override_settings
 from kombu.utils.url import parse_url
 
+from broker import Node
 from django_amqp_events.broker import publisher_pool
 from django_amqp_events.broker.publisher_pool import PublisherPool
 from django_amqp_events.conf import get_settings
@@ -324,6 +325,25 @@ class Proxy:
         if not self._flows(link):
             self._ended.wait()
         link.close()
+
+
+@contextmanager
+def message_size(node: Node, size: int) -> Iterator[None]:
+    """Let a node refuse larger messages on channels that are opened in this block."""
+
+    def limit(size: int) -> None:
+        node.ctl(
+            "eval",
+            # Up to 3.x, and since 4.0.
+            f"application:set_env(rabbit, max_message_size, {size}), "
+            f"persistent_term:put(max_message_size, {size}).",
+        )
+
+    limit(size)
+    try:
+        yield
+    finally:
+        limit(16 * 1024 * 1024)
 
 
 def finished(*threads: threading.Thread) -> None:

@@ -61,6 +61,7 @@ from ..wire import (
     drain,
     finished,
     in_threads,
+    message_size,
     raw_connection,
     until,
 )
@@ -229,8 +230,7 @@ def test_larger_than_max_body(wire: Wire):
 
 
 def test_larger_than_the_broker_takes(private_node: Node, node_wire: Wire):
-    limit_message_size(private_node, 2000)
-    try:
+    with message_size(private_node, 2000):
         small, large = event(node_wire), event(node_wire, b"x" * 3000)
         results = node_wire.pool.publish([small, large], mandatory=True)
         assert type(results[1]) is MessageTooLargeError
@@ -238,18 +238,7 @@ def test_larger_than_the_broker_takes(private_node: Node, node_wire: Wire):
         # The small one was confirmed, or nothing is known of it; it is not too large.
         assert type(results[0]) in (type(None), PublishInterruptedError)
         assert type(failure({"text": "x" * 3000})) is MessageTooLargeError
-    finally:
-        limit_message_size(private_node, 16 * 1024 * 1024)
     assert node_wire.ids() == [small.event_id]
-
-
-def limit_message_size(node: Node, size: int) -> None:
-    """For channels that are opened from now on; up to 3.x, and since 4.0."""
-    node.ctl(
-        "eval",
-        f"application:set_env(rabbit, max_message_size, {size}), "
-        f"persistent_term:put(max_message_size, {size}).",
-    )
 
 
 def test_exchange_missing(wire: Wire):
