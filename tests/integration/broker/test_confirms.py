@@ -308,19 +308,6 @@ def test_of_several_failures_each_is_named(wire: Wire):
 
 # -- one refused message of several -----------------------------------------------------------
 
-#: How a message differs from the others, its error, and its error without its headers.
-BAD: dict[str, tuple[dict[str, Any], type[PublishError], type[PublishError] | None]] = {
-    "exchange": ({"exchange": "nowhere"}, ExchangeMissingError, ExchangeMissingError),
-    "header for RabbitMQ": ({"headers": {"CC": "no list"}}, PublishRefusedError, None),
-    "header for py-amqp": ({"headers": {"when": object()}}, PublishRefusedError, None),
-    "large header": ({"headers": {"large": "x" * 200_000}}, PublishRefusedError, None),
-    "key": ({"routing_key": "x" * 300}, PublishRefusedError, PublishRefusedError),
-    "property": ({"properties": {"priority": "high"}}, PublishRefusedError, PublishRefusedError),
-    "user": ({"properties": {"user_id": "nobody"}}, PublishRefusedError, PublishRefusedError),
-    "unroutable": ({"routing_key": "nobody"}, UnroutableError, UnroutableError),
-    "full queue": ({"routing_key": "full"}, PublishNackedError, PublishNackedError),
-}
-
 
 def isolated(wire: Wire, messages: list[Message], **options: Any) -> list[PublishError | None]:
     answers: dict[int, PublishError | None] = {}
@@ -328,41 +315,6 @@ def isolated(wire: Wire, messages: list[Message], **options: Any) -> list[Publis
         assert not answers.keys() & part.keys(), "a second answer would settle it twice"
         answers |= part
     return [answers[index] for index in range(len(messages))]
-
-
-@pytest.mark.parametrize("place", [0, 2, 4])
-@pytest.mark.parametrize("kind", BAD)
-def test_one_bad_message(wire: Wire, kind: str, place: int):
-    """As each caller has it isolated: a replay, a recovery, and a retry that knows the message."""
-    change, error, bare_error = BAD[kind]
-    wire.unbind()
-    wire.channel.queue_bind(wire.queue, wire.exchange, NAME)
-    full = f"{wire.exchange}.full"
-    limits = {"x-max-length": 0, "x-overflow": "reject-publish"}
-    wire.channel.queue_declare(full, durable=True, auto_delete=False, arguments=limits)
-    wire.channel.queue_bind(full, wire.exchange, "full")
-    alone = [place, (place + 1) % 5]
-    for options in ({}, {"repeat": True}, {"alone": alone, "strip": False}):
-        messages = [event(wire) for _ in range(5)]
-        messages[place] = event(wire, **change)
-        answers = isolated(wire, messages, **options)
-        kinds = [type(answer) if answer else None for answer in answers]
-        bad = kinds.pop(place)
-        counts = Counter(wire.ids())
-        stored = [counts[message.event_id] for message in messages]
-        for answer, count in zip(answers, stored, strict=True):
-            assert count <= 2
-            assert count or answer is not None
-            assert not count or answer is None or answer.published is None
-        if options:
-            assert kinds == [None] * 4
-            assert bad is (bare_error if "repeat" in options else error)
-        else:
-            # What was under way may be stored; what RabbitMQ has not read is published.
-            assert set(kinds) <= {None, PublishInterruptedError}
-            assert bad in (error, bare_error, PublishInterruptedError)
-        if "alone" in options:
-            assert max(stored) == 1
 
 
 @pytest.mark.parametrize("how", ["lost", "late"])
