@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import amqp
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from django_amqp_events.broker.provisioning import changes, drift, replacement
@@ -181,6 +181,7 @@ class Play:
     suppress_health_check=[*HealthCheck],
     phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if LONG_RUN else [])],
 )
+@example(plan=[("spoil", "billing.book"), ("publish", "shop.paid"), ("apply", True, True)])
 @given(plan=st.lists(steps, min_size=3, max_size=10))
 def _any_order(releases: Sequence[Service], plan: list[tuple[Any, ...]]) -> None:
     play = Play(releases)
