@@ -12,6 +12,8 @@ from tests.conftest import Database
 
 #: More examples, at random; unset, the same ones in each run.
 FUZZ = "AMQP_EVENTS_FUZZ"
+#: Seconds of a run, at most.
+TIMEOUT = 0 if FUZZ in os.environ else 600
 
 
 def examples(request: pytest.FixtureRequest, quick: int, full: int) -> settings:

@@ -1,8 +1,8 @@
 """The archive under whatever operators, runners, mirrors, workers, RabbitMQ and time do.
 
 Operators, sweeps and batch runners are simulated processes (:mod:`tests.simulated`) that run the
-package's code against RabbitMQ and a database, and stop at each effect. A few examples by default;
-``AMQP_EVENTS_FUZZ=500`` and ``--timeout 0`` look for longer, at random.
+package's code against RabbitMQ and a database, and stop at each effect.
+``AMQP_EVENTS_FUZZ=500`` looks for longer, at random.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uuid import UUID
 
 import amqp
 import pytest
-from django.db.models import Q
+from django.db.models import F, Q
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -60,7 +60,7 @@ from django_amqp_events.models import (
 from tests.archive_rows import Clock
 from tests.conftest import KINDS, Database, Vhost
 from tests.simulated import Process, Shifted, effect, running
-from tests.stateful import examples, without_disk
+from tests.stateful import TIMEOUT, examples, without_disk
 
 from ..archiving import FAILURE, archived, outcome, received
 from ..conftest import Service
@@ -565,9 +565,9 @@ class Archive(RuleBasedStateMachine):
         open_rows = [row for row in rows.values() if row.state in group_counts.IN_PROGRESS]
         assert not open_rows, "a replay without an end"
         assert not batch_states.running("billing")
-        for batch in batch_states.rows():
-            counts = batch_states.count(batch.pk)
-            assert sum(counts.values()) <= batch.total
+        for pk, total in batch_states.rows().values_list("pk", "total"):
+            counts = batch_states.count(pk)
+            assert sum(counts.values()) <= total
             assert not counts["queued"]
         using = states.database()
         assert not group_counts.recount(using=using, now=self.clock.now())
@@ -582,22 +582,31 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
     claim, finish = states.claim, states.finish
     publish, before_read = PublisherPool.publish, ConfirmChannel._before_read
 
-    def claiming(*args: Any, **options: Any) -> Any:
-        claimed = claim(*args, **options)
+    def claiming(seen: dict[UUID, int], **options: Any) -> Any:
+        unconfirmed = dict(
+            states.replays()
+            .filter(event__in=list(seen), number=F("event__replays"), state="unconfirmed")
+            .values_list("event_id", "pk")
+        )
+        claimed = claim(seen, **options)
         edit, force = options.get("edit"), options.get("force")
         action = "edit" if edit is not None else "force" if force else "replay"
         for each in claimed:
-            Archive.ledger.decisions[each.event.pk, action] += 1
+            pk = each.event.pk
+            Archive.ledger.decisions[pk, action] += 1
+            assert each.event.version == seen[pk] + 1, "decided by an old page"
+            assert each.replay.pk == unconfirmed.get(pk, each.replay.pk), "it may run twice"
         assert len({each.event.pk for each in claimed}) == len(claimed)
         return claimed
 
     def deciding(name: str) -> Callable[..., list[UUID]]:
         real = getattr(states, name)
 
-        def decide(*args: Any, **options: Any) -> list[UUID]:
-            done: list[UUID] = real(*args, **options)
-            for pk in done:
+        def decide(seen: dict[UUID, int], **options: Any) -> list[UUID]:
+            done: list[UUID] = real(seen, **options)
+            for pk, version in states.rows().filter(pk__in=done).values_list("pk", "version"):
                 Archive.ledger.decisions[pk, name] += 1
+                assert version == seen[pk] + 1, "decided by an old page"
             return done
 
         return decide
@@ -672,9 +681,9 @@ def machine(
 
 
 @pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(TIMEOUT)
 def test_whatever_happens_in_whatever_order(
     machine: type[Archive], archive_database: Database, request: pytest.FixtureRequest
 ) -> None:
     without_disk(archive_database)
-    run_state_machine_as_test(machine, settings=examples(request, 12, 40))
+    run_state_machine_as_test(machine, settings=examples(request, 10, 40))

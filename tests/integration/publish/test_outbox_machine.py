@@ -1,8 +1,8 @@
 """The outbox under whatever publishers, relays, RabbitMQ, time and operators do, in any order.
 
 Publishers and relays are simulated processes (:mod:`tests.simulated`) that run the package's code
-against RabbitMQ and a database, and stop at each effect. A few examples by default;
-``AMQP_EVENTS_FUZZ=500`` and ``--timeout 0`` look for longer, at random.
+against RabbitMQ and a database, and stop at each effect.
+``AMQP_EVENTS_FUZZ=500`` looks for longer, at random.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -42,9 +43,9 @@ from django_amqp_events.publish.direct_publisher import CommittedRows, DirectPub
 from django_amqp_events.publish.relay import OutboxChannel, Relay
 from tests import simulated
 from tests.archive_rows import Clock
-from tests.conftest import Database, Vhost
+from tests.conftest import KINDS, Database, Vhost
 from tests.simulated import Died, Process, Shifted, acting, effect, running
-from tests.stateful import examples, without_disk
+from tests.stateful import TIMEOUT, examples, without_disk
 
 from .. import wire as wire_module
 from ..wire import Wire
@@ -63,11 +64,11 @@ NAMES = {
 }
 #: Kinds of events that RabbitMQ refuses whatever an operator does.
 REFUSED = {"large", "astray"}
-KINDS = st.sampled_from(["good", "good", "good", *NAMES])
+MESSAGES = st.sampled_from(["good", "good", "good", *NAMES])
 #: What a transaction does: events that it publishes, and nested blocks that are kept or not.
 BLOCKS = st.recursive(
-    st.lists(KINDS, min_size=1, max_size=3),
-    lambda inner: st.lists(st.tuples(st.booleans(), inner) | KINDS, max_size=3),
+    st.lists(MESSAGES, min_size=1, max_size=3),
+    lambda inner: st.lists(st.tuples(st.booleans(), inner) | MESSAGES, max_size=3),
     max_leaves=4,
 )
 which_one = st.integers(0, 9)
@@ -183,7 +184,7 @@ class Outbox(RuleBasedStateMachine):
     clock: ClassVar[Shifted]
     ledger: ClassVar[Ledger]
 
-    @initialize(left=st.lists(KINDS, min_size=2, max_size=7))
+    @initialize(left=st.lists(MESSAGES, min_size=2, max_size=7))
     def begin(self, left: list[str]) -> None:
         """Begin with events of a process that died after their commit."""
         table()._raw_delete(ALIAS)
@@ -435,7 +436,7 @@ class Outbox(RuleBasedStateMachine):
         for _ in range(4):
             self.wait(25_000)
             process = Relaying(here=True)
-            process.start(lambda process=process: process.relay.run(until_empty=True))
+            process.start(partial(process.relay.run, until_empty=True))
             process.die()
             self.holds()
             pending = table().filter(discarded_at__isnull=True).values_list("event_id", flat=True)
@@ -514,6 +515,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
         for message in messages:
             key = process, message.event_id
             claim, end = ledger.leases.get(key, ("", 0.0))
+            if isinstance(process, Publisher):
+                assert end > Outbox.clock.monotonic(), "published after its lease"
             if end > Outbox.clock.monotonic() and message.event_id in claims:
                 assert claims[message.event_id] == claim, "two processes with a valid lease"
             ledger.sent[message.event_id] += 1
@@ -581,9 +584,10 @@ def direct_publisher_here(_settings: Any) -> DirectPublisher:
     return process.direct
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.parametrize("archive_database", KINDS, indirect=True)
+@pytest.mark.timeout(TIMEOUT)
 def test_whatever_happens_in_whatever_order(
     machine: type[Outbox], archive_database: Database, request: pytest.FixtureRequest
 ) -> None:
     without_disk(archive_database)
-    run_state_machine_as_test(machine, settings=examples(request, 12, 60))
+    run_state_machine_as_test(machine, settings=examples(request, 10, 40))
