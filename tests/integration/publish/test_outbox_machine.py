@@ -556,7 +556,16 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_rows, "renew", renewing)
     for name in ("release", "delete_confirmed", "record_failures"):
         monkeypatch.setattr(outbox_rows, name, ending(name))
-    monkeypatch.setattr(OutboxChannel, "publish", publishing)
+
+    def telling(*args: Any, **options: Any) -> Any:
+        try:
+            return publishing(*args, **options)
+        except AssertionError as exc:
+            # The thread of a direct publisher logs any exception.
+            process_here().raised = exc
+            raise
+
+    monkeypatch.setattr(OutboxChannel, "publish", telling)
     monkeypatch.setattr(OutboxChannel, "_before_read", reading)
     for name in ("claim", "renew", "release", "delete_confirmed", "record_failures"):
         effect(monkeypatch, outbox_rows, name)
