@@ -175,19 +175,6 @@ def test_outside_a_transaction_publishes_immediately(wire: Wire):
     assert not table().exists()
 
 
-def test_rolled_back_event_is_not_published(wire: Wire):
-    with rollback():
-        publish_event(NAME, {"n": 1})
-    with transaction.atomic(using=ALIAS):
-        publish_event(NAME, {"n": 2})
-        with rollback():
-            publish_many(NAME, [{"n": 3}, {"n": 4}])
-        with transaction.atomic(using=ALIAS):
-            publish_event(NAME, {"n": 5})
-    assert [payload["n"] for payload in wire.payloads()] == [2, 5]
-    assert not table().exists()
-
-
 def test_the_same_message_by_both_ways(wire: Wire):
     """A relay publishes the same message as the publishing process."""
     options: dict[str, Any] = {"event_id": "one", "headers": {"traceparent": "00-1", "n": 7}}
