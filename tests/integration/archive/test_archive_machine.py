@@ -686,4 +686,4 @@ def test_whatever_happens_in_whatever_order(
     machine: type[Archive], archive_database: Database, request: pytest.FixtureRequest
 ) -> None:
     without_disk(archive_database)
-    run_state_machine_as_test(machine, settings=examples(request, 10, 30))
+    run_state_machine_as_test(machine, settings=examples(request, 5, 30))
