@@ -303,6 +303,13 @@ class Outbox(RuleBasedStateMachine):
         else:
             process.die()
 
+    @rule(until=UNTIL)
+    def start_relay_beside_a_publisher(self, until: str | None) -> None:
+        """Let a relay look for leases of the dead while a living process has one."""
+        self.commit(1, ["good"], kept=True, fate="later", until=None)
+        self.start_relay(here=True, now=False, until=until)
+        self.publish_later(1, until=None)
+
     # -- processes that have stopped at an effect. Not by preconditions: how far a process has come
     # depends on RabbitMQ too, and the rules that may follow must not.
 
