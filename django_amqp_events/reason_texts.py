@@ -292,6 +292,10 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "queue-delayed": _("%(number)s delayed, the next returns within %(seconds)s s"),
     "queue-missing": _("missing: run manage.py events_declare"),
+    "queue-no-leader": _(
+        "it has no leader, so it takes and delivers nothing: start all nodes of RabbitMQ; their "
+        "logs say why a queue does not start"
+    ),
     "queue-past-due": ngettext_lazy(
         "%(count)s event past due", "%(count)s events past due", "count"
     ),

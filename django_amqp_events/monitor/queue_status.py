@@ -144,6 +144,9 @@ def _status_of(
     paused: Callable[[], Collection[str]],
 ) -> QueueStatus:
     build = partial(QueueStatus, name=queue.name, role=queue.role)
+    if "leader" in stats and not stats["leader"]:
+        # Asked for its depth, RabbitMQ closes the connection, or answers 0 whatever is in it.
+        return build(state="unknown", severity="error", meaning=Reason("queue-no-leader"))
     try:
         depth = amqp.depth(queue.name)
     except amqp_errors.ChannelError as exc:

@@ -95,8 +95,7 @@ class Grounds:
     Args:
         kind: ``sqlite``, or of a database server.
         node: a broker that rows may kill and that outlives this; None for one of its own.
-        disks: directories for the broker and for the database, instead of *directory*.
-        broker_config: lines for rabbitmq.conf.
+        disk: a directory for the database, instead of *directory*.
     """
 
     def __init__(
@@ -105,18 +104,15 @@ class Grounds:
         *,
         kind: str = "postgresql",
         node: Node | None = None,
-        disks: tuple[Path, Path] | None = None,
-        broker_config: str = "",
+        disk: Path | None = None,
     ) -> None:
         self.directory = directory
         self.kind = kind
         directory.mkdir(parents=True, exist_ok=True)
-        self.broker_disk, self.database_disk = disks or (directory, directory)
-        self._config = broker_config
-        self.node = node or Node.start(self.broker_disk / "node", config_extra=broker_config)
+        self.database_disk = disk or directory
+        self.node = node or Node.start(directory / "node")
         self._ends_node = node is None
-        parent = self.database_disk if disks else None
-        self.server = None if kind == "sqlite" else SERVERS[kind].start(parent=parent)
+        self.server = None if kind == "sqlite" else SERVERS[kind].start(parent=disk)
         self._template = ""
         self._cluster: list[Node] = []
 
@@ -139,10 +135,10 @@ class Grounds:
 
     def cluster(self) -> list[Node]:
         """Three nodes, all running; a minority that is cut off pauses."""
-        config = f"cluster_partition_handling = pause_minority\n{self._config}"
+        config = "cluster_partition_handling = pause_minority"
         while len(self._cluster) < 3:
             peer = self._cluster[0] if self._cluster else None
-            directory = self.broker_disk / f"member-{len(self._cluster)}"
+            directory = self.directory / f"member-{len(self._cluster)}"
             self._cluster.append(Node.start(directory, config_extra=config, peer=peer))
         for node in self._cluster:
             if not node.alive:

@@ -69,13 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     django.setup()
     memory = MEMORY if "TMPDIR" not in os.environ and is_roomy(MEMORY) else None
     directory = Path(tempfile.mkdtemp(prefix="soak-", dir=memory))
-    own = (directory / "broker", directory / "database")
-    mounted = disks.mount(*own)
+    disk = directory / "database"
+    mounted = disks.mount(disk)
     directory.chmod(0o711)  # the database server has a user of its own
     server = forked.start_server(directory, **clocks.environ(directory))
-    grounds = Grounds(
-        directory, kind=given.database, disks=own if mounted else None, broker_config=disks.BROKER
-    )
+    grounds = Grounds(directory, kind=given.database, disk=disk if mounted else None)
     results: list[Result] = []
     try:
         if grounds.server is not None and mounted:
@@ -97,10 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         assert server.stdin is not None
         server.stdin.close()
         failed = [result.seed for result in results if result.wrong] or len(results) < given.runs
-        if failed:
-            for log in own[0].glob("*/log"):
-                shutil.copytree(log, directory / f"{log.parent.name}-log", dirs_exist_ok=True)
-        disks.unmount(*own)
+        disks.unmount(disk)
         if failed:
             print(f"Ledgers and logs: {directory}")
         else:

@@ -1,6 +1,6 @@
-"""Small disks in memory, which only this process and those that it starts can see.
+"""A small disk in memory, which only this process and those that it starts can see.
 
-They are mounted in a namespace of its own, so the kernel removes them when the last process ends.
+It is mounted in a namespace of its own, so the kernel removes it when the last process ends.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Final
 
 from machine import ScriptError, run
 
-#: Of each disk; it takes as much memory as is on it.
+#: It takes as much memory as is on it.
 SIZE: Final = "512m"
-#: Of the write-ahead log of RabbitMQ, which is 512 MB by default.
-BROKER: Final = "raft.wal_max_size_bytes = 67108864"
-#: Statements for the same purpose.
+#: Statements that keep the logs of a server below that.
 SERVERS: Final = {
     "postgresql": ("ALTER SYSTEM SET max_wal_size = '128MB'", "SELECT pg_reload_conf()")
 }
@@ -27,8 +25,8 @@ ATTEMPTS: Final = 50
 _NEW_NAMESPACE: Final = 0x00020000  # sched.h
 
 
-def mount(*directories: Path) -> bool:
-    """Mount a disk on each directory; return False if that is not possible, as without root.
+def mount(directory: Path) -> bool:
+    """Mount a disk on a directory; return False if that is not possible, as without root.
 
     Call it before any other thread is started: the namespace is the calling thread's.
     """
@@ -36,9 +34,8 @@ def mount(*directories: Path) -> bool:
         return False
     try:
         run("mount", "--make-rprivate", "/")
-        for directory in directories:
-            directory.mkdir()
-            run("mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=755", "soak", directory)
+        directory.mkdir()
+        run("mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=755", "soak", directory)
     except ScriptError:
         return False
     return True
@@ -70,7 +67,6 @@ def _resize(directory: Path, size: str) -> None:
     run("mount", "-o", f"remount,size={size}", directory)
 
 
-def unmount(*directories: Path) -> None:
-    for directory in directories:
-        with suppress(ScriptError):
-            run("umount", "--lazy", directory)
+def unmount(directory: Path) -> None:
+    with suppress(ScriptError):
+        run("umount", "--lazy", directory)

@@ -24,7 +24,7 @@ _DECLARED_COLUMNS: Final = "name,type,durable,auto_delete,exclusive,arguments"
 _QUEUE_COLUMNS: Final = (
     f"{_DECLARED_COLUMNS},policy,operator_policy,"
     "effective_policy_definition,messages,messages_ready,messages_unacknowledged,consumers,"
-    "message_stats"
+    "message_stats,leader"
 )
 
 #: A binding and its arguments. Bindings that differ in their arguments alone are different.

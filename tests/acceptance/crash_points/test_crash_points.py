@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import KINDS, Servers
+from tests.conftest import Servers
 
 from ..conftest import Make
 from ..harness import Eyes
@@ -27,21 +27,16 @@ def scene(
 
 
 def cases() -> Iterator[Any]:
-    """Yield each path on each database, and on SQLite with every statement."""
+    """Yield each path on SQLite, and those that commit on PostgreSQL; commands have more."""
     for path in PATHS:
         name = path.name.replace(", ", "-").replace(" ", "_")
-        kinds = KINDS if "commit" in path.kinds else ("sqlite",)
-        for kind in kinds:
-            yield pytest.param(path, False, kind, id=f"{name}-commits-{kind}")
-        if "statement" in path.kinds:
-            yield pytest.param(path, True, "sqlite", id=f"{name}-statements-sqlite")
+        for kind in ("sqlite", "postgresql") if "commit" in path.kinds else ("sqlite",):
+            yield pytest.param(path, kind, id=f"{name}-{kind}")
 
 
-@pytest.mark.parametrize(("path", "every", "kind"), [*cases()])
-def test_a_path(
-    path: Path, every: bool, kind: str, fresh_eyes: Eyes, service: Make, servers: Servers
-) -> None:
-    outcome = explore(path, scene(service, fresh_eyes, servers, kind), every=every)
+@pytest.mark.parametrize(("path", "kind"), [*cases()])
+def test_a_path(path: Path, kind: str, fresh_eyes: Eyes, service: Make, servers: Servers) -> None:
+    outcome = explore(path, scene(service, fresh_eyes, servers, kind), every=False)
     print(outcome, *outcome.effects, sep="\n")
     assert not outcome.wrong, outcome.wrong
     assert outcome.reached

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from django_amqp_events.models import ArchivedEvent
+from tests.conftest import Vhost
 
 from ..conftest import wait_until
 
@@ -67,6 +68,36 @@ def test_events_without_a_worker(billing):
     code, out, _ = billing.command("events_status")
     assert code == 0
     assert "2 events wait for billing.book, consumed" in out
+
+
+def test_a_quorum_queue_without_a_leader(service, private_node):
+    """As RabbitMQ leaves a queue whose log it cannot read."""
+    own = Vhost(
+        name="/",
+        url=private_node.amqp_url("/"),
+        management_url=private_node.management_url,
+        node=private_node,
+    )
+    billing = service(own, HANDLERS=HANDLERS)
+    billing.import_topology()
+    billing.publish("events", "shop.order.created")
+    queue = 'rabbit_misc:r(<<"/">>, queue, <<"billing.book">>)'
+    private_node.ctl(
+        "eval",
+        f"{{ok, Queue}} = rabbit_amqqueue:lookup({queue}), "
+        "ra:stop_server(quorum_queues, amqqueue:get_pid(Queue)).",
+    )
+
+    def status() -> str:
+        return line(billing.command("events_status")[1], "billing.book")
+
+    wait_until(lambda: "it has no leader" in status(), "the management API knows")
+    assert status().split()[1:5] == ["?"] * 4
+    assert billing.command("events_status")[0] == 1
+    # What the log of RabbitMQ cannot give back is lost; the queue can be made again.
+    private_node.ctl("delete_queue", "billing.book")
+    assert billing.command("events_declare")[0] == 0
+    wait_until(lambda: "empty, no consumer" in status(), "it has a leader")
 
 
 def test_delayed(billing):
