@@ -62,7 +62,7 @@ def preload() -> None:
     """Import what needs neither settings nor a registry of apps."""
     if "FAKETIME_TIMESTAMP_FILE" in os.environ:
         # libfaketime 0.9.10 takes the end of a sleep for a wall clock's, and time.sleep() fails.
-        time.sleep = _sleep
+        time.sleep = _sleep  # type: ignore[assignment]
     for name in MODULES.split():
         with suppress(ImportError):
             importlib.import_module(name)

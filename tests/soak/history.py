@@ -217,16 +217,16 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
             wrong.append(Wrong("replay", f"{what}: no such replay", event))
         elif replay and (event, handler) != replays[replay].unit:
             wrong.append(Wrong("replay", f"{what}: the replay is of another event", event))
-    for replay in ended.replays:
+    for recorded in ended.replays:
         ran = any(
             run["done"] for (*unit, of, _), run in runs.items()
-            if of == replay.id and tuple(unit) == replay.unit
+            if of == recorded.id and tuple(unit) == recorded.unit
         )  # fmt: skip
         # A replay of what was handled before it was archived is skipped.
-        skipped = replay.handler == policy.once and replay.event in effects
-        if replay.state == "succeeded" and not ran and not skipped:
-            about = f"{replay.id} of {replay.event} for {replay.handler} succeeded, and nothing ran"
-            wrong.append(Wrong("replay", about, replay.event))
+        skipped = recorded.handler == policy.once and recorded.event in effects
+        if recorded.state == "succeeded" and not ran and not skipped:
+            about = f"{recorded.id} of {recorded.event} for {recorded.handler} succeeded without a run"
+            wrong.append(Wrong("replay", about, recorded.event))
     wrong += check_edits(lines, ended)
     wrong += check_decisions(decisions, ended)
 

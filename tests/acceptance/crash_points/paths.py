@@ -30,7 +30,7 @@ def _publish(scene: Scene, *plans: Sequence[str]) -> dict[str, list[str]]:
 class Publish(Path):
     """A process publishes; what it was told is accepted is in both queues."""
 
-    kinds = ("statement", "sql", "commit", "publish")
+    kinds: ClassVar[tuple[str, ...]] = ("statement", "sql", "commit", "publish")
     mode: ClassVar[str]
 
     def prepare(self, scene: Scene) -> None:

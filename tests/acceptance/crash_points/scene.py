@@ -149,7 +149,7 @@ class Scene:
     # -- processes
 
     def start(self, *arguments: str, crash: bool = False, **options: Any) -> Worker:
-        environ = {"TESTPROJECT_CRASH": json.dumps(self.crash)} if crash else {}
+        environ: dict[str, Any] = {"TESTPROJECT_CRASH": json.dumps(self.crash)} if crash else {}
         worker = self.service.start(*arguments, **options, **environ)
         self._started.append(worker)
         return worker

@@ -349,12 +349,12 @@ def publish(pool: PublisherPool, sent: list[Sent], how: str) -> None:
             each.last.append(answer)
         return
     alone = [index for index, each in enumerate(sent) if each.kind in BAD]
-    options: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "isolate": {},
         "repeat": {"repeat": True},
         "alone": {"alone": alone, "strip": False},
-    }[how]
-    for answers in isolate(watched, messages, **options):
+    }
+    for answers in isolate(watched, messages, **ways[how]):
         for index, answer in answers.items():
             sent[index].last.append(answer)
 
@@ -381,7 +381,8 @@ def check(sent: Sent, stored: int, *, lossless: bool) -> None:
     if sent.how in ("repeat", "alone"):
         expected: type | None = None
         if sent.kind in BAD:
-            expected = BAD[sent.kind][2 if sent.how == "repeat" else 1]
+            _, alone, bare = BAD[sent.kind]
+            expected = bare if sent.how == "repeat" else alone
         assert type(last) is (expected or type(None)), told
     elif sent.how == "isolate":
         # What RabbitMQ has not read because of a neighbour is published.

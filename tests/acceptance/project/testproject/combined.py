@@ -32,7 +32,7 @@ def perform(row: Row, number: Any, plan: list[str]) -> str:
     due = event.due_at.timestamp() if event.due_at else None
     ledger.write("start", handler=row.name, due=due)
     with connection.cursor() as cursor:
-        values = [event.id, row.name, event.attempt]
+        values: list[str | int] = [event.id, row.name, event.attempt]
         cursor.execute("INSERT INTO effects VALUES (%s, %s, %s)", values)
     step = plan[min(event.attempt, len(plan)) - 1]
     match step:

@@ -59,7 +59,8 @@ def arm() -> None:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.signals import connection_created
 
-    write, commit = _AbstractTransport.write, BaseDatabaseWrapper._commit
+    database: Any = BaseDatabaseWrapper
+    write, commit = _AbstractTransport.write, database._commit
 
     def write_methods(self: Any, s: Any) -> None:
         data = bytes(s)
@@ -90,7 +91,7 @@ def arm() -> None:
             connection.execute_wrappers.append(execute)
 
     _AbstractTransport.write = write_methods
-    BaseDatabaseWrapper._commit = commit_once  # type: ignore[method-assign]
+    database._commit = commit_once
     connection_created.connect(count_statements, weak=False)
     os.register_at_fork(after_in_child=_begin_child)
 
