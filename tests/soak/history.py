@@ -225,7 +225,8 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         # A replay of what was handled before it was archived is skipped.
         skipped = recorded.handler == policy.once and recorded.event in effects
         if recorded.state == "succeeded" and not ran and not skipped:
-            about = f"{recorded.id} of {recorded.event} for {recorded.handler} succeeded without a run"
+            unit = f"{recorded.event} for {recorded.handler}"
+            about = f"{recorded.id} of {unit} succeeded, and nothing ran"
             wrong.append(Wrong("replay", about, recorded.event))
     wrong += check_edits(lines, ended)
     wrong += check_decisions(decisions, ended)
