@@ -22,7 +22,7 @@ FAULT_ROWS: Final = (
 _LATER: Final = {
     rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})(-postgresql)?\])": "one row per family is enough",
     r"faults/test_(peers|publishers|clusters)\.py": "other programs, and more of the same families",
-    r"acceptance/crash_points/.*\[(?!handle-s|mirror-a|publish-o[mu]|relay|replay-s)": (
+    r"acceptance/crash_points/.*\[(?!handle-s|publish-o[mu]|relay|replay-s)": (
         "more points of the same kinds"
     ),
     r"soak/test_soaking\.py": "a minute; test_history.py plants a fault for each rule",

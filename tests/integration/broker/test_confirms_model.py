@@ -1,7 +1,7 @@
 """Publishing while faults hit any frame: an answer says what is true of the message in the queue.
 
 Hypothesis makes windows of good and bad messages in several threads, and faults between any two
-frames of their connections. `EXAMPLES=5000` in the environment searches longer, with random seeds.
+frames of their connections. `AMQP_EVENTS_FUZZ=5000` in the environment tries 5000, at random.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.broker.isolation import isolate
 from django_amqp_events.broker.publisher_pool import PublisherPool
 from django_amqp_events.message.types import Message
+from tests.stateful import FUZZ
 
 from ..wire import (
     ACK,
@@ -66,7 +67,7 @@ IDLE = 0.01
 #: Bytes of the largest message on the private node.
 LARGEST = 300_000
 CHANNEL_CLOSE, CONNECTION_CLOSE = (20, 40), (10, 50)
-LONG_RUN = "EXAMPLES" in os.environ
+LONG_RUN = FUZZ in os.environ
 
 Bad = tuple[dict[str, Any], type[PublishError], type[PublishError] | None]
 #: How a message differs from a good one, its error, and its error without publisher's headers.
@@ -457,7 +458,7 @@ def play(
 
 @pytest.mark.timeout(0 if LONG_RUN else 300)
 @settings(
-    max_examples=int(os.environ.get("EXAMPLES", "20")),
+    max_examples=int(os.environ.get(FUZZ, "20")),
     derandomize=not LONG_RUN,
     deadline=None,
     database=None,

@@ -1,6 +1,6 @@
 """Releases, drift, publishes, applied plans and crashes in any order: no message is lost.
 
-`EXAMPLES=200` in the environment searches longer, with random seeds.
+`AMQP_EVENTS_FUZZ=200` in the environment tries 200 examples, at random.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from django_amqp_events.broker.provisioning import changes, drift, replacement
 from django_amqp_events.broker.provisioning.drift import shadow
 from django_amqp_events.declare.patterns import pattern_matches
 from django_amqp_events.exceptions import TopologyDriftError
+from tests.stateful import FUZZ
 
 from ..conftest import Service
 
-LONG_RUN = "EXAMPLES" in os.environ
+LONG_RUN = FUZZ in os.environ
 CALLABLE = "tests.integration.handlers.handle"
 #: What a service may have from one release to the next: a handler is renamed, moved to another
 #: queue, has other patterns or another delay, or is removed.
@@ -175,7 +176,7 @@ class Play:
 
 
 @settings(
-    max_examples=int(os.environ.get("EXAMPLES", "5")),
+    max_examples=int(os.environ.get(FUZZ, "5")),
     derandomize=not LONG_RUN,
     deadline=None,
     database=None,
