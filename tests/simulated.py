@@ -20,7 +20,7 @@ from django.db import connections
 from django_amqp_events import process_identity
 
 #: Seconds within which a process takes a step.
-DEADLINE = 60.0
+DEADLINE = 240.0
 
 
 class Died(BaseException):

@@ -622,4 +622,4 @@ def test_whatever_happens_in_whatever_order(
     machine: type[Outbox], archive_database: Database, request: pytest.FixtureRequest
 ) -> None:
     without_disk(archive_database)
-    run_state_machine_as_test(machine, settings=examples(request, 10, 30))
+    run_state_machine_as_test(machine, settings=examples(request, 10, 20))
