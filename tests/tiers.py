@@ -39,6 +39,7 @@ _LATER: Final = {
     r"unit/archive/test_identity\.py.*\[(bytes|unreadable|archive message\])": "others cover it",
     r"unit/test_example\.py.*in_memory\[2": "the demo's second release; the first fails more",
     r"integration/broker/test_provisioning\.py.*without_the_flag": "a broker of its own",
+    r"integration/management/test_events_status\.py.*a_leader": "it stops a broker",
     r"integration/broker/test_confirms\.py.*(killed_in_the_middle|failover|stale_connection)": (
         "the fault row of a killed broker covers it"
     ),

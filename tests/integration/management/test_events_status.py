@@ -82,11 +82,16 @@ def test_a_quorum_queue_without_a_leader(service, private_node):
     billing.import_topology()
     billing.publish("events", "shop.order.created")
     queue = 'rabbit_misc:r(<<"/">>, queue, <<"billing.book">>)'
-    private_node.ctl(
+    uid = private_node.ctl(
         "eval",
         f"{{ok, Queue}} = rabbit_amqqueue:lookup({queue}), "
-        "ra:stop_server(quorum_queues, amqqueue:get_pid(Queue)).",
+        "{Name, _} = amqqueue:get_pid(Queue), ra_directory:uid_of(quorum_queues, Name).",
     )
+    name = uid.strip('<>"\n')
+    [config] = private_node.directory.glob(f"data/*/quorum/*/{name}/config")
+    private_node.stop()
+    config.write_text("{broken")
+    private_node.start_again()
 
     def status() -> str:
         return line(billing.command("events_status")[1], "billing.book")
