@@ -71,7 +71,9 @@ def test_events_without_a_worker(billing):
 
 
 def test_a_quorum_queue_without_a_leader(service, private_node):
-    """As RabbitMQ leaves a queue whose log it cannot read."""
+    """As RabbitMQ 3 leaves a queue whose log it cannot read; 4 begins it anew, empty."""
+    if not private_node.version.startswith("3."):
+        pytest.skip("it has a leader, and has lost its messages")
     own = Vhost(
         name="/",
         url=private_node.amqp_url("/"),
