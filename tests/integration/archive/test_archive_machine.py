@@ -308,6 +308,16 @@ class Archive(RuleBasedStateMachine):
     def decide(self, who: str, which: set[int], what: eligibility.Rule) -> None:
         replay.decide(self.seen(who, which), what, by=who, reason="a test")
 
+    @rule(which=which)
+    def decide_after_the_other(self, which: set[int]) -> None:
+        """A page shows the state that an event has again, but not its version."""
+        self.look("ada")
+        self.look("bob")
+        self.decide("bob", which, eligibility.DISCARD)
+        self.look("bob")
+        self.decide("bob", which, eligibility.RESTORE)
+        self.decide("ada", which, eligibility.DISCARD)
+
     # -- batches
 
     @rule(who=who, start=st.booleans(), canary=st.sampled_from([None, 1]))
