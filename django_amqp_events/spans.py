@@ -253,8 +253,8 @@ def _text(headers: Mapping[str, Any]) -> dict[str, str]:
 
 def _parent(headers: Mapping[str, Any]) -> Any:
     """Return the span context that headers carry, an invalid one if they carry none."""
-    parent = propagate.extract(_text(headers), context.Context())
-    return trace.get_current_span(parent).get_span_context()
+    extracted = propagate.extract(_text(headers), context.Context())
+    return trace.get_current_span(extracted).get_span_context()
 
 
 def _type(exc: BaseException) -> str:

@@ -294,7 +294,7 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
     except Exception as exc:
         raise _Wrong(f"its headers cannot be read ({error_line(exc)})") from exc
     # As the mirror counts them.
-    failed = {event.pk: [failed.failed_at for failed in rows["failures"] if not failed.late]}
+    failed = {event.pk: [failure.failed_at for failure in rows["failures"] if not failure.late]}
     using = states.database()
     try:
         with transaction.atomic(using=using):

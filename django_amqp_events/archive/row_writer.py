@@ -73,8 +73,8 @@ class Counts:
         return self.events + self.failures + self.outcomes + self.known + self.foreign
 
     def add(self, other: Counts) -> None:
-        for counter in fields(self):
-            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
+        for part in fields(self):
+            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
     def __str__(self) -> str:
         """Write the counts for a console: ``3 new events, 1 replay succeeded``."""
@@ -280,7 +280,7 @@ def _store_events(
     # Rows of a faster mirror are a conflict, so that they are read.
     for part in _parts(new.values(), "body", "headers_raw", "detail"):
         states.rows().bulk_create(part)
-    values = (values_of for row in new.values() for values_of in search_values.in_event(row))
+    values = (value for row in new.values() for value in search_values.in_event(row))
     search_values.store(values, using=states.database())
     for failed_part in _parts(failures, "document"):
         _failures().bulk_create(failed_part)

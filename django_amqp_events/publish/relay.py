@@ -144,8 +144,8 @@ class RelayCounts:
         return self.published + self.failed
 
     def add(self, other: RelayCounts) -> None:
-        for count in fields(self):
-            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
+        for part in fields(self):
+            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
     def __str__(self) -> str:
         """Write the counts for a console: ``3 events published, 1 failed``."""

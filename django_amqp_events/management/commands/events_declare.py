@@ -216,14 +216,14 @@ class Command(ReportCommand):
         """Summarize the states: one word if all are alike, else a count of each."""
         kinds: dict[str, list[drift.Kind]] = {}
         for state in ("different", "missing", "unknown", "ok"):
-            if kinds_of := [item.kind for item in items if item.state == state]:
-                kinds[state] = kinds_of
+            if in_state := [item.kind for item in items if item.state == state]:
+                kinds[state] = in_state
         if len(kinds) == 1:
             return self.styled(next(iter(kinds)))
         return ", ".join(
-            f"{counted(len(of_state), of_state[0]) if len(set(of_state)) == 1 else len(of_state)} "
+            f"{counted(len(in_state), in_state[0]) if len(set(in_state)) == 1 else len(in_state)} "
             f"{self.styled(state)}"
-            for state, of_state in kinds.items()
+            for state, in_state in kinds.items()
         )
 
     # -- the result

@@ -65,7 +65,7 @@ class Command(ReportCommand):
             error = str(exc)
         code = 2 if status is None else _CODES[status.result]
         outboxes = outbox.read_status(settings) if settings.backend == "amqp" else []
-        severities = {of_database.severity for of_database in outboxes}
+        severities = {outbox_status.severity for outbox_status in outboxes}
         if "error" in severities and not error:
             code = 1
         elif "unknown" in severities:
@@ -84,8 +84,8 @@ class Command(ReportCommand):
                 since = archived.oldest
                 oldest = f", the oldest failed {since:%Y-%m-%d %H:%M:%S}" if since else ""
                 self.stdout.write(f"archive: {counted(archived.open, 'open event')}{more}{oldest}")
-            for of_database in outboxes:
-                self._show_outbox(of_database)
+            for outbox_status in outboxes:
+                self._show_outbox(outbox_status)
             for run in hanging or ():
                 self.stdout.write(
                     f"{run['handler']} has not ended after {run['seconds']} s: event "
@@ -105,10 +105,10 @@ class Command(ReportCommand):
             "queues": [columns(queue, *_QUEUE) for queue in (status.queues if status else ())],
             "outbox": [
                 {
-                    "database": of_database.alias,
-                    **{name: getattr(of_database, name, None) for name in _OUTBOX},
+                    "database": outbox_status.alias,
+                    **{name: getattr(outbox_status, name, None) for name in _OUTBOX},
                 }
-                for of_database in outboxes
+                for outbox_status in outboxes
             ],
             "archive": archived and columns(archived, "open", "capped", "oldest"),
         }

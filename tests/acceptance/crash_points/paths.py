@@ -238,7 +238,7 @@ def _lose(eyes: Eyes, queue: str, number: int) -> None:
 
 
 class Archive(Path):
-    """Paths that begin with four archived events: one that is mended, and one that is not."""
+    """Paths that begin with four archived events: one that is fixed, and one that is not."""
 
     messages: Sequence[Message] = ()
 
@@ -459,7 +459,7 @@ class Discard(Mirrored):
 
 
 class Batch(Replay):
-    """A runner publishes a batch; after a crash another one goes on, and the mirror."""
+    """A runner publishes a batch; after a crash another one continues, and the mirror."""
 
     name = "batch runner"
     environ: ClassVar[Mapping[str, str]] = {

@@ -173,7 +173,7 @@ class Scene:
             while not self.died and worker.alive and time.monotonic() < deadline:
                 time.sleep(0.02)
             # If a process of its pool has died, the worker lives.
-            until(lambda: not worker.alive or ended(), PATIENCE, f"{worker.name} goes on")
+            until(lambda: not worker.alive or ended(), PATIENCE, f"{worker.name} continues")
         assert worker.alive or (crash and self.died), worker.log
         if worker.alive:
             worker.stop()
