@@ -68,7 +68,7 @@ def fill(number: int, size: int) -> None:
 
 def run(number: int) -> None:
     from django_amqp_events import conf
-    from django_amqp_events.archive import states
+    from django_amqp_events.archive import tables
     from django_amqp_events.archive.batches import batch_states, preview
     from django_amqp_events.archive.batches.runner import Runner
 
@@ -83,7 +83,7 @@ def run(number: int) -> None:
         print(f"{what:10}  {took:7.1f}  {cpu:6.1f}  {number / took:8.0f}  {rss:8.0f}", flush=True)
         began, used = time.monotonic(), time.process_time()
 
-    batch = batch_states.freeze(states.rows(), by="benchmark")
+    batch = batch_states.freeze(tables.rows(), by="benchmark")
     tell("frozen")
     plan = preview.preview_batch(batch)
     tell("dry run")

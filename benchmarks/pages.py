@@ -39,7 +39,7 @@ from django.db import connection  # noqa: E402
 from django.test import Client, override_settings  # noqa: E402
 from django.urls import reverse  # noqa: E402
 
-from django_amqp_events.archive import states as event_states  # noqa: E402
+from django_amqp_events.archive import tables  # noqa: E402
 from django_amqp_events.archive.batches import batch_states, preview  # noqa: E402
 from django_amqp_events.models import (  # noqa: E402
     ArchivedEvent,
@@ -262,7 +262,7 @@ def fill(first: int, last: int, rows: int) -> None:
         cursor.execute("SET session_replication_role = origin")
         cursor.execute("VACUUM ANALYZE")
     if last == 10:
-        batch = batch_states.freeze(event_states.rows(), by="ada", title="all")
+        batch = batch_states.freeze(tables.rows(), by="ada", title="all")
         preview.preview_batch(batch)
 
 
@@ -334,7 +334,7 @@ def work() -> None:
     """Print the cost of work that is not a page and grows with the events; it has no limit."""
     began = time.monotonic()
     batch = batch_states.freeze(
-        event_states.rows().filter(state="archived").order_by("-last_failed_at")[:100_000],
+        tables.rows().filter(state="archived").order_by("-last_failed_at")[:100_000],
         by="ada",
         title="all",
     )

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy, pgettext_lazy
 
-from ..archive import eligibility, replay, states
+from ..archive import eligibility, replay, tables
 from ..archive.eligibility import Rule
 from ..archive.replay import Report
 from ..archive.states import Seen
@@ -65,7 +65,7 @@ def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
 def _count(model: type[Replay | Revision], **wanted: Any) -> int:
     """Count the events that have such a row."""
     manager: Any = model._default_manager  # noqa: SLF001 - Django's public name
-    matching = manager.using(states.database()).filter(**wanted)
+    matching = manager.using(tables.database()).filter(**wanted)
     return int(matching.values("event").distinct().count())
 
 

@@ -22,7 +22,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
-from ..archive import eligibility, export, redaction, selection, states
+from ..archive import eligibility, export, redaction, selection, tables
 from ..archive.search_values import KEPT_CHARACTERS, declared_paths
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
@@ -166,7 +166,7 @@ class ArchivedEventAdmin(EditingPages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ArchivedEvent]:
         """Return the rows of the database that is written, without what is large."""
-        events = super().get_queryset(request).using(states.database())
+        events = super().get_queryset(request).using(tables.database())
         return events.defer(*ArchivedEvent.LARGE)
 
     def listed(self, request: HttpRequest, rows: Iterable[Any]) -> list[Any]:

@@ -21,8 +21,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
-from ..archive import eligibility
-from ..archive import states as event_states
+from ..archive import eligibility, tables
 from ..archive.batches import batch_states
 from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import parse_uuid
@@ -103,7 +102,7 @@ class DashboardAdmin(Pages):
         opened = statistics.open_events(now, statistics.READ_ROWS)
         declared = topology.build(*configured) if configured else None
         series = statistics.hourly_series(now)
-        late = count(event_states.rows().filter(eligibility.overdue(now)), COUNTED_OVERDUE)
+        late = count(tables.rows().filter(eligibility.overdue(now)), COUNTED_OVERDUE)
         queues = _queues(seen, declared, configured)
         opened_alerts = list(alerts.open_alerts(service)[:ALERTS])
         context = {
@@ -349,7 +348,7 @@ class DashboardAdmin(Pages):
         pages = self.pages_of(request, ArchivedEvent)
         if pages is None:
             return None
-        actions = list(ArchiveAction.objects.using(event_states.database()).order_by("-pk")[:AUDIT])
+        actions = list(ArchiveAction.objects.using(tables.database()).order_by("-pk")[:AUDIT])
         rows = pages.get_queryset(request).filter(pk__in=[action.event_id for action in actions])
         events = {row.pk: row for row in pages.listed(request, rows)}
         return [

@@ -23,7 +23,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 
-from ..archive import states
+from ..archive import tables
 from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import Selection
 from ..databases import non_atomic
@@ -149,7 +149,7 @@ class FailureGroupAdmin(Pages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[FailureGroup]:
         """Return the groups with what is open of them, read where they are written."""
-        groups = super().get_queryset(request).using(states.database())
+        groups = super().get_queryset(request).using(tables.database())
         return group_counts.with_exact_counts(groups, names=("open",))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -165,7 +165,7 @@ class FailureGroupAdmin(Pages):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        loose = states.rows().filter(group__isnull=True).exists()
+        loose = tables.rows().filter(group__isnull=True).exists()
         return super().changelist_view(request, {"loose": loose, **(extra_context or {})})
 
     @admin.display(description=gettext_lazy("failure, handler"))
@@ -380,7 +380,7 @@ def _count(groups: list[Any], now: datetime) -> None:
         for pk, *values in numbers.values_list("pk", "open_now", "again_now", "going_now")
     }
     since = now - timedelta(hours=HOURS - 1)
-    hours = group_counts.hourly_counts(ids, since=since, using=states.database()) if ids else {}
+    hours = group_counts.hourly_counts(ids, since=since, using=tables.database()) if ids else {}
     for group in groups:
         group.open_now, group.again_now, group.going_now = exact.get(group.pk, (0, 0, 0))
         group.hours = hours.get(group.pk, {})

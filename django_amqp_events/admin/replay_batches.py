@@ -20,7 +20,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..archive import states
+from ..archive import states, tables
 from ..archive.batches import batch_states, preview
 from ..archive.selection import Selection, parse_uuid
 from ..exceptions import AmqpEventsError
@@ -156,7 +156,7 @@ class ReplayBatchAdmin(Pages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ReplayBatch]:
         """Return the batches without what is large, read where they are written."""
-        return super().get_queryset(request).using(states.database()).defer(*ReplayBatch.LARGE)
+        return super().get_queryset(request).using(tables.database()).defer(*ReplayBatch.LARGE)
 
     @admin.display(description=gettext_lazy("events"))
     def what(self, batch: ReplayBatch) -> str:
@@ -223,7 +223,7 @@ class ReplayBatchAdmin(Pages):
         new = batch_states.count_new_matches(batch) if draft or batch.open else None
         follow = batch.open and request.GET.get("follow") == "1"
         group = self._group(request, batch)
-        history = ReplayBatchAction.objects.using(states.database()).filter(batch=batch)
+        history = ReplayBatchAction.objects.using(tables.database()).filter(batch=batch)
         context = {
             "batch": batch,
             "draft": draft,
@@ -286,7 +286,7 @@ class ReplayBatchAdmin(Pages):
         more, rows = len(rows) > EVENTS, rows[:EVENTS]
         ids = [row.event_id for row in rows]
         linked = self.admin_site.is_registered(ArchivedEvent)
-        shown: Any = states.rows().defer(*ArchivedEvent.LARGE).filter(pk__in=ids).order_by()
+        shown: Any = tables.rows().defer(*ArchivedEvent.LARGE).filter(pk__in=ids).order_by()
         if linked:
             pages: Any = self.admin_site.get_model_admin(ArchivedEvent)
             shown = pages.listed(request, pages.get_queryset(request).filter(pk__in=ids).order_by())
@@ -439,5 +439,5 @@ def criteria_of(chosen: Mapping[str, str]) -> Selection:
     }
     if "groups" in criteria:
         criteria["groups"] = list(filter(None, map(parse_uuid, criteria["groups"])))
-    since, until = TimeFilter.between(chosen.get("failed", ""), states.clock())
+    since, until = TimeFilter.between(chosen.get("failed", ""), tables.clock())
     return Selection(**criteria, since=since, until=until)

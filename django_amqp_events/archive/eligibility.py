@@ -21,7 +21,7 @@ from ..declare.registry import Handler, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import ArchiveAction, ArchivedEvent, State, visible
 from ..reasons import Reason
-from . import states
+from . import tables
 from .states import Seen
 
 #: Most events that are examined, claimed, published and recorded together.
@@ -222,7 +222,7 @@ def _examine(
             unchanged.append(event)
     examined.skipped += _changed(changed, chunk)
     unread = [event.pk for event in unchanged if rule.publishes and event.reason in UNREAD]
-    bodies = states.rows().in_bulk(unread) if unread else {}
+    bodies = tables.rows().in_bulk(unread) if unread else {}
     for event in unchanged:
         decision = _decide(bodies.get(event.pk, event), rule)
         if isinstance(decision, Reason):
@@ -256,7 +256,7 @@ def skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
 
 
 def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
-    return states.rows().filter(pk__in=list(ids)).defer(*ArchivedEvent.LARGE)
+    return tables.rows().filter(pk__in=list(ids)).defer(*ArchivedEvent.LARGE)
 
 
 def _changed(events: list[ArchivedEvent], seen: Seen) -> list[Skipped]:
@@ -301,8 +301,8 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
     """Return the last action on each of these events, in two statements."""
     if not ids:
         return {}
-    actions = ArchiveAction.objects.using(states.database())
+    actions = ArchiveAction.objects.using(tables.database())
     newest = actions.filter(event=OuterRef("pk")).order_by("-at", "-pk").values("pk")[:1]
-    wanted = states.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
+    wanted = tables.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
     newest_ids = list(wanted.exclude(last=None).values_list("last", flat=True))
     return {action.event_id: action for action in actions.filter(pk__in=newest_ids)}

@@ -36,7 +36,7 @@ from ..models import (
 )
 from ..models.reason_field import ReasonField
 from ..reasons import Reason
-from . import redaction, search_values, states
+from . import redaction, search_values, tables
 from .groups import failure_groups, group_counts
 
 M = TypeVar("M", bound=models.Model)
@@ -230,7 +230,7 @@ def import_events(
         DatabaseError: the database is unreachable; imported events stay.
         ConfigurationError: nothing would be committed.
     """
-    check_commits(states.database())
+    check_commits(tables.database())
     imported = Imported()
     for number, text in enumerate(lines, 1):
         if stop():
@@ -273,7 +273,7 @@ def _read(text: str) -> dict[str, Any]:
     return document
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
     """Insert an event; return False if it exists."""
     now = datetime.now(UTC)
@@ -295,10 +295,10 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
         raise _Wrong(f"its headers cannot be read ({error_line(exc)})") from exc
     # As the mirror counts them.
     failed = {event.pk: [failure.failed_at for failure in rows["failures"] if not failure.late]}
-    using = states.database()
+    using = tables.database()
     try:
         with transaction.atomic(using=using):
-            if states.lock([event.pk]):
+            if tables.lock([event.pk]):
                 return _known(using, event.pk, document)
             failure_groups.assign_groups([event], failed, now=now)
             event.save(using=using, force_insert=True)

@@ -27,7 +27,7 @@ from ..databases import error_line, exceeds_packet, table_missing
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent
 from ..service_loop import ServiceLoop
-from . import replay, row_writer, states
+from . import replay, row_writer, tables
 from .entries import Item, read_entries
 from .groups import failure_groups
 from .row_writer import Counts
@@ -85,8 +85,8 @@ class Mirror:
     def _consume(self, *, until_empty: bool) -> float | None:
         """Mirror batch after batch over one connection; return ``None`` at the end."""
         # No message is read while the database cannot store it.
-        connections[states.database()].close_if_unusable_or_obsolete()
-        states.rows().exists()
+        connections[tables.database()].close_if_unusable_or_obsolete()
+        tables.rows().exists()
         self.aside = 0
         self._alike.clear()
         reader = BatchReader(
@@ -174,7 +174,7 @@ class Mirror:
 
 def _takes_rows() -> bool:
     """Return True if the database stores a row now; the row is rolled back."""
-    alias = states.database()
+    alias = tables.database()
     now = datetime.now(UTC)
     row = ArchivedEvent(
         pk=uuid4(),

@@ -41,7 +41,7 @@ from ..models import ArchivedEvent, Revision
 from ..publish import publisher
 from ..reasons import Reason
 from ..service_loop import sleep
-from . import editing, states
+from . import editing, states, tables
 from .eligibility import (
     CHUNK,
     DISCARD,
@@ -224,7 +224,7 @@ def edit(
         raise ValueError("an edit needs a reason; nothing was published")
     report = Report()
     try:
-        event = states.rows().filter(pk=pk).first()
+        event = tables.rows().filter(pk=pk).first()
         if event is None:
             report.skipped.append(Skipped.deleted(pk))
             return report
@@ -248,7 +248,7 @@ def _claim(
 ) -> list[ClaimedReplay]:
     """Claim events, and report those that changed meanwhile."""
     handlers = {pk: targets[pk].name for pk in seen}
-    claimed = states.claim(seen, handlers=handlers, now=states.clock(), **options)
+    claimed = states.claim(seen, handlers=handlers, now=tables.clock(), **options)
     report.skipped += skipped_since(seen, [taken.event.pk for taken in claimed])
     return claimed
 
@@ -258,7 +258,7 @@ def _require_broker() -> None:
     backend = get_settings().backend
     if backend != "amqp":
         raise ConfigurationError(Reason("backend", backend=repr(backend)))
-    states.check_no_transaction()
+    tables.check_no_transaction()
 
 
 def _database_error(exc: Exception) -> Reason:
@@ -276,7 +276,7 @@ def resume(*, lease: float | None = None) -> int:
     get_registry()  # Its errors come before a claim.
     lease = LEASE + 3 * settings.confirm_timeout if lease is None else lease
     report = Report()
-    since_before = states.clock() - timedelta(seconds=lease)
+    since_before = tables.clock() - timedelta(seconds=lease)
     while not report.stopped:
         claimed = states.reclaim(
             service=settings.service,
@@ -284,7 +284,7 @@ def resume(*, lease: float | None = None) -> int:
             since_before=since_before,
             limit=CHUNK,
             size=CHUNK_BYTES,
-            now=states.clock(),
+            now=tables.clock(),
         )
         if not claimed:
             break
@@ -419,7 +419,7 @@ def _record(write: Callable[[], None]) -> None:
             logger.warning("the result of a replay is not recorded yet: %s", exc)
             time.sleep(wait)
             # Django does not reconnect outside of a request.
-            reconnect(states.database())
+            reconnect(tables.database())
         else:
             return
     write()

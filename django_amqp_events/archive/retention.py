@@ -33,7 +33,7 @@ from ..models import (
 )
 from ..publish import outbox, outbox_rows
 from ..worker import inbox
-from . import states
+from . import tables
 from .batches import batch_states
 from .groups import failure_groups, group_counts
 
@@ -137,7 +137,7 @@ def _old(ages: Ages, service: str, now: datetime) -> Iterator[tuple[str, QuerySe
             continue
         kept = timedelta(seconds=age)
         if name in STATES:
-            events = states.rows().filter(service=service, state=name, state_since__lt=now - kept)
+            events = tables.rows().filter(service=service, state=name, state_since__lt=now - kept)
             yield name, events.order_by("state_since")
         elif name == "outbox":
             for alias in outbox_rows.tables(get_settings()):
@@ -170,12 +170,12 @@ def _delete_rows(old: QuerySet[Any], ids: list[Any]) -> int:
     return old.filter(pk__in=ids).only("pk").delete()[0]
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
     """Delete those of *ids* that are still *old*, and their rows; return how many."""
-    using = states.database()
+    using = tables.database()
     with transaction.atomic(using=using):
-        before = states.lock(ids)
+        before = tables.lock(ids)
         # Locked: earlier changes are committed, and later ones wait.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
         # Rows that refer to replays first, so that no table is searched twice.

@@ -28,7 +28,7 @@ from ..logs import event_fields
 from ..message.archive_message import Archived
 from ..message.types import Received, derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
-from . import search_values, states
+from . import search_values, states, tables
 from .entries import Entry, Item, Outcome, bare_entry, read_entries, valid_moment
 from .groups import failure_groups, group_counts
 from .groups.group_counts import CountedEvent
@@ -118,7 +118,7 @@ def store_items(items: Sequence[Item], blame: Blame = _raise) -> Counts:
         blame: called with an error that the bytes of a message do not avoid, and with the item if
             it was alone; unless it raises the error, the other items are stored.
     """
-    check_commits(states.database())
+    check_commits(tables.database())
     return _store(items, datetime.now(UTC), blame)
 
 
@@ -166,7 +166,7 @@ def _together(entries: Sequence[Item], now: datetime) -> Counts:
     return _transaction(entries, now)
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def _transaction(items: Sequence[Item], now: datetime) -> Counts:
     counts = Counts()
     ends: dict[UUID, datetime] = {}
@@ -182,9 +182,9 @@ def _transaction(items: Sequence[Item], now: datetime) -> Counts:
     _number(entries)
     failures = {entry.failure_id: entry for entry in entries}
     counts.known += len(entries) - len(failures)
-    with transaction.atomic(using=states.database()):
+    with transaction.atomic(using=tables.database()):
         # All at once: two processes that lock in two rounds can deadlock.
-        before = states.lock(
+        before = tables.lock(
             {entry.id for entry in failures.values()} | {replay.event_id for replay in replays}
         )
         if failures:
@@ -209,7 +209,7 @@ def _number(entries: Iterable[Entry]) -> None:
     if not copies:
         return
     stored = dict(_failures().filter(pk__in=list(copies)).values_list("pk", "event_id"))
-    first = states.rows().filter(pk__in={entry.first_id for entry in copies.values()})
+    first = tables.rows().filter(pk__in={entry.first_id for entry in copies.values()})
     taken = set(first.values_list("pk", flat=True))
     free: dict[UUID, Iterator[UUID]] = {}
     for pk, entry in copies.items():
@@ -229,7 +229,7 @@ def _free_rows(entry: Entry, taken: Collection[UUID]) -> Iterator[UUID]:
         yield entry.first_id
     for start in count(1, states.BATCH):
         ids = [entry.row_id(number) for number in range(start, start + states.BATCH)]
-        used = set(states.rows().filter(pk__in=ids).values_list("pk", flat=True))
+        used = set(tables.rows().filter(pk__in=ids).values_list("pk", flat=True))
         yield from (pk for pk in ids if pk not in used)
 
 
@@ -246,12 +246,12 @@ def _store_events(
         key=lambda entry: (entry.id, entry.copied_again, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
-    existing = states.rows().filter(pk__in={entry.id for entry in fresh})
+    existing = tables.rows().filter(pk__in={entry.id for entry in fresh})
     rows = {row.pk: row for row in existing.defer("body", "headers_raw")}
     unlocked = rows.keys() - before.keys()
     unlocked |= rows.keys() & {entry.id for entry in fresh if entry.first_copy}
     if unlocked:
-        # They are not locked, see states.lock(); when the batch is stored again, they are.
+        # They are not locked, see tables.lock(); when the batch is stored again, they are.
         raise IntegrityError(f"another mirror has stored {len(unlocked)} of these events")
     new: dict[UUID, ArchivedEvent] = {}
     changed: dict[UUID, ArchivedEvent] = {}
@@ -279,19 +279,19 @@ def _store_events(
     failure_groups.assign_groups(touched, failed, now=now)
     # Rows of a faster mirror are a conflict, so that they are read.
     for part in _parts(new.values(), "body", "headers_raw", "detail"):
-        states.rows().bulk_create(part)
+        tables.rows().bulk_create(part)
     values = (value for row in new.values() for value in search_values.in_event(row))
-    search_values.store(values, using=states.database())
+    search_values.store(values, using=tables.database())
     for failed_part in _parts(failures, "document"):
         _failures().bulk_create(failed_part)
     for part in _parts(changed.values(), "detail"):
-        states.rows().bulk_update(part, _FAILED)
+        tables.rows().bulk_update(part, _FAILED)
     group_counts.record_changes(
         {pk: before[pk] for pk in changed},
         {row.pk: group_counts.counted_event(row) for row in touched},
         failed=failed,
         now=now,
-        using=states.database(),
+        using=tables.database(),
     )
     states.failed_again(
         {entry.replay.pk: entry.failed_at for entry in fresh if entry.replay is not None}
@@ -454,4 +454,4 @@ def _failure(entry: Entry, *, late: bool) -> ArchivedFailure:
 
 
 def _failures() -> QuerySet[ArchivedFailure]:
-    return ArchivedFailure.objects.using(states.database())
+    return ArchivedFailure.objects.using(tables.database())

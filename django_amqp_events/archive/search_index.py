@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from ..callables import nothing
 from ..databases import check_commits, pieces
 from ..models import ArchivedEvent, SearchValue
-from . import search_values, states
+from . import search_values, tables
 
 #: Most events, and most bytes of their bodies, in one transaction.
 CHUNK: Final = 200
@@ -57,7 +57,7 @@ def rebuild(
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
     """
-    check_commits(states.database())
+    check_commits(tables.database())
     result = Indexed(last=after)
     while True:
         page = rows.order_by("pk")
@@ -75,18 +75,18 @@ def rebuild(
             progress(result)
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def _correct(ids: list[UUID]) -> int:
     """Update the search values of events; return how many events changed."""
-    using = states.database()
+    using = tables.database()
     with transaction.atomic(using=using):
         # Neither pruned nor edited meanwhile.
-        locked = states.lock(ids)
+        locked = tables.lock(ids)
         rows = SearchValue.objects.using(using).filter(event_id__in=locked)
         stored = {tuple(value): pk for pk, *value in rows.values_list("pk", *_COLUMNS)}
-        names = states.rows().filter(pk__in=locked).values_list("pk", "name")
+        names = tables.rows().filter(pk__in=locked).values_list("pk", "name")
         searched = [pk for pk, name in names if search_values.paths_of(name)]
-        events = states.rows().filter(pk__in=searched).defer("detail")
+        events = tables.rows().filter(pk__in=searched).defer("detail")
         wanted = {
             value
             for event in events.prefetch_related("revision_set")

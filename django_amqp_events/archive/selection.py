@@ -16,7 +16,7 @@ from ..databases import parts
 from ..models import ArchivedEvent, FailureGroup, SearchValue, State, clean
 from ..options import is_path
 from ..reasons import Reason
-from . import states
+from . import tables
 from .search_values import KEPT_CHARACTERS, as_text, declared_paths
 
 #: Shortest beginning of a UUID that may stand for the whole.
@@ -81,7 +81,7 @@ class Selection:
 
     def filters(self) -> list[Reason]:
         """Describe the filters, without search values, which not everyone may see."""
-        named = FailureGroup.objects.using(states.database()).filter(pk__in=self.groups)
+        named = FailureGroup.objects.using(tables.database()).filter(pk__in=self.groups)
         paths = [SearchTerm.parse(term).path for term in self.search]
         values: dict[str, Iterable[Any]] = {
             "handler": self.handlers,
@@ -102,7 +102,7 @@ class Selection:
 
     def queryset(self) -> QuerySet[ArchivedEvent]:
         """Return the matching events."""
-        events = states.rows()
+        events = tables.rows()
         exact: dict[str, Any] = {
             "handler__in": self.handlers,
             "name__in": self.events,
@@ -229,7 +229,7 @@ def sort_few(order: Iterable[Any]) -> list[Any]:
 
 def starts_with(column: str, text: str, using: str | None = None) -> Q:
     """Match the beginning of a text column in the way that this database has an index for."""
-    if connections[using or states.database()].vendor == "postgresql":
+    if connections[using or tables.database()].vendor == "postgresql":
         return Q(**{f"{column}__startswith": text})
     # SQLite's LIKE ignores case, so it ignores the index too.
     return Q(**{f"{column}__gte": text, f"{column}__lt": text + "\U0010ffff"})
@@ -245,14 +245,14 @@ def expand_id(text: str) -> list[str]:
     bounds = uuid_range(digits)
     if bounds is None or not SHORTEST_UUID <= len(digits) < 32:
         return []
-    if states.rows().filter(event_id=text).exists():
+    if tables.rows().filter(event_id=text).exists():
         return [text]
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
     dashed = "-".join(filter(None, parts))
-    events = states.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
+    events = tables.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
     events = events.annotate(length=Length("event_id")).filter(length=36).order_by()
     ids = list(events.values_list("event_id", flat=True).distinct()[:3])
-    rows = states.rows().filter(pk__range=bounds).exclude(event_id__in=ids)
+    rows = tables.rows().filter(pk__range=bounds).exclude(event_id__in=ids)
     return ids + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:3]]
 
 

@@ -14,23 +14,17 @@ nothing is changed. The return value says what was. Nothing here uses the broker
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final
 from uuid import UUID, uuid4
 
-from django.db import OperationalError, connections, router, transaction
+from django.db import transaction
 from django.db.models import Case, Exists, F, Max, OuterRef, QuerySet, Value, When
 
-from .. import databases
-from ..backoff import Backoff
-from ..databases import is_conflict, is_locked, parts, pieces
-from ..exceptions import ConfigurationError
+from ..databases import parts, pieces
 from ..models import (
     LENGTH,
     ArchiveAction,
@@ -41,12 +35,9 @@ from ..models import (
     clean,
 )
 from ..reasons import Reason
-from . import search_values
+from . import search_values, tables
 from .groups import group_counts
-from .groups.group_counts import CountedEvent, counted_event
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from .groups.group_counts import counted_event
 
 #: The version of each event by its id, as the caller saw it.
 Seen = Mapping[UUID, int]
@@ -55,12 +46,6 @@ Seen = Mapping[UUID, int]
 BATCH: Final = 500
 #: Most characters of the reason of a decision: each of its events keeps a copy.
 REASON_CHARACTERS: Final = 1_000
-#: Attempts at a transaction that conflicts with another one.
-TRIES: Final = 10
-#: Seconds after which a transaction that finds the database locked is not tried again.
-LOCKED_SECONDS: Final = 15.0
-#: Delays between tries of a transaction that finds the database locked.
-LOCK_BACKOFF: Final = Backoff(0.02, 0.5)
 _Action = ArchiveAction.Action
 _Replay = Replay.State
 
@@ -93,78 +78,6 @@ class UnpublishedReplay:
     general: bool = False
 
 
-def database() -> str:
-    """Return the alias of the archive's tables."""
-    return router.db_for_write(ArchivedEvent)
-
-
-def rows() -> QuerySet[ArchivedEvent]:
-    """Return the archived events, read where they are written: never from a replica."""
-    return ArchivedEvent.objects.using(database())
-
-
-def clock() -> datetime:
-    """Return the database's time, so that leases do not depend on the clocks of hosts."""
-    return databases.clock(database())
-
-
-def check_no_transaction() -> None:
-    """Refuse to run inside a transaction, whose rollback would undo a claim.
-
-    Raises:
-        ConfigurationError: a transaction is open.
-    """
-    connection = connections[database()]
-    autocommit = connection.in_atomic_block or connection.get_autocommit()
-    if databases.in_transaction(connection) or not autocommit:
-        raise ConfigurationError(Reason("in-transaction", database=repr(database())))
-
-
-def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:
-    """Repeat a function that is one transaction while the database ends it for another one.
-
-    While the database is locked, it is repeated for :data:`LOCKED_SECONDS` seconds.
-    """
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        conflicts = waits = 0
-        end = time.monotonic() + LOCKED_SECONDS
-        while True:
-            try:
-                return function(*args, **kwargs)
-            except OperationalError as exc:
-                if connections[database()].in_atomic_block:
-                    raise
-                if is_locked(exc) and time.monotonic() < end:
-                    time.sleep(LOCK_BACKOFF.delay(waits) * random.uniform(0.5, 1))
-                    waits += 1
-                elif is_conflict(exc) and conflicts < TRIES - 1:
-                    conflicts += 1
-                else:
-                    raise
-
-    return run
-
-
-def lock(ids: Iterable[UUID]) -> dict[UUID, CountedEvent]:
-    """Lock rows in the order of their ids, and return what counts depend on of those that exist.
-
-    Every transaction of several rows begins with it; otherwise a mirror and a replay of the same
-    events could deadlock. SQLite has one writer at a time and fails a transaction that begins by
-    reading while another one writes, so it begins with an UPDATE of nothing.
-    """
-    return group_counts.counted_events(_locked(ids))
-
-
-def _locked(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
-    events = rows().filter(pk__in=list(ids)).order_by("pk")
-    if connections[database()].features.has_select_for_update:
-        return events.select_for_update()
-    rows().filter(pk=UUID(int=0)).update(version=F("version"))
-    return events
-
-
 @contextmanager
 def _locking(
     ids: Iterable[UUID], *, now: datetime, without: Iterable[str] = ArchivedEvent.LARGE
@@ -174,12 +87,12 @@ def _locking(
     It changes the events here and in the database alike. They are read once, in the order of
     their ids, without the columns *without*.
     """
-    with transaction.atomic(using=database()):
-        events = {event.pk: event for event in _locked(ids).defer(*without)}
+    with transaction.atomic(using=tables.database()):
+        events = {event.pk: event for event in tables.locked(ids).defer(*without)}
         before = {pk: counted_event(event) for pk, event in events.items()}
         yield events
         after = {pk: counted_event(event) for pk, event in events.items()}
-        group_counts.record_changes(before, after, now=now, using=database())
+        group_counts.record_changes(before, after, now=now, using=tables.database())
 
 
 #: The event has no replay that may be underway or was not published.
@@ -198,7 +111,7 @@ def _change(
     if not events:
         return
     values = {"state": state, "state_since": now, **values}
-    rows().filter(pk__in=[event.pk for event in events]).update(
+    tables.rows().filter(pk__in=[event.pk for event in events]).update(
         version=F("version") + 1, replays=F("replays") + replays, **values
     )
     for event in events:
@@ -211,7 +124,7 @@ def _change(
 # -- publishing ---------------------------------------------------------------------------
 
 
-@retry_on_conflict
+@tables.retry_on_conflict
 def claim(
     seen: Seen,
     *,
@@ -240,7 +153,7 @@ def claim(
     """
     if not seen:
         return []
-    check_no_transaction()
+    tables.check_no_transaction()
     token, before = uuid4(), State.REPLAYING if force else State.ARCHIVED
     by, reason = clean(by, LENGTH), clean(reason)
     with _locking(seen, now=now, without=["detail"]) as events:
@@ -260,7 +173,7 @@ def claim(
         _change(new.values(), State.QUEUED, now, replays=1, claim=token, **_NO_ERROR)
         # The places of a batch are taken by replays of the same ids.
         taken = [pending[pk].pk for pk in wanted if pk in pending]
-        _replays().filter(pk__in=taken)._raw_delete(database())  # noqa: SLF001
+        _replays().filter(pk__in=taken)._raw_delete(tables.database())  # noqa: SLF001
         _take_places(again, pending)
         _queue(again, handlers)
         started = {
@@ -289,7 +202,7 @@ def claim(
     return _claimed(claimed, forced=force)
 
 
-@retry_on_conflict
+@tables.retry_on_conflict
 def reclaim(
     *,
     service: str,
@@ -309,12 +222,14 @@ def reclaim(
         ConfigurationError: a transaction is open.
     """
     token = uuid4()
-    waiting = rows().filter(state=State.QUEUED, state_since__lt=since_before, service=service)
+    waiting = tables.rows().filter(
+        state=State.QUEUED, state_since__lt=since_before, service=service
+    )
     oldest = waiting.order_by("state_since", "pk").values_list("pk", "body_size")[:limit]
     ids = next(pieces(oldest, count=limit, size=size), [])
     if not ids:
         return []
-    check_no_transaction()
+    tables.check_no_transaction()
     with _locking(ids, now=now, without=["detail"]) as events:
         # Of rows that another process has claimed meanwhile, state_since has changed.
         left = {
@@ -332,7 +247,7 @@ def reclaim(
     return _claimed(replays)
 
 
-@retry_on_conflict
+@tables.retry_on_conflict
 def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
     """Record that the broker has confirmed replays; an outcome that came before is kept."""
     ids = [taken.replay.pk for taken in claimed]
@@ -354,7 +269,7 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
         _change(confirmed, State.REPLAYING, now, **_NO_ERROR)
 
 
-@retry_on_conflict
+@tables.retry_on_conflict
 def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> None:
     """Return replays that were not published or not confirmed to *archived*.
 
@@ -382,13 +297,13 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
             [unsent.claimed.replay for unsent in back.values()],
             ["state", "number", "version", "publishes", "error"],
         )
-        rows().bulk_update(
+        tables.rows().bulk_update(
             [events[pk] for pk in back],
             ["state", "state_since", "version", "error", "unconfirmed"],
         )
 
 
-@retry_on_conflict
+@tables.retry_on_conflict
 def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     """Record that replays succeeded, by replay id and the worker's time; it is final.
 
@@ -420,7 +335,7 @@ def failed_again(ends: Mapping[UUID, datetime]) -> None:
 
 def _current_replays(events: Mapping[UUID, ArchivedEvent]) -> dict[UUID, Any]:
     """Return the current replay of each of these events that has one, with its revision."""
-    actions = ArchiveAction.objects.using(database())
+    actions = ArchiveAction.objects.using(tables.database())
     by_force = actions.filter(replay=OuterRef("pk"), action=_Action.FORCE)
     newest = (
         _replays()
@@ -484,7 +399,7 @@ def _revise(
     event: ArchivedEvent, edit: Revision, *, by: str, reason: str, now: datetime
 ) -> Revision:
     """Add the next revision of an event that this transaction has claimed."""
-    revisions = Revision.objects.using(database())
+    revisions = Revision.objects.using(tables.database())
     last = revisions.filter(event=event).aggregate(last=Max("number"))["last"]
     revision = revisions.create(
         pk=uuid4(),
@@ -497,7 +412,7 @@ def _revise(
         reason=reason,
     )
     pairs = search_values.in_payload(event.name, revision.payload)
-    search_values.store(((event.pk, *pair) for pair in pairs), using=database())
+    search_values.store(((event.pk, *pair) for pair in pairs), using=tables.database())
     return revision
 
 
@@ -510,7 +425,7 @@ def _end(ends: Mapping[UUID, datetime], state: Replay.State) -> None:
     for replay in to_end:
         replay.finished_at = ends[replay.pk]
     _replays().bulk_update(to_end, ["finished_at"])
-    ended.update(state=state, error=None, settled_at=clock())
+    ended.update(state=state, error=None, settled_at=tables.clock())
 
 
 def replays() -> QuerySet[Replay]:
@@ -519,7 +434,7 @@ def replays() -> QuerySet[Replay]:
 
 
 def _replays() -> QuerySet[Replay]:
-    return Replay.objects.using(database())
+    return Replay.objects.using(tables.database())
 
 
 def _pending(batch: UUID | None, events: Iterable[UUID]) -> dict[UUID, Replay]:
@@ -565,7 +480,7 @@ def _decide(
     return decided
 
 
-@retry_on_conflict
+@tables.retry_on_conflict
 def _decide_part(
     seen: Seen, before: State, action: ArchiveAction.Action, *, by: str, reason: str, now: datetime
 ) -> list[UUID]:
@@ -599,7 +514,7 @@ def _record_actions(
     now: datetime,
     batch: UUID | None = None,
 ) -> None:
-    ArchiveAction.objects.using(database()).bulk_create(
+    ArchiveAction.objects.using(tables.database()).bulk_create(
         ArchiveAction(
             event_id=pk,
             at=now,

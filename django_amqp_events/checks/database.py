@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.conf import settings as django_settings
 from django.db import DEFAULT_DB_ALIAS, connections, router
 
-from ..archive import states
+from ..archive import tables
 from ..conf import Settings
 from ..declare.registry import Registry
 from ..models.inbox import InboxEntry
@@ -50,7 +50,7 @@ def check_archive_database(project: Project) -> Iterator[Problem]:
     """Handlers whose failed events no database can store (W014)."""
     if not project.registry.handlers:
         return
-    alias = states.database()
+    alias = tables.database()
     if not _exists(alias):
         yield Problem(
             "W014",
@@ -101,7 +101,7 @@ def used_databases(settings: Settings, registry: Registry) -> list[str]:
     handlers = registry.handlers.values()
     used = [handler.using or settings.database for handler in handlers if handler.once]
     if handlers:
-        used.append(states.database())
+        used.append(tables.database())
     if settings.publish == "outbox":
         used.append(settings.database)
     return list(dict.fromkeys(used))

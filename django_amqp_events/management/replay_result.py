@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from ..archive import eligibility, selection, states
+from ..archive import eligibility, selection, tables
 from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..declare.registry import Handler
@@ -128,7 +128,7 @@ class Result:
     def _show_outcomes(self, command: ReportCommand) -> None:
         command.tell(self.outcomes())
         shown = self.failed if command.verbosity > 1 else self.failed[:SHOWN]
-        failed = states.rows().filter(pk__in=shown).defer(*ArchivedEvent.LARGE)
+        failed = tables.rows().filter(pk__in=shown).defer(*ArchivedEvent.LARGE)
         for event in failed:
             command.tell(f"  {event}: {event.exception or event.reason}: {event.message}")
         if self.pending and self.pending == len(self.report.published):

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from ..archive import eligibility, states
+from ..archive import eligibility, states, tables
 from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid, sort_few
 from ..broker import topology
 from ..broker.topology import Queue
@@ -135,7 +135,7 @@ def locate(
         DatabaseError: a database is unreachable.
     """
     value = clean(value)
-    archived = states.rows() if events is None else events
+    archived = tables.rows() if events is None else events
     archived = archived.defer(*ArchivedEvent.LARGE)
     archived = archived.order_by(*sort_few(["-last_failed_at", "-pk"]))
     wanted = _matching(value, archived.db, by_value=by_value)
@@ -297,7 +297,7 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
 def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
     """Yield what batches have not published."""
     by_id = {event.pk: event for event in events}
-    rows = Replay.objects.using(states.database()).filter(event__in=by_id, number=None)
+    rows = Replay.objects.using(tables.database()).filter(event__in=by_id, number=None)
     large = [f"batch__{name}" for name in ReplayBatch.LARGE]
     for row in rows.select_related("batch").defer(*large).order_by("-requested_at")[:ROWS]:
         event, batch = by_id[row.event_id], row.batch

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from django.db.models import Count, Q, QuerySet
 
-from ..archive import states
+from ..archive import tables
 from ..archive.groups import group_counts
 from ..models import ArchivedEvent, FailureGroup, State
 
@@ -53,7 +53,7 @@ class OpenEvents:
 def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents:
     """Count open events, up to *cap*, in five queries."""
     now = now or datetime.now(UTC)
-    events = states.rows().filter(state=State.ARCHIVED)
+    events = tables.rows().filter(state=State.ARCHIVED)
     edges = [Q(last_failed_at__gt=now - age) for age in AGES]
     bounds = [edges[0], *(~before & here for before, here in pairwise(edges)), ~edges[-1]]
     newest = events.order_by("-last_failed_at", "-pk").only("pk", "last_failed_at")
@@ -68,7 +68,7 @@ def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents
         capped=total > cap,
         ages=tuple(counted[f"age_{place}"] for place in range(len(bounds))),
         oldest=first,
-        unconfirmed=capped(states.rows().filter(unconfirmed=True), cap),
+        unconfirmed=capped(tables.rows().filter(unconfirmed=True), cap),
         new_hour=new_since(now - HOUR, READ_ROWS, NEWEST_FAILURES),
         new_day=new_since(now - DAY, READ_ROWS, NEWEST_FAILURES),
     )
@@ -99,7 +99,7 @@ def newest_failure(now: datetime, *, service: str) -> datetime | None:
 
 
 def _of(service: str) -> QuerySet[ArchivedEvent]:
-    rows = states.rows()
+    rows = tables.rows()
     return rows.filter(service=service) if service else rows
 
 
@@ -120,7 +120,7 @@ def hourly_series(now: datetime) -> Series:
     """Return the changes of the last 24 hours, in one query."""
     last = group_counts.hour_of(now)
     begins = tuple(last - HOUR * back for back in reversed(range(24)))
-    totals = group_counts.hourly_totals(since=begins[0], using=states.database())
+    totals = group_counts.hourly_totals(since=begins[0], using=tables.database())
     counts = [totals.get(hour, {}) for hour in begins]
     names = ("archived", "succeeded", "discarded")
     return Series(
@@ -130,5 +130,5 @@ def hourly_series(now: datetime) -> Series:
 
 def top_groups(number: int = 10) -> list[FailureGroup]:
     """Return the groups with the most open events by their stored counts, in one query."""
-    groups = FailureGroup.objects.using(states.database()).filter(open__gt=0)
+    groups = FailureGroup.objects.using(tables.database()).filter(open__gt=0)
     return list(groups.order_by("-open", "-last_seen", "-pk")[:number])

@@ -16,8 +16,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_amqp_events.admin.action_pages import encode_selection
-from django_amqp_events.archive import search_index
-from django_amqp_events.archive import states as event_states
+from django_amqp_events.archive import search_index, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
@@ -256,7 +255,7 @@ def _batches(now: datetime) -> dict[str, Any]:
     """Create a draft, a running, a paused and a finished batch."""
     made: dict[str, Any] = {}
     title = "All with handler send_invoice, failed day"
-    open_ones = event_states.rows().filter(state=State.ARCHIVED)
+    open_ones = tables.rows().filter(state=State.ARCHIVED)
     found = open_ones.filter(handler="send_invoice")
     draft = batch_states.freeze(
         open_ones, by="ada", title="All that are open, failed day", criteria=Selection()

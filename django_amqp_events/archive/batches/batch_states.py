@@ -41,10 +41,10 @@ from ...conf import get_settings
 from ...databases import Moment, check_commits, delete_by_id, sliced
 from ...models import LENGTH, ArchivedEvent, Replay, ReplayBatch, ReplayBatchAction, clean
 from ...reasons import Reason
-from .. import states
+from .. import states, tables
 from ..eligibility import Skipped
 from ..selection import Selection
-from ..states import database
+from ..tables import database
 
 #: Default percentage of failures among the last outcomes that pauses a batch.
 THRESHOLD: Final = 20
@@ -90,7 +90,7 @@ def events(batch: UUID) -> QuerySet[Replay]:
 # -- creating -----------------------------------------------------------------------------
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def freeze(
     events_to_copy: QuerySet[ArchivedEvent],
     *,
@@ -119,7 +119,7 @@ def freeze(
             service=service,
             title=title or (criteria.title() if criteria is not None else None),
             criteria=None if criteria is None else criteria.as_json(),
-            created_at=states.clock(),
+            created_at=tables.clock(),
             created_by=clean(by, LENGTH),
         )
         batch.total = batch.pending = _copy(batch, events_to_copy)
@@ -149,7 +149,7 @@ def _copy(batch: ReplayBatch, events_to_copy: QuerySet[ArchivedEvent]) -> int:
         "publishes": Value(0),
         **dict.fromkeys(("handler", "reason", "error"), Value("")),
     }
-    rows = states.rows().filter(pk__in=chosen).order_by()
+    rows = tables.rows().filter(pk__in=chosen).order_by()
     rows = rows.annotate(**{f"to_{name}": value for name, value in values.items()})
     query = rows.values(*(f"to_{name}" for name in values)).query
     try:
@@ -222,7 +222,7 @@ def start(
         ValueError: an option is invalid.
     """
     check(reason=reason, rate=rate, canary=canary, threshold=threshold)
-    now = states.clock()
+    now = tables.clock()
     return _change(
         pk,
         _Action.START,
@@ -254,18 +254,18 @@ def resume(pk: UUID, *, by: str) -> bool:
 
     The canary counts as succeeded, and earlier outcomes do not count for the failure threshold.
     """
-    return _change(pk, _Action.RESUME, by=by, trusted=True, resumed_at=states.clock())
+    return _change(pk, _Action.RESUME, by=by, trusted=True, resumed_at=tables.clock())
 
 
 def cancel(pk: UUID, *, by: str) -> bool:
     """Cancel a batch; events not published yet stay archived. Return True if this call did it."""
-    return _change(pk, _Action.CANCEL, by=by, finished_at=states.clock())
+    return _change(pk, _Action.CANCEL, by=by, finished_at=tables.clock())
 
 
 def finish(pk: UUID, runner: UUID, *, note: Reason | str | None = None) -> bool:
     """Finish a batch that this runner holds; return True if this call did it."""
     mine = Q(runner=runner)
-    return _change(pk, _Action.FINISH, by="", note=note, only=mine, finished_at=states.clock())
+    return _change(pk, _Action.FINISH, by="", note=note, only=mine, finished_at=tables.clock())
 
 
 #: No runner holds the batch.
@@ -280,7 +280,7 @@ _CHANGES: Final[Mapping[ReplayBatchAction.Action, tuple[Sequence[str], str]]] = 
 }
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def _change(
     pk: UUID,
     action: ReplayBatchAction.Action,
@@ -306,7 +306,7 @@ def _note(
     pk: UUID, action: ReplayBatchAction.Action, *, by: str, note: Reason | str | None = None
 ) -> None:
     ReplayBatchAction.objects.using(database()).create(
-        batch_id=pk, at=states.clock(), action=action, by=clean(by, LENGTH), note=note
+        batch_id=pk, at=tables.clock(), action=action, by=clean(by, LENGTH), note=note
     )
 
 
@@ -315,7 +315,7 @@ def _note(
 
 def lease(service: str, runner: UUID, seconds: float) -> list[UUID]:
     """Lease running batches that no process holds, by the database's clock; return the new ones."""
-    now = states.clock()
+    now = tables.clock()
     free = rows().filter(
         Q(leased_until=None) | Q(leased_until__lt=now), service=service, state=_Batch.RUNNING
     )
@@ -330,7 +330,7 @@ def lease(service: str, runner: UUID, seconds: float) -> list[UUID]:
 def renew(pk: UUID, runner: UUID, seconds: float) -> ReplayBatch | None:
     """Renew the lease of a batch; return ``None`` if it ended or another process holds it."""
     mine = rows().filter(pk=pk, runner=runner, state=_Batch.RUNNING)
-    if not mine.update(leased_until=states.clock() + timedelta(seconds=seconds)):
+    if not mine.update(leased_until=tables.clock() + timedelta(seconds=seconds)):
         return None
     return mine.defer(*ReplayBatch.LARGE).first()
 
@@ -386,7 +386,7 @@ def count(pk: UUID) -> dict[str, int]:
     """Count the events of a batch by state, and store the counts in its row for pages."""
     by_state = events(pk).order_by().values_list("state").annotate(count=Count("pk"))
     counts = {**dict.fromkeys(_Replay.values, 0), **dict(by_state)}
-    rows().filter(pk=pk).update(**counts, counted_at=states.clock())
+    rows().filter(pk=pk).update(**counts, counted_at=tables.clock())
     return counts
 
 
@@ -395,7 +395,7 @@ def awaiting_outcomes(service: str) -> list[UUID]:
 
     Those whose counts are the oldest come first, so that each has its turn.
     """
-    recent = states.clock() - timedelta(days=7)
+    recent = tables.clock() - timedelta(days=7)
     unfinished = rows().filter(
         Q(finished_at=None) | Q(finished_at__gte=recent),
         Q(published__gt=0) | Q(queued__gt=0),
@@ -458,7 +458,7 @@ def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayB
     )
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def delete_batch(batches: QuerySet[ReplayBatch]) -> bool:
     """Delete one portion of a batch; return True if the batch is gone.
 

@@ -20,7 +20,7 @@ from ...declare.registry import Handler
 from ...exceptions import AmqpEventsError
 from ...models import ArchivedEvent, Replay, ReplayBatch, State, clean
 from ...reasons import Reason
-from .. import eligibility, states
+from .. import eligibility, tables
 from . import batch_states
 
 #: Most groups that are examined; events in further ones are undecided.
@@ -81,7 +81,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         undecided -= len(examined.events) + len(examined.skipped)
     depths, problem = _depths(settings, {handler.queue for handler in targets})
     plan = {
-        "at": states.clock().isoformat(),
+        "at": tables.clock().isoformat(),
         "eligible": targets.total(),
         "undecided": max(0, undecided),
         "skipped": [
@@ -172,7 +172,7 @@ def _examples(batch: ReplayBatch, groups: list[dict[str, Any]]) -> dict[int | No
     )
     by_id = {
         event.pk: event
-        for event in states.rows().filter(pk__in=set(firsts.values())).defer(*ArchivedEvent.LARGE)
+        for event in tables.rows().filter(pk__in=set(firsts.values())).defer(*ArchivedEvent.LARGE)
     }
     return {first: by_id[pk] for first, pk in firsts.items() if pk in by_id}
 

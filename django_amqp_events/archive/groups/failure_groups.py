@@ -20,7 +20,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from ...callables import nothing
 from ...databases import check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
-from .. import states
+from .. import tables
 from . import group_counts
 from .fingerprint import VERSION, Fingerprint, fingerprint
 
@@ -39,7 +39,7 @@ _PARTS: Final = ("service", "handler", "exception", "reason", "location")
 
 def groups() -> QuerySet[FailureGroup]:
     """Return the groups, read where they are written: never from a replica."""
-    return FailureGroup.objects.using(states.database())
+    return FailureGroup.objects.using(tables.database())
 
 
 def fingerprint_of(event: ArchivedEvent) -> Fingerprint:
@@ -77,9 +77,9 @@ def assign_groups(
 
 def fold_all_counts(stop: Callable[[], bool] = nothing) -> int:
     """Fold all group count changes into their groups; return how many were folded."""
-    fold = states.retry_on_conflict(group_counts.fold_changes)
+    fold = tables.retry_on_conflict(group_counts.fold_changes)
     total = 0
-    while not stop() and (done := fold(using=states.database(), now=datetime.now(UTC))):
+    while not stop() and (done := fold(using=tables.database(), now=datetime.now(UTC))):
         total += done
     return total
 
@@ -89,8 +89,8 @@ def group_ungrouped() -> int:
 
     They count in the hour of their last failure.
     """
-    check_commits(states.database())
-    missing = states.rows().filter(group__isnull=True).order_by("-last_failed_at", "-pk")
+    check_commits(tables.database())
+    missing = tables.rows().filter(group__isnull=True).order_by("-last_failed_at", "-pk")
     ids = list(missing.values_list("pk", flat=True)[:EVENTS_PER_TRANSACTION])
     return _move(ids) if ids else 0
 
@@ -126,14 +126,14 @@ def rebuild(
     wrote about a group moves with its events. Everything else may run meanwhile.
     """
     rebuilt = Rebuilt()
-    using = states.database()
+    using = tables.database()
     check_commits(using)
     last: UUID | None = None
     while True:
         if stop():
             rebuilt.stopped = True
             return rebuilt
-        rows = states.rows().order_by("pk")
+        rows = tables.rows().order_by("pk")
         if last is not None:
             rows = rows.filter(pk__gt=last)
         events = list(rows.only("pk", "group_id", *_PARTS)[:batch_size])
@@ -144,7 +144,7 @@ def rebuild(
         if wrong := [event.pk for event in events if event.group_id != fingerprint_of(event).id]:
             rebuilt.moved += _move(wrong)
         progress(rebuilt)
-    correct = states.retry_on_conflict(group_counts.recount)
+    correct = tables.retry_on_conflict(group_counts.recount)
     rebuilt.corrected = correct(using=using, now=datetime.now(UTC))
     fold_all_counts(stop)
     outdated = _empty().exclude(algorithm=VERSION)
@@ -160,7 +160,7 @@ def prune(*, before: datetime | None, service: str) -> int:
     Args:
         before: groups whose last failure was earlier; ``None`` keeps all.
     """
-    using = states.database()
+    using = tables.database()
     check_commits(using)
     fold_all_counts()
     group_counts.delete_old_hours(
@@ -172,7 +172,7 @@ def prune(*, before: datetime | None, service: str) -> int:
     return _delete(list(old.values_list("pk", flat=True)))
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def write(
     pk: UUID, *, seen: int, by: str, now: datetime, note: str, assignee: str, ticket: str
 ) -> list[str] | None:
@@ -184,7 +184,7 @@ def write(
     Returns:
         the names of the changed texts; ``None`` if the group has been changed or deleted since.
     """
-    using = states.database()
+    using = tables.database()
     given = {
         "note": clean(note),
         "assignee": clean(assignee, LENGTH),
@@ -235,7 +235,7 @@ def history(group: FailureGroup, limit: int) -> list[Step]:
     Args:
         limit: most entries; decisions are read from the newest :data:`DECISIONS` events.
     """
-    using = states.database()
+    using = tables.database()
     written = GroupAction.objects.using(using).filter(group=group).order_by("-at", "-pk")[:limit]
     steps = [
         Step(at=row.at, what=row.get_action_display(), by=row.by, text=row.text) for row in written
@@ -259,14 +259,14 @@ def history(group: FailureGroup, limit: int) -> list[Step]:
     return sorted(steps, key=lambda step: step.at, reverse=True)[:limit]
 
 
-@states.retry_on_conflict
+@tables.retry_on_conflict
 def _move(ids: Collection[UUID]) -> int:
     now = datetime.now(UTC)
-    using = states.database()
+    using = tables.database()
     with transaction.atomic(using=using):
-        before = states.lock(ids)
+        before = tables.lock(ids)
         listed = list(
-            states.rows().filter(pk__in=before).only(*_PARTS, "group_id", "last_failed_at")
+            tables.rows().filter(pk__in=before).only(*_PARTS, "group_id", "last_failed_at")
         )
         moved = [event for event in listed if event.group_id != fingerprint_of(event).id]
         failed = {event.pk: [event.last_failed_at] for event in moved}
@@ -275,7 +275,7 @@ def _move(ids: Collection[UUID]) -> int:
         for event in moved:
             together[fingerprint_of(event).id].append(event.pk)
         for group, members in together.items():
-            states.rows().filter(pk__in=members).update(group=group)
+            tables.rows().filter(pk__in=members).update(group=group)
             _copy_notes({before[pk].group for pk in members}, group)
         group_counts.record_changes(
             {pk: before[pk] for pk in failed},
@@ -297,7 +297,7 @@ def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
 
 
 def _empty() -> QuerySet[FailureGroup]:
-    events = ArchivedEvent.objects.using(states.database()).filter(group=OuterRef("pk"))
+    events = ArchivedEvent.objects.using(tables.database()).filter(group=OuterRef("pk"))
     return groups().filter(~Exists(events))
 
 
@@ -306,7 +306,7 @@ def _delete(ids: Collection[UUID]) -> int:
     for pk in ids:
         try:
             # Each in a savepoint: a group that gets an event meanwhile is kept.
-            with transaction.atomic(using=states.database()):
+            with transaction.atomic(using=tables.database()):
                 groups().filter(pk=pk).delete()
         except IntegrityError:
             continue

@@ -20,7 +20,7 @@ from argparse import ArgumentParser
 from typing import Any, Final
 
 from django_amqp_events import conf
-from django_amqp_events.archive import states
+from django_amqp_events.archive import tables
 from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, columns
@@ -85,7 +85,7 @@ class Command(ReportCommand):
             with_open = with_open.filter(open_now__gt=0)
         groups = list(with_open.order_by("-last_seen", "-pk")[: limit + 1])
         more, groups = len(groups) > limit, groups[:limit]
-        ungrouped = states.rows().filter(group__isnull=True).exists()
+        ungrouped = tables.rows().filter(group__isnull=True).exists()
 
         def show() -> None:
             if not groups:

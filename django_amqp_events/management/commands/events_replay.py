@@ -46,7 +46,7 @@ from uuid import UUID
 from django.db import Error
 
 from django_amqp_events import conf, service_loop
-from django_amqp_events.archive import editing, eligibility, replay, selection, states
+from django_amqp_events.archive import editing, eligibility, replay, selection, states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Rule, Skipped
 from django_amqp_events.archive.groups import failure_groups
@@ -239,11 +239,11 @@ class Command(ReportCommand):
         """Refuse handlers, reasons and groups that do not exist; complete shortened ids."""
         handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
         for name in wanted.handlers:
-            if name not in handlers and not states.rows().filter(handler=name).exists():
+            if name not in handlers and not tables.rows().filter(handler=name).exists():
                 hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
                 raise self.wrong(f"there is no handler {name!r} and no event of it{hint}")
         for name in wanted.reasons:
-            if name not in replay.REASONS and not states.rows().filter(reason=name).exists():
+            if name not in replay.REASONS and not tables.rows().filter(reason=name).exists():
                 hint = suggestion(name, replay.REASONS) or "."
                 every = ", ".join(sorted(replay.REASONS))
                 raise self.wrong(f"there is no reason {name!r}{hint} Reasons: {every}")
@@ -308,7 +308,7 @@ class Command(ReportCommand):
         ]
         for column, name, alone in names:
             if not alone.queryset().exists():
-                values = states.rows().order_by().values_list(column, flat=True).distinct()[:1000]
+                values = tables.rows().order_by().values_list(column, flat=True).distinct()[:1000]
                 known = {word for value in values for word in (value, value.rpartition(".")[2])}
                 hint = suggestion(name, known)
                 self.stderr.write(f"no archived event has the {column} {name!r}{hint}")

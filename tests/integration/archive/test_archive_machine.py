@@ -30,13 +30,7 @@ from hypothesis.stateful import (
 )
 
 from django_amqp_events import conf, databases, service_loop
-from django_amqp_events.archive import (
-    eligibility,
-    replay,
-    retention,
-    row_writer,
-    states,
-)
+from django_amqp_events.archive import eligibility, replay, retention, row_writer, states, tables
 from django_amqp_events.archive.batches import batch_states, runner
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.groups import failure_groups, group_counts
@@ -152,7 +146,7 @@ class Archive(RuleBasedStateMachine):
             GroupHour,
             FailureGroup,
         ):
-            rows: Any = model.objects.using(states.database()).all()
+            rows: Any = model.objects.using(tables.database()).all()
             rows._raw_delete(rows.db)
         self.channel.queue_purge(QUEUE)
         self.channel.queue_purge(ARCHIVE)
@@ -279,7 +273,7 @@ class Archive(RuleBasedStateMachine):
     @rule(who=who)
     def look(self, who: str) -> None:
         """An operator opens the list; what follows is decided by it, however old it is."""
-        self.pages[who] = dict(states.rows().order_by("event_id").values_list("pk", "version"))
+        self.pages[who] = dict(tables.rows().order_by("event_id").values_list("pk", "version"))
 
     def seen(self, who: str, which: set[int]) -> dict[UUID, int]:
         return {
@@ -322,7 +316,7 @@ class Archive(RuleBasedStateMachine):
 
     @rule(who=who, start=st.booleans(), canary=st.sampled_from([None, 1]))
     def freeze(self, who: str, start: bool, canary: int | None) -> None:
-        batch = batch_states.freeze(states.rows().filter(state=State.ARCHIVED), by=who)
+        batch = batch_states.freeze(tables.rows().filter(state=State.ARCHIVED), by=who)
         self.batches.append(batch.pk)
         if start:
             assert batch_states.start(batch.pk, by=who, reason="fixed", canary=canary)
@@ -408,7 +402,7 @@ class Archive(RuleBasedStateMachine):
 
     @rule(ages=st.sets(st.sampled_from(["succeeded", "discarded", "archived", "batches"])))
     def prune(self, ages: set[str]) -> None:
-        rows = {row.pk: row for row in states.rows()}
+        rows = {row.pk: row for row in tables.rows()}
         now = self.clock.now()
         kept = now - timedelta(seconds=KEPT)
         open_batches = set(
@@ -417,7 +411,7 @@ class Archive(RuleBasedStateMachine):
             .values_list("pk", "created_at")
         )
         retention.prune(dict.fromkeys(ages, KEPT), service="billing", now=now)
-        gone = rows.keys() - set(states.rows().values_list("pk", flat=True))
+        gone = rows.keys() - set(tables.rows().values_list("pk", flat=True))
         for pk in gone:
             assert rows[pk].state in ages
             assert rows[pk].state_since < kept
@@ -441,9 +435,9 @@ class Archive(RuleBasedStateMachine):
     def holds(self) -> None:
         if not hasattr(self, "processes"):
             return
-        rows = {row.pk: row for row in states.rows().defer(*ArchivedEvent.LARGE)}
+        rows = {row.pk: row for row in tables.rows().defer(*ArchivedEvent.LARGE)}
         replays: dict[UUID, list[Replay]] = {pk: [] for pk in rows}
-        found = list(Replay.objects.using(states.database()).order_by("number"))
+        found = list(Replay.objects.using(tables.database()).order_by("number"))
         for each in found:
             if each.number is not None:
                 replays[each.event_id].append(each)
@@ -493,7 +487,7 @@ class Archive(RuleBasedStateMachine):
 
     def check_audit(self) -> None:
         actions = list(
-            ArchiveAction.objects.using(states.database())
+            ArchiveAction.objects.using(tables.database())
             .order_by("pk")
             .values_list("pk", "event_id", "action", "by", "reason", "replay", "at")
         )
@@ -511,7 +505,7 @@ class Archive(RuleBasedStateMachine):
         assert of_batch.keys() <= batches.keys()
         actions: dict[UUID, list[str]] = {pk: [] for pk in batches}
         for pk, action in (
-            ReplayBatchAction.objects.using(states.database())
+            ReplayBatchAction.objects.using(tables.database())
             .order_by("pk")
             .values_list("batch_id", "action")
         ):
@@ -564,13 +558,13 @@ class Archive(RuleBasedStateMachine):
             while self.channel.queue_declare(QUEUE, passive=True).message_count:
                 self.handle("succeeded", acks=True)
             self.mirror(dies=False)
-            if not states.rows().filter(state__in=(State.QUEUED, State.REPLAYING)).exists() and (
+            if not tables.rows().filter(state__in=(State.QUEUED, State.REPLAYING)).exists() and (
                 not batch_states.running("billing")
             ):
                 break
         self.fold()
         self.holds()
-        rows = {row.event_id: row for row in states.rows()}
+        rows = {row.event_id: row for row in tables.rows()}
         assert self.ledger.failed <= rows.keys() | self.ledger.pruned, "lost"
         open_rows = [row for row in rows.values() if row.state in group_counts.IN_PROGRESS]
         assert not open_rows, "a replay without an end"
@@ -579,7 +573,7 @@ class Archive(RuleBasedStateMachine):
             counts = batch_states.count(pk)
             assert sum(counts.values()) <= total
             assert not counts["queued"]
-        using = states.database()
+        using = tables.database()
         assert not group_counts.recount(using=using, now=self.clock.now())
         assert not self.channel.queue_declare(ARCHIVE, passive=True).message_count
 
@@ -614,7 +608,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def decide(seen: dict[UUID, int], **options: Any) -> list[UUID]:
             done: list[UUID] = real(seen, **options)
-            for pk, version in states.rows().filter(pk__in=done).values_list("pk", "version"):
+            for pk, version in tables.rows().filter(pk__in=done).values_list("pk", "version"):
                 Archive.ledger.decisions[pk, name] += 1
                 assert version == seen[pk] + 1, "decided by an old page"
             return done
@@ -675,9 +669,9 @@ def machine(
     Archive.reporter = ConfirmChannel(billing.app, timeout=20)
     real = databases.clock
     monkeypatch.setattr(
-        states,
+        tables,
         "clock",
-        lambda: real(states.database()) + timedelta(seconds=Archive.clock.ahead),
+        lambda: real(tables.database()) + timedelta(seconds=Archive.clock.ahead),
     )
     for module in (replay, eligibility, row_writer, retention, failure_groups):
         monkeypatch.setattr(module, "datetime", Archive.clock.datetime())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.archive import replay, states
+from django_amqp_events.archive import replay, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
 from tests.archive_rows import build
@@ -45,7 +45,7 @@ def fill(number: int) -> None:
 
 def begun(number: int, **more: Any) -> ReplayBatch:
     fill(number)
-    batch = batch_states.freeze(states.rows(), by="ada")
+    batch = batch_states.freeze(tables.rows(), by="ada")
     assert batch_states.start(batch.pk, by="ada", **{"reason": "fixed", "threshold": None, **more})
     return batch
 
@@ -56,7 +56,7 @@ def again(batch: ReplayBatch) -> ReplayBatch:
 
 def lapse(batch: ReplayBatch) -> None:
     """Let the lease of a runner expire."""
-    batch_states.rows().filter(pk=batch.pk).update(leased_until=states.clock())
+    batch_states.rows().filter(pk=batch.pk).update(leased_until=tables.clock())
 
 
 def taken(service: Service) -> Counter[tuple[str, str]]:
@@ -106,7 +106,7 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     after = dict(batch_states.events(batch.pk).values_list("event_id", "pk"))
     assert before.items() <= after.items()
     # All of them report, and the batch ends.
-    rows = {row.pk: row for row in states.rows()}
+    rows = {row.pk: row for row in tables.rows()}
     publish(billing, *(outcome(rows[pk], str(each)) for pk, each in after.items()))
     mirror_all(billing)
     wait_until(lambda: again(batch).state == "done", "the batch is done")
@@ -159,7 +159,7 @@ def test_a_database_that_fails_over(
 
 def test_two_runners_share_and_double_nothing(billing: Service, running: Processes) -> None:
     first = begun(600)
-    second = batch_states.freeze(states.rows(), by="bob")
+    second = batch_states.freeze(tables.rows(), by="bob")
     batch_states.start(second.pk, by="bob", reason="me too", threshold=None)
     processes = [running.start() for _ in range(2)]
     wait_until(
@@ -203,7 +203,7 @@ def test_the_dry_run_sees_the_queues(billing: Service, archive_database: Databas
     billing.consume(QUEUE, prefetch=1)
     wait_until(lambda: billing.ready(QUEUE) == 0, "it is delivered")
     billing.publish("", QUEUE)
-    plan = preview.preview_batch(batch_states.freeze(states.rows(), by="ada"))
+    plan = preview.preview_batch(batch_states.freeze(tables.rows(), by="ada"))
     (where,) = plan["handlers"]
     assert (where["queue"], where["events"], where["ready"], where["consumers"]) == (QUEUE, 3, 1, 1)
     assert plan["broker"] is None

@@ -16,7 +16,7 @@ from django.db import connections
 from django.test import override_settings
 
 from broker import Node
-from django_amqp_events.archive import replay, states
+from django_amqp_events.archive import replay, states, tables
 from django_amqp_events.archive.replay import Report
 from django_amqp_events.models import (
     ArchiveAction,
@@ -196,7 +196,7 @@ def test_clocks_of_hosts_do_not_matter(
     (row,) = archive(billing, 1)
     real, confirmed = replay._now, replay._confirmed
     monkeypatch.setattr(replay, "_now", lambda: real() - timedelta(hours=1))
-    monkeypatch.setattr(states, "datetime", None)
+    monkeypatch.setattr(tables, "datetime", None)
     swept: list[int] = []
 
     def meanwhile(*args: Any) -> Any:

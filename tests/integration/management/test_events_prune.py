@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django_celery_results.models import TaskResult
 
-from django_amqp_events.archive import retention, states
+from django_amqp_events.archive import retention, states, tables
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchiveAction,
@@ -75,7 +75,7 @@ def left() -> set[str]:
 
 
 def one_of_each() -> None:
-    with transaction.atomic(using=states.database()):
+    with transaction.atomic(using=tables.database()):
         for state in State:
             for days in (1, 40, 100, 4000):
                 event(state, days)
@@ -233,15 +233,15 @@ def test_oldest_first(prune):
 def test_event_restored_during_the_prune_stays(prune, monkeypatch):
     """Between the query for old rows and the lock."""
     row, other = event(State.DISCARDED, 100), event(State.DISCARDED, 100)
-    lock = states.lock
+    lock = tables.lock
 
     def restored(ids):
         if not ArchiveAction.objects.filter(action="restore").exists():
-            monkeypatch.setattr(states, "lock", lock)
+            monkeypatch.setattr(tables, "lock", lock)
             assert states.restore({row.pk: 0}, by="ada", reason="", now=datetime.now(UTC))
         return lock(ids)
 
-    monkeypatch.setattr(states, "lock", restored)
+    monkeypatch.setattr(tables, "lock", restored)
     assert retention.prune({State.DISCARDED: 86400.0}, service="billing").total == 1
     assert ArchivedEvent.objects.get().pk == row.pk
     assert ArchivedFailure.objects.get().event_id == row.pk

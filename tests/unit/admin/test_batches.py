@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import translation
 
-from django_amqp_events.archive import eligibility, states
+from django_amqp_events.archive import eligibility, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
@@ -60,7 +60,7 @@ def url(name: str, *args: Any, site: str = "admin") -> str:
 def drafted(number: int = 2, **more: Any) -> ReplayBatch:
     for _ in range(number):
         make(**more)
-    return batch_states.freeze(states.rows(), by="ada", title="a few")
+    return batch_states.freeze(tables.rows(), by="ada", title="a few")
 
 
 def running(number: int = 2, **more: Any) -> ReplayBatch:
@@ -88,7 +88,7 @@ def test_selected_events_are_frozen_and_the_dry_run_is_shown(ada: Client) -> Non
     assert "billing.send_invoice unknown unknown" in words
     assert "there is none here" in words
     assert "Start" in words
-    assert not states.rows().exclude(state=State.ARCHIVED).exists()
+    assert not tables.rows().exclude(state=State.ARCHIVED).exists()
 
 
 def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
@@ -150,7 +150,7 @@ def test_a_batch_of_a_group_names_it(may_see: bool) -> None:
     if may_see:
         user.user_permissions.add(Permission.objects.get(codename="view_failuregroup"))
     criteria = Selection(groups=[group.pk])
-    batch = batch_states.freeze(states.rows(), by="ada", title="a few", criteria=criteria)
+    batch = batch_states.freeze(tables.rows(), by="ada", title="a few", criteria=criteria)
     html = client_of(user).get(url("change", batch.pk)).content.decode()
     assert (f"/failuregroup/{group.pk}/" in html) == may_see
     assert (ticket in html) == may_see
@@ -270,7 +270,7 @@ def test_unknown_batch(ada: Client) -> None:
 
 def test_look_again(ada: Client) -> None:
     batch = drafted(3)
-    row = states.rows()[0]
+    row = tables.rows()[0]
     states.discard({row.pk: row.version}, by="bob", reason="x", now=datetime.now(UTC))
     ada.post(url("look", batch.pk))
     words = page(ada.get(url("change", batch.pk))).words
@@ -368,8 +368,8 @@ def test_batch_title_counts_matching_events(ada: Client, chosen: str, title: str
         service="billing",
         handler="send_invoice",
         exception="ValueError",
-        first_seen=states.clock(),
-        last_seen=states.clock(),
+        first_seen=tables.clock(),
+        last_seen=tables.clock(),
     )
     row = make(group=group)
     address = world.url("changelist") + "?" + chosen.format(group=group.pk)

@@ -23,7 +23,7 @@ from django.urls import reverse
 from django.utils import translation
 from django.utils.translation import gettext, gettext_lazy, override, trans_real
 
-from django_amqp_events.archive import eligibility, replay, states
+from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
@@ -279,7 +279,7 @@ def _written(language: str) -> list[Any]:
     rows = [make(event_id="7"), make(State.DISCARDED), make(State.QUEUED), make(handler="gone")]
     with override(language):
         since = datetime(2026, 1, 1, tzinfo=UTC)
-        batch = batch_states.freeze(states.rows(), by="", criteria=Selection(since=since))
+        batch = batch_states.freeze(tables.rows(), by="", criteria=Selection(since=since))
         with patch.object(preview, "session", _away):
             plan = preview.preview_batch(batch)
         seen = {row.pk: row.version for row in rows}
@@ -313,7 +313,7 @@ def _written(language: str) -> list[Any]:
         found = sorted(model.objects.annotate(raw=raw).values_list("raw", flat=True))
         assert any(found), (model, column)
         stored.append(found)
-    tables: tuple[Any, ...] = (
+    written: tuple[Any, ...] = (
         ArchiveAction,
         ArchivedFailure,
         Alert,
@@ -323,8 +323,8 @@ def _written(language: str) -> list[Any]:
         ReplayBatch,
         ArchivedEvent,
     )
-    for table in tables:
-        table._base_manager.all()._raw_delete("default")
+    for model in written:
+        model._base_manager.all()._raw_delete("default")
     for skipped in stored[0]["skipped"]:
         del skipped["title"]
     return stored
@@ -391,10 +391,10 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         name="shop.order.created",
         handled_at=datetime.now(UTC),
     )
-    draft = batch_states.freeze(states.rows(), by="ada", criteria=Selection(handlers=["book"]))
+    draft = batch_states.freeze(tables.rows(), by="ada", criteria=Selection(handlers=["book"]))
     preview.preview_batch(draft)
     running = batch_states.freeze(
-        states.rows(), by="ada", title=Selection(handlers=["book"]).title()
+        tables.rows(), by="ada", title=Selection(handlers=["book"]).title()
     )
     batch_states.start(running.pk, by="ada", reason="fixed", rate=2.5, canary=1, threshold=20)
     snapshot()

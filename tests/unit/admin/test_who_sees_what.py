@@ -25,7 +25,7 @@ from django_amqp_events import admin as pages
 from django_amqp_events import conf
 from django_amqp_events.admin import base
 from django_amqp_events.admin.action_pages import encode_selection
-from django_amqp_events.archive import search_values, states
+from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.management import roles
@@ -172,7 +172,7 @@ def world() -> ArchivedEvent:
             for row in rows
             for value in search_values.in_event(row, [revision] * (row == first))
         ),
-        using=states.database(),
+        using=tables.database(),
     )
     failure_groups.group_ungrouped()
     failure_groups.fold_all_counts(bool)

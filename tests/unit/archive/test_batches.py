@@ -15,7 +15,7 @@ from django.db import OperationalError
 from django.db.models import Count, F
 
 from django_amqp_events import conf, service_loop
-from django_amqp_events.archive import eligibility, replay, retention
+from django_amqp_events.archive import eligibility, replay, retention, tables
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
@@ -110,7 +110,7 @@ def end(replay_id: UUID, outcome: Replay.State) -> None:
     else:
         event_states.failed_again({replay_id: NOW})
         event = Replay.objects.get(pk=replay_id).event_id
-        row = event_states.rows().get(pk=event)
+        row = tables.rows().get(pk=event)
         row.state, row.version = State.ARCHIVED, row.version + 1
         row.save()
 
@@ -138,7 +138,7 @@ def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> Archi
 
 
 def freeze(found: Any = None, **more: Any) -> ReplayBatch:
-    found = event_states.rows().filter(state=State.ARCHIVED) if found is None else found
+    found = tables.rows().filter(state=State.ARCHIVED) if found is None else found
     return batch_states.freeze(found, by="ada", **more)
 
 
@@ -197,7 +197,7 @@ def test_batch_freezes_matching_events_oldest_first() -> None:
 
 def querysets() -> dict[str, tuple[Any, set[int]]]:
     """Return querysets of every shape, and the numbers of the events that they match."""
-    rows = event_states.rows()
+    rows = tables.rows()
     newest = rows.order_by("-last_failed_at")
     first, last = rows.filter(event_id="order-0").order_by(), rows.filter(event_id="order-4")
     by_value = rows.filter(search_values__path__in=["a", "b"])
@@ -246,9 +246,9 @@ def test_newer_matches_are_counted() -> None:
     make(3, last_failed_at=late, handler="book")
     make(4, State.DISCARDED, last_failed_at=late)
     assert batch_states.count_new_matches(again(batch)) == 1
-    assert batch_states.count_new_matches(freeze(event_states.rows().filter(pk=new.pk))) is None
+    assert batch_states.count_new_matches(freeze(tables.rows().filter(pk=new.pk))) is None
     # Repeated failures within it are not new.
-    mine = event_states.rows().filter(event_id="order-1")
+    mine = tables.rows().filter(event_id="order-1")
     mine.update(last_failed_at=late)
     assert batch_states.count_new_matches(again(batch)) == 1
 
@@ -315,9 +315,9 @@ def test_preview_shows_routes_and_skipped_events() -> None:
     make(11, reason="malformed", body=b"nonsense")
     make(12, reason="malformed")
     deleted = make(13)
-    batch = freeze(event_states.rows())
-    event_states.rows().filter(pk=changed.pk).update(version=4, state=State.DISCARDED)
-    event_states.rows().filter(pk=deleted.pk).delete()
+    batch = freeze(tables.rows())
+    tables.rows().filter(pk=changed.pk).update(version=4, state=State.DISCARDED)
+    tables.rows().filter(pk=deleted.pk).delete()
     plan = preview.preview_batch(again(batch))
     assert {each["handler"]: each["events"] for each in plan["handlers"]} == {
         "send_invoice": 6,
@@ -363,7 +363,7 @@ def test_a_dry_run_without_a_broker_says_unknown(broker: Broker) -> None:
 def test_a_batch_is_published_and_its_outcomes_end_it(broker: Broker) -> None:
     broker.report = lambda message: FAIL if message.headers["event-id"] == "order-1" else SUCCEED
     batch = started(4)
-    skipped = event_states.rows().get(event_id="order-3")
+    skipped = tables.rows().get(event_id="order-3")
     event_states.discard({skipped.pk: 3}, by="bob", reason="a test", now=NOW)
     made = run()
     found = again(batch)
@@ -413,7 +413,7 @@ def test_an_event_that_fails_again_is_not_taken_twice(broker: Broker) -> None:
 @ONE
 def test_a_single_replay_in_between_is_skipped_and_named(broker: Broker) -> None:
     batch = started(3)
-    row = event_states.rows().get(event_id="order-1")
+    row = tables.rows().get(event_id="order-1")
     assert replay.replay({row.pk: row.version}, by="bob").published == [row.pk]
     run(until=lambda: again(batch).published == 2)
     assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
@@ -438,7 +438,7 @@ def test_a_slow_batch_does_not_hold_up_another(broker: Broker, clock: Clock) -> 
     slow = started(10, rate=0.1)
     for number in range(100, 110):
         make(number, handler="book", queue="billing.book")
-    quick = freeze(event_states.rows().filter(handler="book"))
+    quick = freeze(tables.rows().filter(handler="book"))
     batch_states.start(quick.pk, by="ada", reason="fixed")
     began = clock.at
     run(until=lambda: again(quick).state == "done")
@@ -472,7 +472,7 @@ def test_pause_and_cancel_are_effective_within_a_chunk(
     assert len(broker.ids) == 12
     assert again(batch).state == "cancelled"
     assert again(batch).finished_at is not None
-    assert event_states.rows().filter(state=State.ARCHIVED).count() == 8
+    assert tables.rows().filter(state=State.ARCHIVED).count() == 8
 
 
 def test_failure_threshold_pauses_and_resets_on_resume(
@@ -563,7 +563,7 @@ def test_a_canary_that_never_reports_pauses_it(broker: Broker, clock: Clock) -> 
 def test_skipped_events_are_no_canary(broker: Broker) -> None:
     broker.report = lambda message: SUCCEED
     batch = started(6, canary=2)
-    for row in event_states.rows().filter(event_id__in=["order-0", "order-1"]):
+    for row in tables.rows().filter(event_id__in=["order-0", "order-1"]):
         event_states.discard({row.pk: 3}, by="bob", reason="a test", now=NOW)
     run()
     assert sorted(broker.ids) == ["order-2", "order-3", "order-4", "order-5"]
@@ -651,7 +651,7 @@ def test_a_later_batch_publishes_an_unconfirmed_event_under_the_same_id(broker: 
     broker.answer = lambda message: PublishTimeoutError("no confirm")
     first = started(2)
     run()
-    alone, both = event_states.rows().order_by("event_id")
+    alone, both = tables.rows().order_by("event_id")
     broker.answer = lambda message: None
     assert replay.replay({alone.pk: alone.version}, by="bob").published == [alone.pk]
     second = freeze()
@@ -673,9 +673,9 @@ def test_a_later_batch_publishes_an_unconfirmed_event_under_the_same_id(broker: 
 def test_all_batches_that_await_outcomes_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_states, "BATCHES_PER_COUNT", 2)
     for number in range(5):
-        batch = freeze(event_states.rows().filter(pk=make(number).pk))
+        batch = freeze(tables.rows().filter(pk=make(number).pk))
         batch_states.events(batch.pk).update(state=Replay.State.PUBLISHED)
-    now = event_states.clock()
+    now = tables.clock()
     batch_states.rows().update(state=ReplayBatch.State.DONE, published=1, finished_at=now)
     turns = Counter[UUID]()
     for _ in range(5):
@@ -693,7 +693,7 @@ def test_an_error_of_one_batch_does_not_stop_the_others(
     bad = started(2)
     for number in range(10, 12):
         make(number, handler="book", queue="billing.book")
-    good = freeze(event_states.rows().filter(handler="book"))
+    good = freeze(tables.rows().filter(handler="book"))
     batch_states.start(good.pk, by="ada", reason="fixed")
     real = batch_states.next_events
 
@@ -785,7 +785,7 @@ def test_old_batches_are_pruned_and_the_audit_stays(
 ) -> None:
     monkeypatch.setattr(batch_states, "ROWS_PER_DELETE", 2)
     broker.report = lambda message: SUCCEED
-    old, fresh, draft = started(5), freeze(event_states.rows()), freeze(event_states.rows())
+    old, fresh, draft = started(5), freeze(tables.rows()), freeze(tables.rows())
     run()
     long_ago = datetime.now(UTC) - timedelta(days=100)
     batch_states.rows().filter(pk=old.pk).update(finished_at=long_ago)
@@ -811,7 +811,7 @@ def test_the_numbers_of_a_batch_outlive_its_events(broker: Broker) -> None:
     batch = started(3)
     run()
     late = Replay.objects.latest("position")
-    event_states.rows().get(pk=late.event_id).delete()
+    tables.rows().get(pk=late.event_id).delete()
     assert retention.prune({State.SUCCEEDED: 0.0}, service="billing").total == 2
     assert not Replay.objects.exists()
     assert event_states.finish({late.pk: NOW}, now=NOW) == 0, "its outcome is read again"

@@ -17,7 +17,7 @@ from django.db import connections
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events.archive import export, states
+from django_amqp_events.archive import export, tables
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchiveAction,
@@ -119,11 +119,11 @@ def everything() -> dict[str, list[dict[str, Any]]]:
 
 def wipe() -> None:
     for model in MODELS:
-        QuerySet(model).using(states.database())._raw_delete(states.database())
+        QuerySet(model).using(tables.database())._raw_delete(tables.database())
 
 
 def exported(*, raw: bool = True) -> list[str]:
-    return list(export.export(states.rows(), sight=lambda _: "raw" if raw else "redacted"))
+    return list(export.export(tables.rows(), sight=lambda _: "raw" if raw else "redacted"))
 
 
 def refused(lines: Iterable[str]) -> list[str]:
@@ -372,13 +372,13 @@ def test_export_redacts_by_default(billing: Any, tmp_path: Path) -> None:
     code, out, _ = command("export", "--output", str(path))
     assert (code, out) == (0, "1 event exported, redacted\n")
     assert json.loads(path.read_text())["payload"] == {"card": "***", "name": "Grüße"}
-    with CaptureQueriesContext(connections[states.database()]) as few:
+    with CaptureQueriesContext(connections[tables.database()]) as few:
         exported(raw=False)
     for number in range(2, 9):
         Revision.objects.create(
             id=uuid4(), event_id=row.pk, number=number, body=b"[[],{},{}]", at=NOW
         )
-    with CaptureQueriesContext(connections[states.database()]) as many:
+    with CaptureQueriesContext(connections[tables.database()]) as many:
         exported(raw=False)
     assert len(many) == len(few)
     code, out, _ = command("export", "--output", str(path), "--raw", "--format", "json")

@@ -19,7 +19,7 @@ from django.db.models import Sum
 from django.test import override_settings
 
 from django_amqp_events import conf
-from django_amqp_events.archive import retention, row_writer, states
+from django_amqp_events.archive import retention, row_writer, states, tables
 from django_amqp_events.archive.groups import failure_groups, fingerprint, group_counts
 from django_amqp_events.archive.states import UnpublishedReplay
 from django_amqp_events.message.types import Failure
@@ -219,7 +219,7 @@ def test_hourly_counts_follow_failures_and_outcomes() -> None:
     group = only()
     for _ in range(2):
         found = group_counts.hourly_counts(
-            [group.pk], since=datetime.now(UTC) - timedelta(days=2), using=states.database()
+            [group.pk], since=datetime.now(UTC) - timedelta(days=2), using=tables.database()
         )[group.pk]
         assert found[group_counts.hour_of(yesterday)]["archived"] == 3
         totals = Counter[str]()
@@ -325,7 +325,7 @@ class Chaos:
             for _ in range(steps):
                 self.random.choice(self.operations)()
         finally:
-            connections[states.database()].close()
+            connections[tables.database()].close()
 
     @property
     def operations(self) -> list[Callable[[], Any]]:
@@ -442,7 +442,7 @@ def test_counts_are_exact_under_concurrency(archive_database: Any, prune: bool) 
     assert +Counter(stored) == +Counter(
         {group: count for (group, name), count in counted().items() if name == "open"}
     )
-    assert group_counts.recount(using=states.database(), now=NOW) == 0
+    assert group_counts.recount(using=tables.database(), now=NOW) == 0
 
 
 SETTINGS: dict[str, Any] = {"AUTODISCOVER": [], "HANDLERS": {}}

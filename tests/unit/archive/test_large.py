@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_amqp_events import databases
-from django_amqp_events.archive import states as event_states
+from django_amqp_events.archive import tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
@@ -107,13 +107,13 @@ def fill(number: int) -> None:
         GroupCountChange(group=group, at=datetime.now(UTC), hour=datetime.now(UTC), archived=1)
         for group in FailureGroup.objects.all()
     )
-    batch = batch_states.freeze(event_states.rows(), by="ada", title="all")
+    batch = batch_states.freeze(tables.rows(), by="ada", title="all")
     preview.preview_batch(batch)
     batch_states.start(batch.pk, by="ada", reason="all")
     skipped = Replay.objects.filter(batch=batch, event__state=State.DISCARDED)
     skipped.update(state=Replay.State.SKIPPED, error="it is discarded")
     batch_states.freeze(
-        event_states.rows(), by="ada", title="a draft", criteria=Selection(handlers=["book"])
+        tables.rows(), by="ada", title="a draft", criteria=Selection(handlers=["book"])
     )
 
 

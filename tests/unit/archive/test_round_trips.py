@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_amqp_events import conf
-from django_amqp_events.archive import export, row_writer, states
+from django_amqp_events.archive import export, row_writer, states, tables
 from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -80,7 +80,7 @@ def live(name: str, number: int, life: str) -> None:
 
 def figures() -> Any:
     """Return the exact numbers of each group that has any, and check them against its events."""
-    using = states.database()
+    using = tables.database()
     assert group_counts.recount(using=using, now=NOW) == 0
     rows = group_counts.with_exact_counts(FailureGroup.objects.all())
     numbers = {row.pk: (row.open_now, row.again_now, row.going_now) for row in rows}
@@ -148,15 +148,15 @@ def test_an_import_waits_for_another_writer() -> None:
         live("order", number, "again")
     before, lines = everything(), exported()
     wipe()
-    connections[states.database()].settings_dict["OPTIONS"]["timeout"] = 0.05
-    connections[states.database()].close()
+    connections[tables.database()].settings_dict["OPTIONS"]["timeout"] = 0.05
+    connections[tables.database()].close()
     begun, end = threading.Event(), threading.Event()
 
     def write() -> None:
         try:
             while not end.is_set():
                 # It is refused, too.
-                with suppress(OperationalError), transaction.atomic(using=states.database()):
+                with suppress(OperationalError), transaction.atomic(using=tables.database()):
                     FailureGroup.objects.filter(pk=uuid4()).update(open=0)
                     begun.set()
                     end.wait(0.2)

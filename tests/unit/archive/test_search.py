@@ -17,7 +17,7 @@ from django_amqp_events.archive import (
     search_index,
     search_values,
     selection,
-    states,
+    tables,
 )
 from django_amqp_events.archive.row_writer import store
 from django_amqp_events.archive.selection import SearchTerm, Selection
@@ -72,7 +72,7 @@ def make(number: int = 1, payload: Any = None, **fields: Any) -> ArchivedEvent:
     """Store an event as the mirror does."""
     fields.setdefault("body", body_of({"order_id": number} if payload is None else payload))
     row = archive_rows.make(number, **{"name": PAID, **fields})
-    search_values.store(search_values.in_event(row), using=states.database())
+    search_values.store(search_values.in_event(row), using=tables.database())
     return row
 
 
@@ -88,8 +88,8 @@ def found(*search: str, **more: Any) -> set[UUID]:
 
 def boxed(text: str) -> set[UUID]:
     term = SearchTerm.parse_any(text)
-    wanted = selection.matching([term] if term is not None else [], states.database())
-    return set(states.rows().filter(wanted).values_list("pk", flat=True))
+    wanted = selection.matching([term] if term is not None else [], tables.database())
+    return set(tables.rows().filter(wanted).values_list("pk", flat=True))
 
 
 # -- what is stored -----------------------------------------------------------------------

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from django_amqp_events import conf
-from django_amqp_events.archive import row_writer, states
+from django_amqp_events.archive import row_writer, states, tables
 from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.message.types import Message
@@ -343,7 +343,7 @@ def test_a_claim_in_a_transaction_is_refused_with_the_remedy() -> None:
     """ATOMIC_REQUESTS: what is published could be rolled back, and be claimed once more."""
     event, left = make(1), make(2)
     claim(left)
-    using = states.database()
+    using = tables.database()
     remedy = r"ATOMIC_REQUESTS.*non_atomic_requests"
     with transaction.atomic(using=using):
         with pytest.raises(ConfigurationError, match=remedy):
@@ -355,7 +355,7 @@ def test_a_claim_in_a_transaction_is_refused_with_the_remedy() -> None:
 
 
 def test_a_claim_without_autocommit_is_refused() -> None:
-    event, using = make(), states.database()
+    event, using = make(), tables.database()
     transaction.set_autocommit(False, using=using)
     try:
         with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
@@ -374,20 +374,20 @@ def test_transaction_on_another_database_is_allowed() -> None:
 @pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
 def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
     """REPEATABLE READ: PostgreSQL ends the one that comes second, with serialization_failure."""
-    event, using = make(), states.database()
+    event, using = make(), tables.database()
     tries = []
     with connections[using].cursor() as cursor:
         cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
-    @states.retry_on_conflict
+    @tables.retry_on_conflict
     def contested() -> int:
         tries.append(1)
         with transaction.atomic(using=using):
-            states.rows().count()
+            tables.rows().count()
             if len(tries) == 1:
                 elsewhere(using, event.pk)
-            states.lock([event.pk])
-            return states.rows().get().version
+            tables.lock([event.pk])
+            return tables.rows().get().version
 
     assert contested() == 4
     assert len(tries) == 2
@@ -414,7 +414,7 @@ def elsewhere(using: str, pk: UUID) -> None:
 def test_the_number_of_statements_does_not_grow_with_the_events(events: int) -> None:
     """Nor with the number of versions among them."""
     made = [make(number, version=number) for number in range(events)]
-    alias = states.database()
+    alias = tables.database()
     with CaptureQueriesContext(connections[alias]) as captured:
         claimed = claim(*made)
         states.published(claimed, now=NOW)
@@ -443,10 +443,10 @@ class Archive(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         for model in (ArchiveAction, ArchivedFailure, Replay, ArchivedEvent):
-            rows: QuerySet[Any] = QuerySet(model).using(states.database())
+            rows: QuerySet[Any] = QuerySet(model).using(tables.database())
             rows._raw_delete(rows.db)
         for number in range(3):
-            assert states.rows().count() == number
+            assert tables.rows().count() == number
             row_writer.store([taken(failure(f"order-{number}", None, 1, NOW))], conf.get_settings())
 
     @property

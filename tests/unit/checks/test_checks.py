@@ -21,7 +21,7 @@ from pytest_django import Settings as DjangoSettings
 import django_amqp_events
 from django_amqp_events import checks, conf, versions
 from django_amqp_events.apps import CHECKS
-from django_amqp_events.archive import states
+from django_amqp_events.archive import tables
 from django_amqp_events.checks import database as checks_database
 from django_amqp_events.checks import pages
 from django_amqp_events.checks import project as checks_project
@@ -472,7 +472,7 @@ def test_metrics_need_prometheus_client(run: Check, monkeypatch: pytest.MonkeyPa
 
 def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run() == []
-    monkeypatch.setattr(states, "database", lambda: "nowhere")
+    monkeypatch.setattr(tables, "database", lambda: "nowhere")
     assert run() == ["W014"]
     assert run(HANDLERS={}) == []
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from django_amqp_events import conf
-from django_amqp_events.archive import search_values, states
+from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import Now
@@ -60,7 +60,7 @@ def kinds(found: Locations) -> list[tuple[str, str, str]]:
 
 def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
     row = archive_rows.make(number, state, **{"name": PAID, **fields})
-    search_values.store(search_values.in_event(row), using=states.database())
+    search_values.store(search_values.in_event(row), using=tables.database())
     return row
 
 
@@ -173,7 +173,7 @@ def test_only_the_tables_that_may_be_read_are_read() -> None:
     make(1, handler="ship")
     assert kinds(find("order-1", kinds=["outbox"])) == [("outbox", "", "overdue")]
     assert find("7", by_value=False).events == ()
-    mine = states.rows().filter(handler="send_invoice")
+    mine = tables.rows().filter(handler="send_invoice")
     assert kinds(find("order-1", kinds=["archive"], events=mine)) == [
         ("archive", "send_invoice", "archived")
     ]
