@@ -13,7 +13,7 @@ from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
-from django.db.models import F, Prefetch, Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
@@ -26,7 +26,6 @@ from ..archive import eligibility, export, redaction, selection, tables
 from ..archive.search_values import KEPT_CHARACTERS, declared_paths
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
-from ..databases import sliced
 from ..exceptions import AmqpEventsError
 from ..models import (
     ArchiveAction,
@@ -56,7 +55,7 @@ from .filters import (
     settings_and_registry,
 )
 from .formatting import counted, number
-from .lists import TOO_LONG, ExceptionFilter, HandlerFilter, IndexedList
+from .lists import TOO_LONG, ArchiveList, ExceptionFilter, HandlerFilter
 from .replay_batches import BULK_REPLAY, background_selected
 
 logger = logging.getLogger(__name__)
@@ -81,31 +80,6 @@ _UNLISTED = ngettext_lazy(
     "%(count)s of the %(total)s selected events changed and left this list.",
     "count",
 )
-
-
-class ArchiveList(IndexedList):
-    """A list that reads the ids of the page from an index alone, and the rows by their ids.
-
-    Of whole rows PostgreSQL may read the order from one index and filter them afterwards, which
-    reads everything where it wrongly expects rows that match.
-    """
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        if not self.result_count:
-            # Where filters exclude each other, a second query costs as much as the count did.
-            self.result_list = self.result_list.none()
-            return
-        ids = self.result_list.values_list("pk", flat=True)
-        events = self.model_admin.get_queryset(request).filter(pk__in=sliced(ids))
-        if not events.query.select_related:
-            events = self.apply_select_related(events)
-        # They are part of the payload.
-        pages: Any = self.model_admin
-        if pages.allows(request, None, "view_payload"):
-            values = SearchValue.objects.using(events.db).order_by("path", "value")
-            events = events.prefetch_related(Prefetch("search_values", values, "searched"))
-        self.result_list = events.order_by(*self.result_list.query.order_by)
 
 
 class ArchivedEventAdmin(EditingPages):

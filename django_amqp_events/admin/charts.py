@@ -251,22 +251,10 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
         if (queue := box(binding.queue)) in right:
             edges.setdefault((box(binding.exchange), queue), []).append(binding.routing_key)
     left = _beside(right, edges)
-    drawn = [
-        (
-            "ae-edge",
-            *(270, left[exchange] + 12, 400, right[queue] + 12),
-            f"{exchange} → {queue} {', '.join(sorted({key for key in keys if key}))}",
-        )
-        for (exchange, queue), keys in edges.items()
-    ]
     dead = {
         (box(queue.name), box(str(queue.arguments.get("x-dead-letter-exchange", ""))))
         for queue in topology.queues
     }
-    for queue, target in sorted(dead):
-        if queue in right and target in left:
-            told = _("%(queue)s dead-letters to %(target)s") % {"queue": queue, "target": target}
-            drawn.append(("ae-edge-dead", 400, right[queue] + 18, 270, left[target] + 18, told))
     boxes = [("ae-exchange ae-ok", 10, y, 260, name, "") for name, y in left.items()]
     for name, y in right.items():
         text, severity = nodes.get(name, ("", "ok"))
@@ -279,17 +267,14 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
         "queues": len(topology.queues),
         "bindings": len(topology.bindings),
     }
+    drawn = _edges(left, right, edges, dead)
     return Picture(
         title=title,
         svg=_svg("graph", title, described, 720, tall, css="ae-graph", edges=drawn, boxes=boxes),
         columns=(_("Exchange"), _("Queue"), _("Routing key")),
         rows=tuple(
-            (
-                line(binding.exchange, _LONG),
-                line(binding.queue, _LONG),
-                line(binding.routing_key, _LONG),
-            )
-            for binding in topology.bindings
+            tuple(line(name, _LONG) for name in (bound.exchange, bound.queue, bound.routing_key))
+            for bound in topology.bindings
         ),
         legend=(("ae-edge", _("binding")), ("ae-edge-dead", _("dead letters, expired delays"))),
     )
@@ -330,6 +315,28 @@ def progress(parts: Iterable[tuple[str, float]], label: str) -> SafeString:
         label,
         format_html_join("", '<rect class="{}" x="{}" y="0" width="{}" height="6"></rect>', drawn),
     )
+
+
+def _edges(
+    left: Mapping[str, int],
+    right: Mapping[str, int],
+    bindings: Mapping[tuple[str, str], Iterable[str]],
+    dead: Iterable[tuple[str, str]],
+) -> list[tuple[str, int, int, int, int, str]]:
+    """Return the lines of a graph: bindings, and from which queue dead letters go where."""
+    drawn = [
+        (
+            "ae-edge",
+            *(270, left[exchange] + 12, 400, right[queue] + 12),
+            f"{exchange} → {queue} {', '.join(sorted({key for key in keys if key}))}",
+        )
+        for (exchange, queue), keys in bindings.items()
+    ]
+    for queue, target in sorted(dead):
+        if queue in right and target in left:
+            told = _("%(queue)s dead-letters to %(target)s") % {"queue": queue, "target": target}
+            drawn.append(("ae-edge-dead", 400, right[queue] + 18, 270, left[target] + 18, told))
+    return drawn
 
 
 def _beside(right: Mapping[str, int], edges: Mapping[tuple[str, str], object]) -> dict[str, int]:

@@ -10,11 +10,13 @@ from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db import connections
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
+from ..databases import sliced
+from ..models import SearchValue
 from ..templatetags.amqp_events import breakable, line
 from .formatting import number
 
@@ -241,3 +243,28 @@ def distinct(rows: QuerySet[Any], column: str) -> list[str]:
     with connection.cursor() as cursor:
         cursor.execute(sql, [VALUES])
         return [value for (value,) in cursor.fetchall()]
+
+
+class ArchiveList(IndexedList):
+    """A list that reads the ids of the page from an index alone, and the rows by their ids.
+
+    Of whole rows PostgreSQL may read the order from one index and filter them afterwards, which
+    reads everything where it wrongly expects rows that match.
+    """
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if not self.result_count:
+            # Where filters exclude each other, a second query costs as much as the count did.
+            self.result_list = self.result_list.none()
+            return
+        ids = self.result_list.values_list("pk", flat=True)
+        events = self.model_admin.get_queryset(request).filter(pk__in=sliced(ids))
+        if not events.query.select_related:
+            events = self.apply_select_related(events)
+        # They are part of the payload.
+        pages: Any = self.model_admin
+        if pages.allows(request, None, "view_payload"):
+            values = SearchValue.objects.using(events.db).order_by("path", "value")
+            events = events.prefetch_related(Prefetch("search_values", values, "searched"))
+        self.result_list = events.order_by(*self.result_list.query.order_by)

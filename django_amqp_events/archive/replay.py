@@ -133,8 +133,7 @@ def replay(
 ) -> Report:
     """Replay archived events, each once however many callers ask for it at a time.
 
-    An unreachable broker, or an unreachable or locked database, ends it early; see
-    :attr:`Report.stopped`.
+    An unreachable broker, or an unreachable or locked database, ends it: :attr:`Report.stopped`.
 
     Args:
         seen: the version of each event by its id, as the caller saw it.
@@ -154,9 +153,7 @@ def replay(
     if rate is not None and not rate > 0:
         raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
     report = Report()
-    size = CHUNK if rate is None else max(1, int(min(CHUNK, rate)))
-    decision = {"by": by, "reason": reason, "force": force, "batch": batch}
-    chunks = _chunks(seen, FORCE if force else REPLAY, size, report, rows)
+    chunks = _chunks(seen, FORCE if force else REPLAY, rate, report, rows)
     began, sent = time.monotonic(), 0
     try:
         for chunk, handlers in chunks:
@@ -165,7 +162,9 @@ def replay(
             if stop():
                 report.stopped = Reason("interrupted")
                 break
-            claimed = _claim(chunk, handlers, report, **decision)
+            claimed = _claim(
+                chunk, handlers, report, by=by, reason=reason, force=force, batch=batch
+            )
             sent += len(claimed)
             _publish(claimed, report)
             progress(report)
@@ -185,11 +184,12 @@ def replay(
 def _chunks(
     seen: Seen,
     rule: Rule,
-    size: int,
+    rate: float | None,
     report: Report,
     rows: Mapping[UUID, ArchivedEvent] | None,
 ) -> Iterator[tuple[Seen, Mapping[UUID, Handler]]]:
     """Yield the events to replay together, with their handlers; report those that are skipped."""
+    size = CHUNK if rate is None else max(1, int(min(CHUNK, rate)))
     for part in parts(list(seen), size):
         examined = examine({pk: seen[pk] for pk in part}, rule, rows)
         report.skipped += examined.skipped

@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -253,49 +253,70 @@ def _store_events(
     if unlocked:
         # They are not locked, see tables.lock(); when the batch is stored again, they are.
         raise IntegrityError(f"another mirror has stored {len(unlocked)} of these events")
-    new: dict[UUID, ArchivedEvent] = {}
-    changed: dict[UUID, ArchivedEvent] = {}
-    failures = []
-    failed: dict[UUID, list[datetime]] = {}
-    for entry in fresh:
-        late = False
-        row = rows.get(entry.id) or new.get(entry.id)
-        if row is not None and entry.copied_again:
-            counts.known += 1
-            continue
-        if row is None:
-            new[entry.id] = _row(entry)
-            counts.events += 1
-            counts.unreadable += entry.archived.reason == "unreadable"
-        else:
-            counts.failures += 1
-            late = not _add_failure(row, entry)
-            if not late and entry.id in rows:
-                changed[entry.id] = row
-        if not late:
-            failed.setdefault(entry.id, []).append(entry.failed_at)
-        failures.append(_failure(entry, late=late))
-    touched = [*new.values(), *changed.values()]
-    failure_groups.assign_groups(touched, failed, now=now)
+    changes = _changes(fresh, rows, counts)
+    touched = [*changes.new.values(), *changes.changed.values()]
+    failure_groups.assign_groups(touched, changes.failed, now=now)
     # Rows of a faster mirror are a conflict, so that they are read.
-    for part in _parts(new.values(), "body", "headers_raw", "detail"):
+    for part in _parts(changes.new.values(), "body", "headers_raw", "detail"):
         tables.rows().bulk_create(part)
-    values = (value for row in new.values() for value in search_values.in_event(row))
+    values = (value for row in changes.new.values() for value in search_values.in_event(row))
     search_values.store(values, using=tables.database())
-    for failed_part in _parts(failures, "document"):
+    for failed_part in _parts(changes.failures, "document"):
         _failures().bulk_create(failed_part)
-    for part in _parts(changed.values(), "detail"):
+    for part in _parts(changes.changed.values(), "detail"):
         tables.rows().bulk_update(part, _FAILED)
     group_counts.record_changes(
-        {pk: before[pk] for pk in changed},
+        {pk: before[pk] for pk in changes.changed},
         {row.pk: group_counts.counted_event(row) for row in touched},
-        failed=failed,
+        failed=changes.failed,
         now=now,
         using=tables.database(),
     )
     states.failed_again(
         {entry.replay.pk: entry.failed_at for entry in fresh if entry.replay is not None}
     )
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What a batch adds.
+
+    Attributes:
+        new, changed: rows of events by id.
+        failures: a row for each message.
+        failed: times of the failures that count, by event.
+    """
+
+    new: dict[UUID, ArchivedEvent] = field(default_factory=dict)
+    changed: dict[UUID, ArchivedEvent] = field(default_factory=dict)
+    failures: list[ArchivedFailure] = field(default_factory=list)
+    failed: dict[UUID, list[datetime]] = field(default_factory=dict)
+
+
+def _changes(
+    fresh: Iterable[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts
+) -> _Changes:
+    """Add entries, in the order of their failures, to the rows that exist or to new ones."""
+    changes = _Changes()
+    for entry in fresh:
+        late = False
+        row = rows.get(entry.id) or changes.new.get(entry.id)
+        if row is not None and entry.copied_again:
+            counts.known += 1
+            continue
+        if row is None:
+            changes.new[entry.id] = _row(entry)
+            counts.events += 1
+            counts.unreadable += entry.archived.reason == "unreadable"
+        else:
+            counts.failures += 1
+            late = not _add_failure(row, entry)
+            if not late and entry.id in rows:
+                changes.changed[entry.id] = row
+        if not late:
+            changes.failed.setdefault(entry.id, []).append(entry.failed_at)
+        changes.failures.append(_failure(entry, late=late))
+    return changes
 
 
 def _parts(rows: Iterable[M], *columns: str) -> Iterator[list[M]]:

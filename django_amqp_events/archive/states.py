@@ -14,30 +14,18 @@ nothing is changed. The return value says what was. Nothing here uses the broker
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from django.db import transaction
 from django.db.models import Case, Exists, F, Max, OuterRef, QuerySet, Value, When
 
 from ..databases import parts, pieces
-from ..models import (
-    LENGTH,
-    ArchiveAction,
-    ArchivedEvent,
-    Replay,
-    Revision,
-    State,
-    clean,
-)
+from ..models import LENGTH, ArchiveAction, ArchivedEvent, Replay, Revision, State, clean
 from ..reasons import Reason
 from . import search_values, tables
-from .groups import group_counts
-from .groups.group_counts import counted_event
 
 #: The version of each event by its id, as the caller saw it.
 Seen = Mapping[UUID, int]
@@ -78,21 +66,15 @@ class UnpublishedReplay:
     general: bool = False
 
 
-@contextmanager
-def _locking(
-    ids: Iterable[UUID], *, now: datetime, without: Iterable[str] = ArchivedEvent.LARGE
-) -> Iterator[dict[UUID, ArchivedEvent]]:
-    """Lock events in a transaction, and record how the block changes the group counts.
-
-    It changes the events here and in the database alike. They are read once, in the order of
-    their ids, without the columns *without*.
-    """
-    with transaction.atomic(using=tables.database()):
-        events = {event.pk: event for event in tables.locked(ids).defer(*without)}
-        before = {pk: counted_event(event) for pk, event in events.items()}
-        yield events
-        after = {pk: counted_event(event) for pk, event in events.items()}
-        group_counts.record_changes(before, after, now=now, using=tables.database())
+def _as_seen(
+    seen: Seen, events: Mapping[UUID, ArchivedEvent], state: State
+) -> dict[UUID, ArchivedEvent]:
+    """Return the events that have this state, and the version that the caller saw."""
+    return {
+        pk: event
+        for pk, event in events.items()
+        if (event.state, event.version) == (state, seen[pk])
+    }
 
 
 #: The event has no replay that may be underway or was not published.
@@ -156,46 +138,24 @@ def claim(
     tables.check_no_transaction()
     token, before = uuid4(), State.REPLAYING if force else State.ARCHIVED
     by, reason = clean(by, LENGTH), clean(reason)
-    with _locking(seen, now=now, without=["detail"]) as events:
+    with tables.locking(seen, now=now, without=["detail"]) as events:
         current = _current_replays(events)
         pending = _pending(batch, events)
-        wanted = {
+        claimable = {
             pk: event
-            for pk, event in events.items()
-            if (event.state, event.version) == (before, seen[pk])
-            and (batch is None or pk in pending)
+            for pk, event in _as_seen(seen, events, before).items()
+            if (batch is None or pk in pending)
             and not (edit is not None and _is_unconfirmed(current.get(pk)))
         }
         # These may be published: they keep their ids, to which any run reports.
-        again = {pk: current[pk] for pk in wanted if _is_unconfirmed(current.get(pk))}
-        new = {pk: event for pk, event in wanted.items() if pk not in again}
+        again = {pk: current[pk] for pk in claimable if _is_unconfirmed(current.get(pk))}
+        new = {pk: event for pk, event in claimable.items() if pk not in again}
         _change([events[pk] for pk in again], State.QUEUED, now, claim=token, **_NO_ERROR)
         _change(new.values(), State.QUEUED, now, replays=1, claim=token, **_NO_ERROR)
-        # The places of a batch are taken by replays of the same ids.
-        taken = [pending[pk].pk for pk in wanted if pk in pending]
-        _replays().filter(pk__in=taken)._raw_delete(tables.database())  # noqa: SLF001
-        _take_places(again, pending)
+        _take_places(again, pending, claimable)
         _queue(again, handlers)
-        started = {
-            pk: Replay(
-                pk=pending[pk].pk if pk in pending else uuid4(),
-                event=event,
-                batch_id=batch,
-                position=pending[pk].position if pk in pending else None,
-                version=seen[pk],
-                number=event.replays,
-                revision=_revise(event, edit, by=by, reason=reason, now=now)
-                if edit is not None
-                else (current[pk].revision if force and pk in current else None),
-                handler=clean(handlers[pk], LENGTH),
-                requested_at=now,
-                requested_by=by,
-                reason=reason,
-                publishes=1,
-            )
-            for pk, event in new.items()
-        }
-        _replays().bulk_create(started.values())
+        last = current if force else {}
+        started = _start(new, pending, seen, handlers, last, edit, by=by, reason=reason, now=now)
         claimed = {pk: replay for pk in events if (replay := again.get(pk) or started.get(pk))}
         action = _Action.EDIT if edit is not None else _Action.FORCE if force else _Action.REPLAY
         _record_actions(claimed, events, action=action, by=by, reason=reason, now=now, batch=batch)
@@ -230,7 +190,7 @@ def reclaim(
     if not ids:
         return []
     tables.check_no_transaction()
-    with _locking(ids, now=now, without=["detail"]) as events:
+    with tables.locking(ids, now=now, without=["detail"]) as events:
         # Of rows that another process has claimed meanwhile, state_since has changed.
         left = {
             pk: event
@@ -251,7 +211,7 @@ def reclaim(
 def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
     """Record that the broker has confirmed replays; an outcome that came before is kept."""
     ids = [taken.replay.pk for taken in claimed]
-    with _locking([taken.event.pk for taken in claimed], now=now) as events:
+    with tables.locking([taken.event.pk for taken in claimed], now=now) as events:
         ended = When(state__in=(_Replay.SUCCEEDED, _Replay.FAILED), then=F("state"))
         _replays().filter(pk__in=ids).update(
             published_at=now,
@@ -277,7 +237,7 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
     Those with an outcome, and those claimed by another process since, are not changed.
     """
     given = {unsent.claimed.event.pk: unsent for unsent in unpublished}
-    with _locking(given, now=now) as events:
+    with tables.locking(given, now=now) as events:
         tokens = {unsent.claimed.event.claim for unsent in unpublished}
         back = {
             pk: given[pk]
@@ -315,7 +275,7 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     ended = {replay.pk: replay for replay in replays().filter(pk__in=list(ends))}
     if not ended:
         return 0
-    with _locking({replay.event_id for replay in ended.values()}, now=now) as events:
+    with tables.locking({replay.event_id for replay in ended.values()}, now=now) as events:
         _end({pk: ends[pk] for pk in ended}, _Replay.SUCCEEDED)
         unsettled = {
             event.pk: event
@@ -364,11 +324,58 @@ def _is_unconfirmed(replay: Replay | None) -> bool:
     return replay is not None and replay.state == _Replay.UNCONFIRMED
 
 
-def _take_places(again: Mapping[UUID, Replay], pending: Mapping[UUID, Replay]) -> None:
-    """Move replays that are published again, under their old ids, to the places in a batch.
+def _start(
+    events: Mapping[UUID, ArchivedEvent],
+    pending: Mapping[UUID, Replay],
+    seen: Seen,
+    handlers: Mapping[UUID, str],
+    last: Mapping[UUID, Replay],
+    edit: Revision | None,
+    *,
+    by: str,
+    reason: str,
+    now: datetime,
+) -> dict[UUID, Replay]:
+    """Create a replay of each event, at its place in a batch if it has one.
 
-    The batch that they leave keeps a row that says what it knows.
+    Args:
+        last: earlier replays, whose body is published again.
+        edit: see :func:`claim`.
     """
+    started = {}
+    for pk, event in events.items():
+        revision = last[pk].revision if pk in last else None
+        if edit is not None:
+            revision = _revise(event, edit, by=by, reason=reason, now=now)
+        place = pending.get(pk)
+        started[pk] = Replay(
+            pk=place.pk if place is not None else uuid4(),
+            event=event,
+            batch_id=place.batch_id if place is not None else None,
+            position=place.position if place is not None else None,
+            version=seen[pk],
+            number=event.replays,
+            revision=revision,
+            handler=clean(handlers[pk], LENGTH),
+            requested_at=now,
+            requested_by=by,
+            reason=reason,
+            publishes=1,
+        )
+    _replays().bulk_create(started.values())
+    return started
+
+
+def _take_places(
+    again: Mapping[UUID, Replay], pending: Mapping[UUID, Replay], claimable: Iterable[UUID]
+) -> None:
+    """Free the places of claimed events in a batch, for replays of the same ids.
+
+    Replays that are published again, under their old ids, move there. The batch that they leave
+    keeps a row that says what it knows.
+    """
+    taken = [pending[pk].pk for pk in claimable if pk in pending]
+    _replays().filter(pk__in=taken)._raw_delete(tables.database())  # noqa: SLF001
     places = {pk: pending[pk] for pk in again if pk in pending}
     for pk, row in places.items():
         replay = again[pk]
@@ -485,12 +492,8 @@ def _decide_part(
     seen: Seen, before: State, action: ArchiveAction.Action, *, by: str, reason: str, now: datetime
 ) -> list[UUID]:
     restored = action == _Action.RESTORE
-    with _locking(seen, now=now) as events:
-        changed = {
-            pk: event
-            for pk, event in events.items()
-            if (event.state, event.version) == (before, seen[pk])
-        }
+    with tables.locking(seen, now=now) as events:
+        changed = _as_seen(seen, events, before)
         after = State.ARCHIVED if restored else State.DISCARDED
         # Of an event that is not settled, the flag is the state of its replay.
         current = _current_replays(changed) if restored else {}

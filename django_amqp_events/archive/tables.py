@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 from uuid import UUID
 
-from django.db import OperationalError, connections, router
+from django.db import OperationalError, connections, router, transaction
 from django.db.models import F, QuerySet
 
 from .. import databases
@@ -20,7 +21,7 @@ from ..exceptions import ConfigurationError
 from ..models import ArchivedEvent
 from ..reasons import Reason
 from .groups import group_counts
-from .groups.group_counts import CountedEvent
+from .groups.group_counts import CountedEvent, counted_event
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,3 +105,20 @@ def locked(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
         return events.select_for_update()
     rows().filter(pk=UUID(int=0)).update(version=F("version"))
     return events
+
+
+@contextmanager
+def locking(
+    ids: Iterable[UUID], *, now: datetime, without: Iterable[str] = ArchivedEvent.LARGE
+) -> Iterator[dict[UUID, ArchivedEvent]]:
+    """Lock events in a transaction, and record how the block changes the group counts.
+
+    It changes the events here and in the database alike. They are read once, in the order of
+    their ids, without the columns *without*.
+    """
+    with transaction.atomic(using=database()):
+        events = {event.pk: event for event in locked(ids).defer(*without)}
+        before = {pk: counted_event(event) for pk, event in events.items()}
+        yield events
+        after = {pk: counted_event(event) for pk, event in events.items()}
+        group_counts.record_changes(before, after, now=now, using=database())

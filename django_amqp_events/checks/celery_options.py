@@ -9,6 +9,7 @@ from celery.app import default_app
 
 from ..broker import topology
 from ..broker.connection import celery_app, current_celery_app, is_default_app
+from ..declare.registry import Handler
 from ..options import Problem
 from ..worker.pools import pool_problem
 from ..worker.prefetch import RUNNING, WAITING, is_paced, run_limit
@@ -62,7 +63,10 @@ def check_worker(project: Project) -> Iterator[Problem]:
                 f"exhaust the memory (yaml).",
                 "Set accept_content to ['json'], or run the handlers in a worker of their own.",
             )
-    pool = str(celery["worker_pool"])
+    yield from _check_pool(str(celery["worker_pool"]), handlers.values())
+
+
+def _check_pool(pool: str, handlers: Iterable[Handler]) -> Iterator[Problem]:
     if problem := pool_problem(pool):
         yield Problem(
             "E019",
@@ -77,7 +81,7 @@ def check_worker(project: Project) -> Iterator[Problem]:
             f"runs, so RabbitMQ closes the connection and delivers the event again.",
             "Use prefork or threads, or keep handlers far shorter than the heartbeat.",
         )
-    limited = [h.name for h in handlers.values() if h.time_limit or h.soft_time_limit]
+    limited = [h.name for h in handlers if h.time_limit or h.soft_time_limit]
     if limited and ("solo" in pool or "thread" in pool):
         yield Problem(
             "W007",

@@ -196,10 +196,10 @@ def bind_contract(
     try:
         bound = signature.bind(*args, **payload)
     except TypeError as exc:
-        by_name = args and isinstance(args[0], Mapping)
         problems = [str(exc)] if args else _mismatches(signature, payload) or [str(exc)]
         if validate and not args:
             problems += _violations(contract, signature, payload, decoded=decoded)
+        by_name = args and isinstance(args[0], Mapping)
         raise InvalidEventError(
             f"event {name!r} does not match its contract: {'; '.join(problems)} "
             f"({dotted(contract)}{signature})"
@@ -215,15 +215,20 @@ def bind_contract(
         bound.arguments = _enforce(name, contract, bound.arguments, call, decoded=decoded)
     else:
         _run(contract, bound.args, bound.kwargs)
-    full = {}
-    for parameter in signature.parameters.values():
+    return _by_name(name, bound)
+
+
+def _by_name(event: str, bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Return bound arguments as a payload."""
+    full: dict[str, Any] = {}
+    for parameter in bound.signature.parameters.values():
         value = bound.arguments[parameter.name]
         if parameter.kind is parameter.VAR_KEYWORD:
             full.update(value)
         elif parameter.kind is parameter.VAR_POSITIONAL:
             if value:
                 raise InvalidEventError(
-                    f"event {name!r} was published with {len(value)} unnamed arguments. Pass the "
+                    f"event {event!r} was published with {len(value)} unnamed arguments. Pass the "
                     f"payload by name"
                 )
         else:

@@ -205,8 +205,7 @@ def build(
         service: the service that owns the archive.
     """
     progress = progress or Progress()
-    stamp = utc_text(at) if at is not None else None
-    archive: dict[str, Any] = {
+    archive = {
         "version": FORMAT,
         "reason": reason,
         "detail": detail[:2_000],
@@ -219,31 +218,15 @@ def build(
         "attempt": progress.attempt,
         "replay_id": progress.replay_id,
         "worker": worker[:255],
-        "first_failed_at": progress.first_failed_at or stamp,
-        "last_failed_at": stamp,
-        "exception": None,
-        "frames": [],
-        "traceback": "",
+        **_times(at, progress),
+        **_about(failure),
         "history": list(progress.history),
         "deaths": received.deaths,
         "exchange": as_text(received.exchange),
         "routing_key": as_text(received.routing_key),
-        "properties": {
-            key: as_text(value)
-            for key, value in received.properties.items()
-            if key not in ("headers", "application_headers")
-        },
-        "cut": [],
+        "properties": _texts(received.properties),
+        "cut": [] if all(isinstance(key, str) for key in received.headers) else ["headers"],
     }
-    if failure is not None:
-        archive["exception"] = {
-            "type": failure.exception[:500],
-            "message": cut_middle(failure.message, 4_000),
-        }
-        archive["frames"] = [dict(frame) for frame in failure.frames]
-        archive["traceback"] = cut_middle(failure.traceback, MAX_TRACEBACK)
-    if not all(isinstance(key, str) for key in received.headers):
-        archive["cut"].append("headers")
     return Message(
         exchange=exchange,
         routing_key=routing_key_text(received.event_key),
@@ -256,6 +239,29 @@ def build(
         event_id=event.id if event else "",
         name=event.name if event else received.event_key,
     )
+
+
+def _times(at: datetime | None, progress: Progress) -> dict[str, str | None]:
+    last = utc_text(at) if at is not None else None
+    return {"first_failed_at": progress.first_failed_at or last, "last_failed_at": last}
+
+
+def _texts(properties: Mapping[str, Any]) -> dict[str, Any]:
+    others = ("headers", "application_headers")
+    return {key: as_text(value) for key, value in properties.items() if key not in others}
+
+
+def _about(failure: Failure | None) -> dict[str, Any]:
+    if failure is None:
+        return {"exception": None, "frames": [], "traceback": ""}
+    return {
+        "exception": {
+            "type": failure.exception[:500],
+            "message": cut_middle(failure.message, 4_000),
+        },
+        "frames": [dict(frame) for frame in failure.frames],
+        "traceback": cut_middle(failure.traceback, MAX_TRACEBACK),
+    }
 
 
 def _kept_headers(received: Received, event: ReceivedEvent | None) -> dict[str, Any]:

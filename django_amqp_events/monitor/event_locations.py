@@ -160,20 +160,29 @@ def locate(
             if kind not in ("outbox", "inbox") or visible(record.row):
                 located = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
                 located.records.append(record)
+    return Locations(
+        events=tuple(by_key.values()),
+        queues=_add_destinations(by_key.values(), settings, registry),
+        more=more,
+    )
+
+
+def _add_destinations(
+    events: Collection[LocatedEvent], settings: Settings, registry: Registry
+) -> tuple[Queue, ...]:
+    """Add to each event where it goes; return the queues in which a message of one may be."""
     waiting = set()
-    for event in by_key.values():
+    for event in events:
         for handler in registry.receivers(event.name):
             destination = _destination(handler, event.records, settings)
             event.destinations.append(destination)
             if destination.waiting:
                 waiting.add(handler.queue)
     declared = topology.build(settings, registry).queues
+    if not events:
+        return declared
     queues = (queue for queue in declared if queue.role != "handler" or queue.name in waiting)
-    return Locations(
-        events=tuple(by_key.values()),
-        queues=declared if not by_key else tuple(queues) if waiting else (),
-        more=more,
-    )
+    return tuple(queues) if waiting else ()
 
 
 def with_messages(

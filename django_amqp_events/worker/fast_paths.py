@@ -9,7 +9,7 @@ from ..broker import fast_paths
 from ..conf import FAST_PATHS, Settings
 from .acks import Acks
 from .celery_internals import EventTraceInfo
-from .fast import batched_acks, chunks
+from .fast import batched_acks, chunk_pipes, chunks
 from .fast.quiet_retries import QuietRetries
 from .request import Chunking
 
@@ -34,7 +34,7 @@ def trace_info(settings: Settings) -> type[EventTraceInfo]:
 def open_chunk_pipes(settings: Settings, processes: int) -> None:
     """Prepare a pool of at most so many processes for chunks; call it before the pool starts."""
     if not fast_paths.why_unused("chunks", settings):
-        chunks.open_pipes(processes)
+        chunk_pipes.open_pipes(processes)
 
 
 def event_chunks(reasons: Mapping[str, str], consumer: Any) -> Chunking | None:

@@ -379,32 +379,12 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
             body=body,
             decoded=True,
         )
-        event, handler = message.delivery.known
         if logger.isEnabledFor(logging.INFO):
-            logger.info(
-                "Event %s (%s) for %s[%s] received, attempt %d%s",
-                printable(event.name),
-                printable(event.id),
-                handler.name,
-                request.id,
-                event.attempt,
-                ", replayed" if event.replay_id else "",
-                extra=message.delivery.log_fields,
-            )
+            _log_received(request)
         if request.id in state.revoked and request.revoked():
             return
         signals.task_received.send(sender=consumer, request=request)
-        request.send_event(
-            "task-received",
-            name=request.name,
-            args=request.argsrepr,
-            kwargs=request.kwargsrepr,
-            root_id=request.root_id,
-            parent_id=request.parent_id,
-            retries=request.request_dict.get("retries", 0),
-            eta=None,
-            expires=None,
-        )
+        _send_received(request)
         bucket = None if consumer.disable_rate_limits else get_bucket(task.name)
         chunks = request.chunks
         # The pool enforces a time limit on a job, not on one of its events. Only the answer to a
@@ -424,6 +404,34 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
             handle(request)
 
     return handle_message
+
+
+def _log_received(request: EventRequest) -> None:
+    event, handler = request.delivery.known
+    logger.info(
+        "Event %s (%s) for %s[%s] received, attempt %d%s",
+        printable(event.name),
+        printable(event.id),
+        handler.name,
+        request.id,
+        event.attempt,
+        ", replayed" if event.replay_id else "",
+        extra=request.delivery.log_fields,
+    )
+
+
+def _send_received(request: EventRequest) -> None:
+    request.send_event(
+        "task-received",
+        name=request.name,
+        args=request.argsrepr,
+        kwargs=request.kwargsrepr,
+        root_id=request.root_id,
+        parent_id=request.parent_id,
+        retries=request.request_dict.get("retries", 0),
+        eta=None,
+        expires=None,
+    )
 
 
 def continue_runs() -> None:

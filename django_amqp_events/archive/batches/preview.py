@@ -7,6 +7,7 @@ examined: a hundred thousand events are one query and not a hundred thousand row
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
@@ -45,50 +46,17 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         ConfigurationError: AMQP_EVENTS is wrong.
     """
     settings = get_settings()
-    skipped: Counter[Reason] = Counter()
-    titles: dict[Reason, str] = {}
-    targets: Counter[Handler] = Counter()
-    undecided = 0
-
-    def leave(reason: Reason, title: str, count: int = 1) -> None:
-        skipped[reason] += count
-        titles.setdefault(reason, title)
-
-    groups = list(_groups(batch, settings)[: GROUPS + 1])
-    examples = _examples(batch, groups)
-    for group in groups[:GROUPS]:
-        count, event = group["count"], examples.get(group["first"])
-        if event is None:  # deleted, or no longer pending, since the first query
-            leave(eligibility.DELETED, "", count)
-        elif group["standing"] == "changed":
-            leave(eligibility.why_changed(event, event.version + 1), str(event), count)
-        elif group["standing"] == "other":
-            leave(eligibility.why_changed(event, event.version), str(event), count)
-        elif group["unread"] == "unread":
-            undecided += count
-        elif isinstance(handler := eligibility.target(event), Reason):
-            leave(handler, str(event), count)
-        else:
-            targets[handler] += count
-    if len(groups) > GROUPS:
-        others = _pending(batch).count() - sum(group["count"] for group in groups[:GROUPS])
-        undecided += max(0, others)
-    if 0 < undecided <= BODIES:
-        examined = eligibility.examine(_unread(batch), eligibility.REPLAY)
-        targets.update(examined.handlers.values())
-        for skip in examined.skipped:
-            leave(skip.why, skip.title)
-        undecided -= len(examined.events) + len(examined.skipped)
-    depths, problem = _depths(settings, {handler.queue for handler in targets})
+    decisions = _decide(batch, settings)
+    depths, problem = _depths(settings, {handler.queue for handler in decisions.targets})
     plan = {
         "at": tables.clock().isoformat(),
-        "eligible": targets.total(),
-        "undecided": max(0, undecided),
+        "eligible": decisions.targets.total(),
+        "undecided": max(0, decisions.undecided),
         "skipped": [
-            {"why": why.as_json(), "count": count, "title": clean(titles[why], 300)}
-            for why, count in skipped.most_common(REASONS)
+            {"why": why.as_json(), "count": count, "title": clean(decisions.titles[why], 300)}
+            for why, count in decisions.skipped.most_common(REASONS)
         ],
-        "skipped_total": skipped.total(),
+        "skipped_total": decisions.skipped.total(),
         "handlers": [
             {
                 **eligibility.destination(handler),
@@ -96,7 +64,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
                 "ready": depth and depth.ready,
                 "consumers": depth and depth.consumers,
             }
-            for handler, count in targets.most_common()
+            for handler, count in decisions.targets.most_common()
             for depth in [depths.get(handler.queue)]
         ],
         "broker": problem and problem.as_json(),
@@ -104,6 +72,51 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     batch_states.rows().filter(pk=batch.pk).update(plan=plan)
     batch.plan = plan
     return plan
+
+
+@dataclass(slots=True)
+class _Decisions:
+    """Numbers of events by handler, and by reason with the title of one; and of undecided ones."""
+
+    targets: Counter[Handler] = field(default_factory=Counter)
+    skipped: Counter[Reason] = field(default_factory=Counter)
+    titles: dict[Reason, str] = field(default_factory=dict)
+    undecided: int = 0
+
+    def skip(self, reason: Reason, title: str, count: int = 1) -> None:
+        self.skipped[reason] += count
+        self.titles.setdefault(reason, title)
+
+
+def _decide(batch: ReplayBatch, settings: Settings) -> _Decisions:
+    """Decide about the pending events of a batch, by group, and one by one if their bodies do."""
+    decisions = _Decisions()
+    groups = list(_groups(batch, settings)[: GROUPS + 1])
+    examples = _examples(batch, groups)
+    for group in groups[:GROUPS]:
+        count, event = group["count"], examples.get(group["first"])
+        if event is None:  # deleted, or no longer pending, since the first query
+            decisions.skip(eligibility.DELETED, "", count)
+        elif group["standing"] == "changed":
+            decisions.skip(eligibility.why_changed(event, event.version + 1), str(event), count)
+        elif group["standing"] == "other":
+            decisions.skip(eligibility.why_changed(event, event.version), str(event), count)
+        elif group["unread"] == "unread":
+            decisions.undecided += count
+        elif isinstance(handler := eligibility.target(event), Reason):
+            decisions.skip(handler, str(event), count)
+        else:
+            decisions.targets[handler] += count
+    if len(groups) > GROUPS:
+        others = _pending(batch).count() - sum(group["count"] for group in groups[:GROUPS])
+        decisions.undecided += max(0, others)
+    if 0 < decisions.undecided <= BODIES:
+        examined = eligibility.examine(_unread(batch), eligibility.REPLAY)
+        decisions.targets.update(examined.handlers.values())
+        for skipped in examined.skipped:
+            decisions.skip(skipped.why, skipped.title)
+        decisions.undecided -= len(examined.events) + len(examined.skipped)
+    return decisions
 
 
 def _depths(settings: Settings, queues: set[str]) -> tuple[dict[str, Depth], Reason | None]:

@@ -94,30 +94,48 @@ def apply(
             for current in now:
                 next(answers)
                 finish(current)
-            if not later:
-                return Applied(done=tuple(done))
-            current = later[0]
-            if api is None:
-                raise TopologyError(
-                    f"the management API is needed to {current}; set AMQP_EVENTS['MANAGEMENT_URL']"
+            if later:
+                current = later[0]
+                replacement = _replacement(
+                    app, settings, plan, amqp, api, current, wait=wait, notice=notice
                 )
-            replacement = Replacement(
-                app=app,
-                settings=settings,
-                topology=plan.report.topology,
-                session=amqp,
-                api=api,
-                wait=wait,
-                notice=notice,
-            )
-            _replace(replacement, later, finish)
+                _replace(replacement, later, finish)
         except amqp_errors.ChannelError as exc:
-            so_far = f"{len(done)} of {len(plan.steps)} steps are done"
-            raise TopologyError(
-                f"RabbitMQ refused to {current}: {exc.reply_text}; "
-                f"{so_far if done else 'nothing was changed'}. To continue, {_hint(exc)}"
-            ) from exc
+            raise _refused(current, exc, len(done), plan) from exc
     return Applied(done=tuple(done), refused=tuple(refused))
+
+
+def _replacement(
+    app: Celery,
+    settings: Settings,
+    plan: Plan,
+    amqp: Amqp,
+    api: ManagementApi | None,
+    first: Step,
+    *,
+    wait: float,
+    notice: Callable[[str], object],
+) -> Replacement:
+    if api is None:
+        raise TopologyError(
+            f"the management API is needed to {first}; set AMQP_EVENTS['MANAGEMENT_URL']"
+        )
+    return Replacement(
+        app=app,
+        settings=settings,
+        topology=plan.report.topology,
+        session=amqp,
+        api=api,
+        wait=wait,
+        notice=notice,
+    )
+
+
+def _refused(step: Step, exc: amqp_errors.ChannelError, done: int, plan: Plan) -> TopologyError:
+    so_far = f"{done} of {len(plan.steps)} steps are done" if done else "nothing was changed"
+    return TopologyError(
+        f"RabbitMQ refused to {step}: {exc.reply_text}; {so_far}. To continue, {_hint(exc)}"
+    )
 
 
 def _request(step: Step) -> Request:

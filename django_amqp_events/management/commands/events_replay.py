@@ -100,12 +100,12 @@ class Command(ReportCommand):
             metavar="TEXT",
             help="Reason, kept in each event's history with user and host.",
         )
-        other = parser.add_mutually_exclusive_group()
+        decisions = parser.add_mutually_exclusive_group()
         for decision, text in (
             ("discard", "Discard the events instead of replaying them; needs --comment."),
             ("restore", "Return matching discarded events to the archive."),
         ):
-            other.add_argument(
+            decisions.add_argument(
                 f"--{decision}",
                 dest="decision",
                 action="store_const",
@@ -117,6 +117,20 @@ class Command(ReportCommand):
         parser.add_argument(
             "--rate", type=arguments.positive, metavar="N", help="Maximum events per second."
         )
+        self._add_ways(parser)
+        super().add_arguments(parser)
+        arguments.add_filters(parser).add_argument(
+            "--group",
+            action="append",
+            default=[],
+            type=arguments.group_id,
+            metavar="ID",
+            help="Failure group, as events_groups and the admin print it.",
+        )
+
+    @staticmethod
+    def _add_ways(parser: ArgumentParser) -> None:
+        """Add the options that say how the events are replayed."""
         how = parser.add_mutually_exclusive_group()
         how.add_argument(
             "--dry-run", action="store_true", help="Print where each event would go and why not."
@@ -145,15 +159,6 @@ class Command(ReportCommand):
             help="With --background: failure threshold, the percentage of failures among the last "
             f"{batch_states.WINDOW} outcomes that pauses the batch (default: "
             f"{batch_states.THRESHOLD}; 0: never).",
-        )
-        super().add_arguments(parser)
-        arguments.add_filters(parser).add_argument(
-            "--group",
-            action="append",
-            default=[],
-            type=arguments.group_id,
-            metavar="ID",
-            help="Failure group, as events_groups and the admin print it.",
         )
 
     def run(self, options: dict[str, Any]) -> int:

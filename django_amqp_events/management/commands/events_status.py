@@ -17,6 +17,7 @@ exit codes:
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from typing import Any, Final
 
 from django_amqp_events import conf
@@ -80,19 +81,11 @@ class Command(ReportCommand):
             if status is not None:
                 self._show_queues(status)
             if archived is not None and self.verbosity:
-                more = " at least" if archived.capped else ""
-                since = archived.oldest
-                oldest = f", the oldest failed {since:%Y-%m-%d %H:%M:%S}" if since else ""
-                self.stdout.write(f"archive: {counted(archived.open, 'open event')}{more}{oldest}")
+                self._show_archive(archived)
             for outbox_status in outboxes:
                 self._show_outbox(outbox_status)
             for run in hanging or ():
-                self.stdout.write(
-                    f"{run['handler']} has not ended after {run['seconds']} s: event "
-                    f"{run['name']!r} ({run['event']}), process {run['process']} of "
-                    f"{run['worker']}",
-                    self.style.ERROR,
-                )
+                self._show_hanging(run)
 
         document: dict[str, Any] = {
             "service": wanted.names.service,
@@ -118,6 +111,19 @@ class Command(ReportCommand):
         if error:
             raise self.wrong(error)
         return code
+
+    def _show_archive(self, archived: statistics.OpenEvents) -> None:
+        more = " at least" if archived.capped else ""
+        since = archived.oldest
+        oldest = f", the oldest failed {since:%Y-%m-%d %H:%M:%S}" if since else ""
+        self.stdout.write(f"archive: {counted(archived.open, 'open event')}{more}{oldest}")
+
+    def _show_hanging(self, run: Mapping[str, Any]) -> None:
+        self.stdout.write(
+            f"{run['handler']} has not ended after {run['seconds']} s: event {run['name']!r} "
+            f"({run['event']}), process {run['process']} of {run['worker']}",
+            self.style.ERROR,
+        )
 
     @staticmethod
     def _archived() -> statistics.OpenEvents | None:

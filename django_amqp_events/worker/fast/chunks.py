@@ -6,16 +6,12 @@ event is settled, running or not begun. If the process ends, the running event i
 The events that have not begun go to another process, then and also when a run takes long: the
 worker takes the remaining tokens. An event has a job of its own if it was delivered before, is a
 retry or replay, has a time limit, or if its handler takes longer than a job costs.
-
-Tokens and reports are bytes in pipes that the processes inherit. One reader receives each token,
-even if another is killed meanwhile; a lock in shared memory does not guarantee that.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import struct
 import threading
 import time
 from collections import deque
@@ -31,10 +27,11 @@ from ..celery_internals import state, waiting_for_a_process
 from ..request import EventRequest, Job
 from ..tracing import trace_event
 from ..verdict import HANDLED, REQUEUE, Verdict
+from . import chunk_pipes
+from .chunk_pipes import MAX_EVENTS, NO_TOKENS, put_tokens, take_tokens
 
 logger = logging.getLogger(__name__)
 
-MAX_EVENTS: Final = 16
 #: Longest time in seconds that the events of a chunk may take together, by their averages.
 MAX_SECONDS: Final = 0.05
 #: Approximate cost of one pool job, in seconds. While a process is busy, events that take less
@@ -50,74 +47,6 @@ SLOW_RUN: Final = 0.05
 REPORT_INTERVAL: Final = 0.02
 #: Weight of the last run in the average.
 AVERAGE_WEIGHT: Final = 0.2
-
-#: Chunk, index of the event, seconds; atomic, since it is shorter than PIPE_BUF (pipe(7)).
-_REPORT: Final = struct.Struct("=QHd")
-
-#: A worker may open this part of its file descriptors as pipes; the pool needs the others.
-DESCRIPTORS_SHARE: Final = 8
-#: The pipe of a chunk with one event, which needs no tokens.
-NO_TOKENS: Final = -1
-
-Pipe = tuple[int, int]
-
-_reports: Pipe = (-1, -1)
-#: One for each chunk that can run at the same time.
-_tokens: list[Pipe] = []
-#: Process id of the worker's main process.
-_main = 0
-
-
-def open_pipes(processes: int) -> None:
-    """Open the pipes for a pool of at most so many processes, which inherit them.
-
-    An event for which there is no pipe runs alone, so a part of the descriptors is enough.
-    """
-    global _reports, _main  # noqa: PLW0603 - one process is one worker
-    _main = os.getpid()
-    most = os.sysconf("SC_OPEN_MAX") // DESCRIPTORS_SHARE // 2
-    try:
-        if _reports[0] < 0:
-            _reports = _pipe()
-        # A process is free a moment before its chunk has ended; ten seconds before if it was
-        # killed.
-        while len(_tokens) < min(2 * processes, most):
-            _tokens.append(_pipe())
-    except OSError as exc:
-        logger.warning("events are not handed out in chunks: no pipe can be opened: %s", exc)
-        _close_pipes()
-
-
-def _pipe() -> Pipe:
-    pipe = os.pipe()
-    os.set_blocking(pipe[0], False)
-    return pipe
-
-
-def _close_pipes() -> None:
-    """Leave the descriptors to the pool and its handlers."""
-    global _reports  # noqa: PLW0603
-    for pipe in (*_tokens, _reports):
-        for descriptor in pipe:
-            if descriptor >= 0:
-                os.close(descriptor)
-    _tokens.clear()
-    _reports = (-1, -1)
-
-
-def _take_tokens(pipe: int, number: int) -> bytes:
-    """Return up to *number* tokens of a chunk."""
-    try:
-        return os.read(_tokens[pipe][0], number)
-    except BlockingIOError:
-        return b""
-
-
-def _put_tokens(pipe: int, number: int, token: int) -> None:
-    """Replace the tokens in a pipe."""
-    while _take_tokens(pipe, MAX_EVENTS):
-        pass
-    os.write(_tokens[pipe][1], bytes([token] * number))
 
 
 def run(
@@ -138,7 +67,9 @@ def run(
     seconds, last = 0.0, len(jobs) - 1
     for index, job in enumerate(jobs):
         # Without the main process no event could be acked.
-        if index and (os.getppid() != _main or _take_tokens(pipe, 1) != bytes([token])):
+        if index and (
+            os.getppid() != chunk_pipes.main_process or take_tokens(pipe, 1) != bytes([token])
+        ):
             return index, None, seconds
         began = time.perf_counter()
         verdict = trace_event(*job)
@@ -148,7 +79,7 @@ def run(
         if seconds > SLOW_RUN:
             return index + 1, None, seconds
         if index != last:
-            os.write(_reports[1], _REPORT.pack(number, index, seconds))
+            chunk_pipes.send_report(number, index, seconds)
     return len(jobs), None, seconds
 
 
@@ -227,7 +158,7 @@ class Chunks:
         worker = consumer.controller
         if not isinstance(consumer.pool, TaskPool) or not forks(worker):
             return "the pool does not fork processes"
-        if not _tokens or consumer.hub is None:
+        if not chunk_pipes.tokens or consumer.hub is None:
             return "the worker has no pipes or no event loop"
         if worker.max_tasks_per_child or worker.max_memory_per_child:
             return "the pool replaces its processes"
@@ -250,7 +181,7 @@ class Chunks:
         # nothing of a job that no process had begun (AsynPool.flush).
         self._chunks.clear()
         # A process that still runs one of these chunks finds no token of its own.
-        self._free_pipes = list(range(len(_tokens)))
+        self._free_pipes = list(range(len(chunk_pipes.tokens)))
 
     @property
     def _token(self) -> int:
@@ -267,8 +198,8 @@ class Chunks:
         A process reports an event before it takes the token of the next one.
         """
         self._stopped = True
-        for pipe in range(len(_tokens)):
-            _take_tokens(pipe, MAX_EVENTS)
+        for pipe in range(len(chunk_pipes.tokens)):
+            take_tokens(pipe, MAX_EVENTS)
         if self._chunks:
             self.read_reports()
 
@@ -377,7 +308,7 @@ class Chunks:
         try:
             if len(requests) > 1:
                 chunk.pipe = self._free_pipes.pop()
-                _put_tokens(chunk.pipe, len(requests) - 1, self._token)
+                put_tokens(chunk.pipe, len(requests) - 1, self._token)
             job = self._consumer.pool.apply_async(
                 run,
                 args=(number, chunk.pipe, self._token, [request.job for request in requests]),
@@ -463,7 +394,7 @@ class Chunks:
 
     def _reclaim(self, chunk: Chunk) -> None:
         """Make the events pending again that have not begun."""
-        behind = len(_take_tokens(chunk.pipe, MAX_EVENTS)) if chunk.pipe != NO_TOKENS else 0
+        behind = len(take_tokens(chunk.pipe, MAX_EVENTS)) if chunk.pipe != NO_TOKENS else 0
         if behind:
             left = chunk.requests[-behind:]
             del chunk.requests[-behind:]
@@ -471,12 +402,7 @@ class Chunks:
 
     def read_reports(self) -> None:
         """Settle the events that pool processes have handled so far."""
-        while True:
-            try:
-                raw = os.read(_reports[0], 1024 * _REPORT.size)
-            except BlockingIOError:
-                break
-            self._reported.extend(_REPORT.iter_unpack(raw))
+        self._reported.extend(chunk_pipes.read_reports())
         # An error with one report must not lose the others.
         while self._reported:
             number, index, seconds = self._reported.popleft()

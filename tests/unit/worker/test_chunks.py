@@ -15,12 +15,11 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from django_amqp_events.message.types import Received
 from django_amqp_events.worker.dispatch import Delivery
-from django_amqp_events.worker.fast import chunks
+from django_amqp_events.worker.fast import chunk_pipes, chunks
+from django_amqp_events.worker.fast.chunk_pipes import MAX_EVENTS, NO_TOKENS
 from django_amqp_events.worker.fast.chunks import (
     JOB_SECONDS,
     MAX_DELAY,
-    MAX_EVENTS,
-    NO_TOKENS,
     REPORT_INTERVAL,
     SLOW_RUN,
     Chunks,
@@ -123,13 +122,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def pipes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tokens: list[tuple[int, int]] = []
-    monkeypatch.setattr(chunks, "_reports", (-1, -1))
-    monkeypatch.setattr(chunks, "_tokens", tokens)
-    chunks.open_pipes(2)
+    monkeypatch.setattr(chunk_pipes, "_reports", (-1, -1))
+    monkeypatch.setattr(chunk_pipes, "tokens", tokens)
+    chunk_pipes.open_pipes(2)
     # The tests are both: the worker's main process, and one of its pool.
-    monkeypatch.setattr(chunks, "_main", os.getppid())
+    monkeypatch.setattr(chunk_pipes, "main_process", os.getppid())
     yield
-    for reading, writing in (*tokens, chunks._reports):
+    for reading, writing in (*tokens, chunk_pipes._reports):
         os.close(reading)
         os.close(writing)
 
@@ -327,10 +326,10 @@ def test_late_process_exit_takes_no_tokens(worker: Worker, process: Process, clo
 
 
 def test_tokens_of_an_ended_chunk_are_released(worker: Worker, process: Process) -> None:
-    chunks._put_tokens(0, 5, 1)
-    chunks._put_tokens(0, 2, 1)
-    assert chunks._take_tokens(0, MAX_EVENTS) == bytes([1, 1])
-    assert chunks._take_tokens(0, MAX_EVENTS) == b""
+    chunk_pipes.put_tokens(0, 5, 1)
+    chunk_pipes.put_tokens(0, 2, 1)
+    assert chunk_pipes.take_tokens(0, MAX_EVENTS) == bytes([1, 1])
+    assert chunk_pipes.take_tokens(0, MAX_EVENTS) == b""
 
 
 def test_without_token_slots_events_run_alone(worker: Worker) -> None:
@@ -530,8 +529,8 @@ def test_without_descriptors_there_are_no_chunks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int
 ) -> None:
     """The pool, which comes next, has all that there were."""
-    monkeypatch.setattr(chunks, "_reports", (-1, -1))
-    monkeypatch.setattr(chunks, "_tokens", [])
+    monkeypatch.setattr(chunk_pipes, "_reports", (-1, -1))
+    monkeypatch.setattr(chunk_pipes, "tokens", [])
     opened: list[int] = []
     real = os.pipe
 
@@ -542,8 +541,8 @@ def test_without_descriptors_there_are_no_chunks(
         return opened[-2], opened[-1]
 
     monkeypatch.setattr(os, "pipe", pipe)
-    chunks.open_pipes(4)
-    assert not chunks._tokens
+    chunk_pipes.open_pipes(4)
+    assert not chunk_pipes.tokens
     assert "Too many open files" in caplog.text
     for descriptor in opened:
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -551,11 +550,11 @@ def test_without_descriptors_there_are_no_chunks(
 
 
 def test_pipes_take_a_part_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_reports", (-1, -1))
-    monkeypatch.setattr(chunks, "_tokens", [])
+    monkeypatch.setattr(chunk_pipes, "_reports", (-1, -1))
+    monkeypatch.setattr(chunk_pipes, "tokens", [])
     monkeypatch.setattr(os, "sysconf", {"SC_OPEN_MAX": 1024}.__getitem__)
-    chunks.open_pipes(260)
+    chunk_pipes.open_pipes(260)
     try:
-        assert 2 * len(chunks._tokens) == 1024 // chunks.DESCRIPTORS_SHARE
+        assert 2 * len(chunk_pipes.tokens) == 1024 // chunk_pipes.DESCRIPTORS_SHARE
     finally:
-        chunks._close_pipes()
+        chunk_pipes._close_pipes()
