@@ -30,7 +30,7 @@ call_command("events_mirror")
 
 _REPLAY = """
 import json, os, signal
-from django_amqp_events.archive import (replay)
+from django_amqp_events.archive import replay, states
 from django_amqp_events.publish import publisher
 from django_amqp_events.models import ArchivedEvent
 
