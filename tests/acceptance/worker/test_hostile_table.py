@@ -582,7 +582,7 @@ def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, p
         )
 
     try:
-        until(through, 90, "everything has ended")
+        until(through, 240, "everything has ended")
     except NotInTime:
         ended = found()
         wrong = {m: (dict(expected[m]), dict(ended[m])) for m in ended if ended[m] != expected[m]}
