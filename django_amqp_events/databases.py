@@ -352,7 +352,7 @@ def pieces(sizes: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator
     """Cut rows or their ids into pieces of at most *count* and *size* bytes, or a larger one.
 
     Args:
-        found: each with its bytes.
+        sizes: each row or id with its bytes.
     """
     piece: list[T] = []
     left = size

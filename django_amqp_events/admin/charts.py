@@ -345,12 +345,12 @@ def _beside(right: Mapping[str, int], edges: Mapping[tuple[str, str], object]) -
     for exchange, queue in edges:
         of.setdefault(exchange, []).append(right[queue])
     middles = {name: sum(places) / len(places) for name, places in of.items()}
-    wanted = sorted(middles, key=lambda name: (middles[name], name))
+    ordered = sorted(middles, key=lambda name: (middles[name], name))
     placed: dict[str, int] = {}
     free = 0
-    for place, name in enumerate(wanted):
+    for place, name in enumerate(ordered):
         # Those that follow need room as well.
-        last = max(free, max(right.values()) - _ROW * (len(wanted) - 1 - place))
+        last = max(free, max(right.values()) - _ROW * (len(ordered) - 1 - place))
         placed[name] = min(max(free, round(middles[name])), last)
         free = placed[name] + _ROW
     return placed

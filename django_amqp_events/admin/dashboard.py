@@ -386,15 +386,15 @@ def _queues(
     seen: _Seen, declared: Topology | None, configured: tuple[Settings, Registry] | None
 ) -> list[dict[str, Any]]:
     """Return every queue that is declared or was seen, as the tables and pictures show it."""
-    wanted = {queue.name: queue for queue in declared.queues} if declared else {}
+    planned = {queue.name: queue for queue in declared.queues} if declared else {}
     handlers = configured[1].handlers.values() if configured else ()
     measured = seen.document.get("queues", {})
     drifted = seen.document.get("drift", {}).get("queues", {})
     consumed = seen.document.get("consumed", {})
     queues = []
-    for name in dict.fromkeys([*wanted, *measured]):
+    for name in dict.fromkeys([*planned, *measured]):
         figures = measured.get(name, {})
-        queue = wanted.get(name)
+        queue = planned.get(name)
         role = queue.role if queue else str(figures.get("role", ""))
         severity = figures.get("severity", "unknown")
         drift = drifted.get(name, "")

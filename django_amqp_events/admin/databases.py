@@ -32,8 +32,8 @@ def aliases(model: type[models.Model], *own: str) -> list[str]:
 def chosen(request: HttpRequest, model: type[models.Model], *own: str) -> str:
     """Return the database that a list shows."""
     possible = aliases(model, *own)
-    wanted = request.GET.get(DatabaseFilter.parameter_name)
-    return wanted if wanted in possible else possible[0]
+    requested = request.GET.get(DatabaseFilter.parameter_name)
+    return requested if requested in possible else possible[0]
 
 
 class DatabaseFilter(AlwaysChosenFilter):
@@ -56,5 +56,5 @@ class DatabaseFilter(AlwaysChosenFilter):
     def queryset(
         self, request: HttpRequest, queryset: models.QuerySet[Any]
     ) -> models.QuerySet[Any]:
-        wanted = self.value()
-        return queryset if wanted in (None, queryset.db) else queryset.none()
+        requested = self.value()
+        return queryset if requested in (None, queryset.db) else queryset.none()

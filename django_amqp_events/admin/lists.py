@@ -55,10 +55,10 @@ class IndexedList(ChangeList):
         """Return one of the two orders of :attr:`.base.Pages.index_order`, if there is one."""
         pages: Any = self.model_admin
         order: tuple[str, ...] = pages.index_order
-        wanted = super().get_ordering(request, queryset)
-        if order and wanted[0] == _reversed(order[0]):
+        ordering = super().get_ordering(request, queryset)
+        if order and ordering[0] == _reversed(order[0]):
             return [*map(_reversed, order)]
-        return list(order) or wanted
+        return list(order) or ordering
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)

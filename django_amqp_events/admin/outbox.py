@@ -100,10 +100,10 @@ def _run(decision: Decision) -> Report:
         "discard": partial(outbox.discard, by=decision.by, reason=decision.reason),
     }
     report = Report()
-    wanted = [row for row in decision.rows.values() if _obstacle(action, row) is None]
-    for alias in sorted(set(map(alias_of, wanted))):
+    allowed = [row for row in decision.rows.values() if _obstacle(action, row) is None]
+    for alias in sorted(set(map(alias_of, allowed))):
         # In one order, so that two actions on the same rows do not wait for each other.
-        ids = sorted(row.pk for row in wanted if alias_of(row) == alias)
+        ids = sorted(row.pk for row in allowed if alias_of(row) == alias)
         for part in parts(ids):
             with transaction.atomic(using=alias):
                 done = [pk for pk in part if acts[action.name]([pk], alias=alias)]

@@ -180,15 +180,15 @@ def is_overdue(event: ArchivedEvent, now: datetime | None = None) -> bool:
 def overdue(now: datetime | None = None) -> Q:
     """Express :func:`is_overdue` in SQL."""
     now = now or datetime.now(UTC)
-    wanted = Q(state=State.REPLAYING, state_since__lte=now - patience())
+    late = Q(state=State.REPLAYING, state_since__lte=now - patience())
     try:
         renamed, handlers = get_settings().renamed_handlers, get_registry().handlers
     except AmqpEventsError:
-        return wanted
+        return late
     for handler in handlers.values():
         names = [old for old, name in renamed.items() if name == handler.name]
-        wanted &= ~Q(handler__in=[handler.name, *names], state_since__gt=now - patience(handler))
-    return wanted
+        late &= ~Q(handler__in=[handler.name, *names], state_since__gt=now - patience(handler))
+    return late
 
 
 # -- examining ----------------------------------------------------------------------------
@@ -245,14 +245,14 @@ def _decide(event: ArchivedEvent, rule: Rule) -> Handler | Reason | None:
     return handler
 
 
-def skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
+def skipped_since(seen: Seen, done: Iterable[UUID]) -> list[Skipped]:
     """Return the events that changed between the examination and the UPDATE."""
-    missed = set(wanted).difference(done)
+    missed = set(seen).difference(done)
     if not missed:
         return []
     existing = {event.pk: event for event in _light(missed)}
     gone = [Skipped.deleted(pk) for pk in missed if pk not in existing]
-    return _changed(list(existing.values()), wanted) + gone
+    return _changed(list(existing.values()), seen) + gone
 
 
 def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
@@ -303,6 +303,6 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
         return {}
     actions = ArchiveAction.objects.using(tables.database())
     newest = actions.filter(event=OuterRef("pk")).order_by("-at", "-pk").values("pk")[:1]
-    wanted = tables.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
-    newest_ids = list(wanted.exclude(last=None).values_list("last", flat=True))
+    newest_of_each = tables.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
+    newest_ids = list(newest_of_each.exclude(last=None).values_list("last", flat=True))
     return {action.event_id: action for action in actions.filter(pk__in=newest_ids)}

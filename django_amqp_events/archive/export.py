@@ -334,20 +334,20 @@ def _known(using: str, pk: UUID, document: dict[str, Any]) -> bool:
 
 def _row(model: type[M], columns: Mapping[str, Any], event: ArchivedEvent | None = None) -> M:
     """Build a row from its columns; refuse missing, unknown and invalid ones."""
-    wanted: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     names = set()
     for column in _fields(model):
         if column.name == "event":
-            wanted["event"] = event
+            fields["event"] = event
             continue
         names.add(column.name)
         if column.name not in columns:
             raise _Wrong(f"a {model.__name__} has no {column.name!r}")
-        wanted[column.attname] = _value(column, columns[column.name], model)
+        fields[column.attname] = _value(column, columns[column.name], model)
     surplus = set(columns) - names - {"revision_number"}
     if surplus:
         raise _Wrong(f"{min(surplus)!r} is not a column of {model.__name__}")
-    return model(**wanted)
+    return model(**fields)
 
 
 def _value(column: Any, value: Any, model: type[models.Model]) -> Any:

@@ -311,9 +311,9 @@ def decide(
         rows: as for :func:`replay`.
     """
     examined = examine(seen, rule, rows)
-    wanted = {pk: seen[pk] for pk in examined.events}
-    done = _DECISIONS[rule](wanted, by=by, reason=reason, now=_now())
-    return Report(published=done, skipped=examined.skipped + skipped_since(wanted, done))
+    allowed = {pk: seen[pk] for pk in examined.events}
+    done = _DECISIONS[rule](allowed, by=by, reason=reason, now=_now())
+    return Report(published=done, skipped=examined.skipped + skipped_since(allowed, done))
 
 
 # -- publishing ---------------------------------------------------------------------------

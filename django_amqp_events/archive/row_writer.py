@@ -381,16 +381,16 @@ def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
 
 def _find_replays(entries: Iterable[Entry], ends: Iterable[UUID]) -> list[Replay]:
     """Set the replay, and its event, of entries that are the end of one; return the replays."""
-    wanted: dict[UUID, list[Entry]] = {pk: [] for pk in ends}
+    entries_of: dict[UUID, list[Entry]] = {pk: [] for pk in ends}
     for entry in entries:
         event = entry.archived.event
         if event is not None and (replay_id := parse_uuid(event.replay_id or "")) is not None:
-            wanted.setdefault(replay_id, []).append(entry)
-    if not wanted:
+            entries_of.setdefault(replay_id, []).append(entry)
+    if not entries_of:
         return []
-    replays = list(states.replays().filter(pk__in=list(wanted)))
+    replays = list(states.replays().filter(pk__in=list(entries_of)))
     for replay in replays:
-        for entry in wanted[replay.pk]:
+        for entry in entries_of[replay.pk]:
             entry.replay = replay
             # A replay belongs to one row, even with another body or a renamed handler.
             entry.id = replay.event_id

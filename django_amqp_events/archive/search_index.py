@@ -87,12 +87,12 @@ def _correct(ids: list[UUID]) -> int:
         names = tables.rows().filter(pk__in=locked).values_list("pk", "name")
         searched = [pk for pk, name in names if search_values.paths_of(name)]
         events = tables.rows().filter(pk__in=searched).defer("detail")
-        wanted = {
+        current = {
             value
             for event in events.prefetch_related("revision_set")
             for value in search_values.in_event(event, event.revision_set.all())
         }
-        search_values.store(wanted - stored.keys(), using=using)
-        if outdated := [pk for value, pk in stored.items() if value not in wanted]:
+        search_values.store(current - stored.keys(), using=using)
+        if outdated := [pk for value, pk in stored.items() if value not in current]:
             rows.filter(pk__in=outdated).delete()
-        return len({event_id for event_id, *_ in wanted ^ stored.keys()})
+        return len({event_id for event_id, *_ in current ^ stored.keys()})

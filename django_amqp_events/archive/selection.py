@@ -118,10 +118,10 @@ class Selection:
             pks = [pk for pk in map(parse_uuid, self.ids) if pk is not None]
             events = events.filter(Q(pk__in=pks) | Q(event_id__in=self.ids))
         if self.exceptions:
-            wanted = Q()
+            condition = Q()
             for name in self.exceptions:
-                wanted |= Q(exception=name) | Q(exception__endswith=f".{name}")
-            events = events.filter(wanted)
+                condition |= Q(exception=name) | Q(exception__endswith=f".{name}")
+            events = events.filter(condition)
         paths: dict[str, list[SearchTerm]] = {}
         for term in map(SearchTerm.parse, self.search):
             paths.setdefault(term.path, []).append(term)

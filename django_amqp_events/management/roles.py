@@ -107,19 +107,21 @@ def make_groups() -> list[Made]:
     # Those that an upgrade brought, if `migrate` did not run on this database since.
     create_permissions(apps.get_app_config(_APP), verbosity=0, interactive=False, using=alias)
     ours = Permission.objects.using(alias).filter(content_type__app_label=_APP)
-    made, wanted = [], set[str]()
+    made, allowed = [], set[str]()
     with transaction.atomic(using=alias):
         for role in ROLES:
             own = permissions_of(role)
-            wanted |= set(own)
+            allowed |= set(own)
             group, created = Group.objects.using(alias).get_or_create(name=role.group)
             has = {permission.codename: permission for permission in ours.filter(group=group)}
             added = [
                 permission
-                for permission in ours.filter(codename__in=wanted)
+                for permission in ours.filter(codename__in=allowed)
                 if permission.codename not in has
             ]
-            removed = [permission for codename, permission in has.items() if codename not in wanted]
+            removed = [
+                permission for codename, permission in has.items() if codename not in allowed
+            ]
             group.permissions.add(*added)
             group.permissions.remove(*removed)
             made.append(

@@ -138,8 +138,8 @@ def locate(
     archived = tables.rows() if events is None else events
     archived = archived.defer(*ArchivedEvent.LARGE)
     archived = archived.order_by(*sort_few(["-last_failed_at", "-pk"]))
-    wanted = _matching(value, archived.db, by_value=by_value)
-    first = list(archived.filter(wanted)[: ROWS + 1]) if "archive" in kinds else []
+    condition = _matching(value, archived.db, by_value=by_value)
+    first = list(archived.filter(condition)[: ROWS + 1]) if "archive" in kinds else []
     more = len(first) > ROWS
     first = list(filter(visible, first))
     ids = {value, *(row.event_id for row in first)}
@@ -204,17 +204,17 @@ def with_messages(
 
 
 def _matching(value: str, using: str, *, by_value: bool) -> Q:
-    wanted = Q(event_id=value)
+    condition = Q(event_id=value)
     if (uuid := parse_uuid(value)) is not None:
         replays = Replay.objects.using(using).filter(pk=uuid)
-        wanted |= Q(pk__in=[uuid, *replays.values_list("event_id", flat=True)])
-        wanted |= Q(event_id=str(uuid))
+        condition |= Q(pk__in=[uuid, *replays.values_list("event_id", flat=True)])
+        condition |= Q(event_id=str(uuid))
     for short in expand_id(value):
-        wanted |= Q(event_id=short)
+        condition |= Q(event_id=short)
         if (uuid := parse_uuid(short)) is not None:
-            wanted |= Q(pk=uuid)
+            condition |= Q(pk=uuid)
     term = SearchTerm.parse_any(value) if by_value else None
-    return wanted if term is None else wanted | matching([term], using, too_many=nothing)
+    return condition if term is None else condition | matching([term], using, too_many=nothing)
 
 
 def _in_outbox(ids: set[str], settings: Settings) -> Iterator[_Found]:

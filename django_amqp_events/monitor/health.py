@@ -47,7 +47,7 @@ class Finding:
 
 
 def examine(
-    settings: Settings, *, ready: bool, wanted: Collection[str] = ()
+    settings: Settings, *, ready: bool, parts: Collection[str] = ()
 ) -> list[Finding] | None:
     """Examine the processes of a service in this container.
 
@@ -56,7 +56,7 @@ def examine(
 
     Args:
         ready: report what is alive but not ready.
-        wanted: parts that must be there, and the only ones to examine; otherwise any.
+        parts: parts that must be there, and the only ones to examine; otherwise any.
 
     Returns:
         ``None`` if this system does not show its processes.
@@ -68,9 +68,9 @@ def examine(
         finding
         for process in processes
         for finding in _examine(process, ready)
-        if not wanted or finding.part in wanted or not finding.part
+        if not parts or finding.part in parts or not finding.part
     ]
-    for part in wanted:
+    for part in parts:
         if not any(finding.part == part for finding in findings):
             problem = f"no process of this container runs it: start events_{part}"
             findings.append(Finding(part=part, process=0, problem=problem))

@@ -172,16 +172,16 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
     return "failed" if row.claim is None else "held"
 
 
-def in_state(events: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxEvent]:
+def in_state(events: QuerySet[OutboxEvent], state: RowState) -> QuerySet[OutboxEvent]:
     """Filter rows by :func:`row_state`, in SQL."""
-    if wanted == "discarded":
+    if state == "discarded":
         return events.filter(discarded_at__isnull=False)
     events = events.filter(discarded_at__isnull=True)
-    if wanted == "overdue":
+    if state == "overdue":
         return events.filter(_overdue())
-    if wanted == "due":
+    if state == "due":
         return events.filter(~_overdue(), due_at__lte=Now())
-    if wanted == "failed":
+    if state == "failed":
         return events.filter(due_at__gt=Now(), claim__isnull=True)
     return events.filter(_leased())
 

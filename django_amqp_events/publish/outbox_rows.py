@@ -358,10 +358,10 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
         failed: claim rows whose publish failed before, otherwise the others.
     """
     token, limit = f"{process_identity.identity()}/{uuid4().hex}", min(limit, CLAIM_ROWS)
-    wanted = rows(alias).filter(
+    due_rows = rows(alias).filter(
         service=service, due_at__lte=Now(), **({"attempts__gt": 0} if failed else {"attempts": 0})
     )
-    oldest = wanted.order_by("due_at", "pk").values_list("pk", "size")
+    oldest = due_rows.order_by("due_at", "pk").values_list("pk", "size")
     taken = {"claim": token, "due_at": Now() + timedelta(seconds=LEASE)}
     if connections[alias].features.has_select_for_update_skip_locked:
         with transaction.atomic(using=alias):
@@ -370,7 +370,7 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
                 rows(alias).filter(pk__in=ids).update(**taken)
     elif ids := _fitting(oldest[:limit]):
         # A relay that selected the same rows finds them no longer due.
-        wanted.filter(pk__in=ids).update(**taken)
+        due_rows.filter(pk__in=ids).update(**taken)
     if not ids:
         return []
     # values_list(): making models takes longer than reading the rows.

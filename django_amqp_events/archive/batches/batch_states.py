@@ -172,11 +172,11 @@ def count_new_matches(batch: ReplayBatch) -> int | None:
     """
     if batch.criteria is None:
         return None
-    wanted = Selection.from_json(batch.criteria)
-    since = max(filter(None, (wanted.since, batch.created_at)))
-    wanted = replace(wanted, since=since, until=None, service=batch.service)
+    criteria = Selection.from_json(batch.criteria)
+    since = max(filter(None, (criteria.since, batch.created_at)))
+    criteria = replace(criteria, since=since, until=None, service=batch.service)
     mine = events(batch.pk).filter(event_id=OuterRef("pk"))
-    matching = wanted.queryset().exclude(Exists(mine))
+    matching = criteria.queryset().exclude(Exists(mine))
     return matching.order_by()[: COUNTED + 1].count()
 
 
@@ -295,8 +295,8 @@ def _change(
     before, after = _CHANGES[action]
     kept = None if action in (_Action.START, _Action.RESUME) else note
     with transaction.atomic(using=using):
-        wanted = rows().filter(only or Q(), pk=pk, state__in=before)
-        if not wanted.update(state=after, note=kept, **_FREE, **values):
+        changing = rows().filter(only or Q(), pk=pk, state__in=before)
+        if not changing.update(state=after, note=kept, **_FREE, **values):
             return False
         _note(pk, action, by=by, note=note)
     return True

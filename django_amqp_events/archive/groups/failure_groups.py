@@ -55,15 +55,15 @@ def assign_groups(
     Args:
         failed: when each event failed.
     """
-    wanted: dict[UUID, FailureGroup] = {}
+    by_id: dict[UUID, FailureGroup] = {}
     for event in events:
         identity = fingerprint_of(event)
         event.group_id = identity.id
         # The clock of a worker may be ahead.
         moments = [min(moment, now) for moment in failed.get(event.pk, ())] or [now]
-        group = wanted.get(identity.id)
+        group = by_id.get(identity.id)
         if group is None:
-            group = wanted[identity.id] = FailureGroup(
+            group = by_id[identity.id] = FailureGroup(
                 **asdict(identity),
                 algorithm=VERSION,
                 first_seen=moments[0],
@@ -72,7 +72,7 @@ def assign_groups(
         group.first_seen = min(group.first_seen, *moments)
         group.last_seen = max(group.last_seen, *moments)
     # In one order, so that concurrent inserts of the same groups do not deadlock.
-    groups().bulk_create([wanted[pk] for pk in sorted(wanted)], ignore_conflicts=True)
+    groups().bulk_create([by_id[pk] for pk in sorted(by_id)], ignore_conflicts=True)
 
 
 def fold_all_counts(stop: Callable[[], bool] = nothing) -> int:

@@ -188,13 +188,13 @@ def hourly_totals(*, since: datetime, using: str) -> dict[datetime, dict[str, in
 
 
 def _hours(
-    *keys: str, since: datetime, using: str, **wanted: Any
+    *keys: str, since: datetime, using: str, **conditions: Any
 ) -> dict[tuple[Any, ...], dict[str, int]]:
     """Sum up hours and changes by key, in one statement as in :func:`with_exact_counts`."""
     by_hour: dict[tuple[Any, ...], dict[str, int]] = {}
     folded, changes = (
         model.objects.using(using)
-        .filter(hour__gte=hour_of(since), **wanted)
+        .filter(hour__gte=hour_of(since), **conditions)
         .order_by()
         .values_list(*keys)
         .annotate(**{f"{name}_sum": Sum(name) for name in _OF_HOUR})
@@ -252,9 +252,9 @@ def _begin_writing(using: str) -> None:
 def _locked(using: str, ids: set[UUID] | None) -> dict[UUID, FailureGroup]:
     """Lock groups in the order of their ids; on PostgreSQL, events may still be inserted."""
     groups = FailureGroup.objects.using(using)
-    wanted = groups.all() if ids is None else groups.filter(pk__in=ids)
+    selected = groups.all() if ids is None else groups.filter(pk__in=ids)
     no_key = connections[using].features.has_select_for_no_key_update
-    return {group.pk: group for group in wanted.select_for_update(no_key=no_key).order_by("pk")}
+    return {group.pk: group for group in selected.select_for_update(no_key=no_key).order_by("pk")}
 
 
 def _add(group: FailureGroup, change: GroupCountChange) -> None:

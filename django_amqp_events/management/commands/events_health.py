@@ -45,12 +45,12 @@ class Command(ReportCommand):
         super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
-        wanted = [
+        parts = [
             part
             for choice in options["part"]
             for part in (health.COMPANION if choice == "companion" else (choice,))
         ]
-        examined = health.examine(conf.get_settings(), ready=options["ready"], wanted=wanted)
+        examined = health.examine(conf.get_settings(), ready=options["ready"], parts=parts)
         if examined is None:
             raise self.wrong("this system does not show its processes in /proc, as Linux does")
         good = "ready" if options["ready"] else "alive"

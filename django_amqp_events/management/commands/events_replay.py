@@ -165,16 +165,16 @@ class Command(ReportCommand):
         filters = self._filters(options)
         with self.interruptible():
             service = conf.get_settings().service
-            wanted = self._check(Selection(**filters, service=service))
+            chosen = self._check(Selection(**filters, service=service))
             if options["background"]:
-                return self._start_batch(wanted, options)
+                return self._start_batch(chosen, options)
             result = Result(waited=options["wait"] is not None, decision=options["decision"])
             rule = eligibility.FORCE if options["force"] else RULES[result.decision]
             if options["edit"] is not None:
                 self._edit(options, result)
             else:
-                wanted = replace(wanted, state=rule.state)
-                seen = self._find(wanted, options["limit"], result)
+                chosen = replace(chosen, state=rule.state)
+                seen = self._find(chosen, options["limit"], result)
                 if options["dry_run"]:
                     self._examine(seen, rule, result)
                 elif result.decision == "replay":
@@ -240,22 +240,22 @@ class Command(ReportCommand):
             filters["ids"] = options["ids"]
         return filters
 
-    def _check(self, wanted: Selection) -> Selection:
+    def _check(self, chosen: Selection) -> Selection:
         """Refuse handlers, reasons and groups that do not exist; complete shortened ids."""
         handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
-        for name in wanted.handlers:
+        for name in chosen.handlers:
             if name not in handlers and not tables.rows().filter(handler=name).exists():
                 hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
                 raise self.wrong(f"there is no handler {name!r} and no event of it{hint}")
-        for name in wanted.reasons:
+        for name in chosen.reasons:
             if name not in replay.REASONS and not tables.rows().filter(reason=name).exists():
                 hint = suggestion(name, replay.REASONS) or "."
                 every = ", ".join(sorted(replay.REASONS))
                 raise self.wrong(f"there is no reason {name!r}{hint} Reasons: {every}")
-        for pk in wanted.groups:
+        for pk in chosen.groups:
             if not failure_groups.groups().filter(pk=pk).exists():
                 raise self.wrong(f"there is no failure group {pk}; see `manage.py events_groups`")
-        return replace(wanted, ids=list(dict.fromkeys(map(self._whole_id, wanted.ids))))
+        return replace(chosen, ids=list(dict.fromkeys(map(self._whole_id, chosen.ids))))
 
     def _whole_id(self, text: str) -> str:
         """Return the id that begins with *text*, or *text* if there is none."""
@@ -266,10 +266,10 @@ class Command(ReportCommand):
 
     # -- which events
 
-    def _find(self, wanted: Selection, limit: int | None, result: Result) -> dict[UUID, int]:
+    def _find(self, chosen: Selection, limit: int | None, result: Result) -> dict[UUID, int]:
         """Return id and version of the matching events, the oldest failure first."""
         seen: dict[UUID, int] = {}
-        for part in wanted.parts():
+        for part in chosen.parts():
             matched: set[str] = set()
             events = part.queryset().order_by("last_failed_at", "pk")[:limit]
             rows = events.values_list("pk", "version", "event_id")
@@ -284,18 +284,18 @@ class Command(ReportCommand):
             seen = dict(list(seen.items())[:limit])
         result.matched = len(seen)
         if not seen:
-            self._hint(wanted)
+            self._hint(chosen)
         return seen
 
-    def _explain(self, ids: list[str], wanted: Selection, result: Result) -> None:
+    def _explain(self, ids: list[str], chosen: Selection, result: Result) -> None:
         """Record why the events with these ids do not match."""
         known: set[str] = set()
         events = Selection(ids=ids, state=None).queryset()
         for event in events.defer(*ArchivedEvent.LARGE):
             known |= {str(event.pk), event.event_id}
-            if event.service != wanted.service:
+            if event.service != chosen.service:
                 why = eligibility.other_service(event)
-            elif event.state == wanted.state:
+            elif event.state == chosen.state:
                 why = Reason("filtered")
             elif eligibility.is_overdue(event):
                 why = Reason("overdue")
@@ -304,12 +304,12 @@ class Command(ReportCommand):
             result.report.skipped.append(Skipped.of(event, why))
         result.missing += _without(ids, known)
 
-    def _hint(self, wanted: Selection) -> None:
+    def _hint(self, chosen: Selection) -> None:
         """Print names in the filters that no archived event has, and similar ones."""
-        names = [("name", name, Selection(events=[name], state=None)) for name in wanted.events]
+        names = [("name", name, Selection(events=[name], state=None)) for name in chosen.events]
         names += [
             ("exception", name, Selection(exceptions=[name], state=None))
-            for name in wanted.exceptions
+            for name in chosen.exceptions
         ]
         for column, name, alone in names:
             if not alone.queryset().exists():
@@ -320,17 +320,17 @@ class Command(ReportCommand):
 
     # -- replay
 
-    def _start_batch(self, wanted: Selection, options: dict[str, Any]) -> int:
+    def _start_batch(self, chosen: Selection, options: dict[str, Any]) -> int:
         by = requested_by("events_replay")
-        events = wanted.queryset()
+        events = chosen.queryset()
         if options["limit"] is not None:
             events = events.order_by("last_failed_at", "pk")[: options["limit"]]
         # Ids and a limit cannot match new events.
-        fixed = wanted.ids or options["limit"] is not None
+        fixed = chosen.ids or options["limit"] is not None
         batch = batch_states.freeze(
             events,
             by=by,
-            criteria=None if fixed else replace(wanted, service=""),
+            criteria=None if fixed else replace(chosen, service=""),
         )
         if batch.total:
             batch_states.start(batch.pk, by=by, **_batch_options(options))
@@ -401,15 +401,15 @@ class Command(ReportCommand):
         if not settings.editing:
             raise ConfigurationError(replay.EDITING_OFF)
         payload = editing.parse(self._read(options["payload"]))
-        wanted = Selection(ids=[self._whole_id(options["edit"])], service=settings.service)
-        rows = list(wanted.queryset()[:20])
+        chosen = Selection(ids=[self._whole_id(options["edit"])], service=settings.service)
+        rows = list(chosen.queryset()[:20])
         if len(rows) > 1:
             choices = ", ".join(f"{row.pk} ({row.handler})" for row in rows)
             raise self.wrong(
-                f"{wanted.ids[0]!r} is archived for more than one handler; name a row: {choices}"
+                f"{chosen.ids[0]!r} is archived for more than one handler; name a row: {choices}"
             )
         if not rows:
-            self._explain(list(wanted.ids), wanted, result)
+            self._explain(list(chosen.ids), chosen, result)
             return
         [row] = rows
         result.matched = 1

@@ -55,12 +55,12 @@ class Command(ReportCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
-        wanted = topology.build(settings, registry.get_registry())
+        expected = topology.build(settings, registry.get_registry())
         app = connection.celery_app(settings)
         status, error = None, ""
         try:
             api = inspection.management(app, settings)
-            status = queue_status.status(app, settings, wanted, api=api)
+            status = queue_status.status(app, settings, expected, api=api)
         except AmqpEventsError as exc:
             # The outbox fills while RabbitMQ is unreachable, so it is printed all the same.
             error = str(exc)
@@ -88,8 +88,8 @@ class Command(ReportCommand):
                 self._show_hanging(run)
 
         document: dict[str, Any] = {
-            "service": wanted.names.service,
-            "prefix": wanted.names.prefix,
+            "service": expected.names.service,
+            "prefix": expected.names.prefix,
             "vhost": status and status.vhost,
             "broker": status and status.version,
             "source": status and ("management" if status.exact else "amqp"),

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
-from itertools import count
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import OperationalError, connections, transaction
-from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
 
-from django_amqp_events import conf
-from django_amqp_events.archive import row_writer, states, tables
+from django_amqp_events.archive import states, tables
 from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
 from django_amqp_events.exceptions import ConfigurationError
-from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
-    ArchivedFailure,
     Replay,
     State,
 )
 from django_amqp_events.reasons import Reason
 from tests import archive_rows
 from tests.archive_rows import NOW, again, seen
-from tests.integration.archiving import archived, outcome, received, taken
 
 HANDLER = "send_invoice"
 
@@ -421,179 +403,3 @@ def test_the_number_of_statements_does_not_grow_with_the_events(events: int) -> 
     assert len(claimed) == events
     statements = [query["sql"] for query in captured if "SAVEPOINT" not in query["sql"]]
     assert len(statements) <= 18, statements
-
-
-# -- anything, in any order ---------------------------------------------------------------
-
-
-class Archive(RuleBasedStateMachine):
-    """Three events, whatever people, processes, broker and workers do to them."""
-
-    claims = Bundle("claims")
-    replays = Bundle("replays")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moments = (NOW + timedelta(seconds=second) for second in count(1))
-        self.owner: dict[UUID, UUID] = {}
-        self.before: dict[UUID, ArchivedEvent] = {}
-        self.ended: set[UUID] = set()
-        self.actions: list[tuple[Any, ...]] = []
-
-    @initialize()
-    def begin(self) -> None:
-        for model in (ArchiveAction, ArchivedFailure, Replay, ArchivedEvent):
-            rows: QuerySet[Any] = QuerySet(model).using(tables.database())
-            rows._raw_delete(rows.db)
-        for number in range(3):
-            assert tables.rows().count() == number
-            row_writer.store([taken(failure(f"order-{number}", None, 1, NOW))], conf.get_settings())
-
-    @property
-    def now(self) -> datetime:
-        return next(self.moments)
-
-    def pick(self, which: Iterable[int], stale: int = 0) -> dict[UUID, int]:
-        rows = list(ArchivedEvent.objects.order_by("event_id"))
-        return {rows[number].pk: rows[number].version - stale for number in which}
-
-    which = st.sets(st.integers(0, 2), min_size=1)
-    stale = st.sampled_from([0, 0, 0, 1])
-
-    # -- people
-
-    @rule(target=claims, which=which, stale=stale, force=st.booleans())
-    def claim(self, which: set[int], stale: int, force: bool) -> Any:
-        wanted = self.pick(which, stale)
-        claimed = states.claim(
-            wanted,
-            handlers=dict.fromkeys(wanted, HANDLER),
-            by="ada",
-            reason="",
-            now=self.now,
-            force=force,
-        )
-        for each in claimed:
-            before = self.before[each.event.pk]
-            assert before.state == (State.REPLAYING if force else State.ARCHIVED)
-            if before.replays and not force:
-                last = Replay.objects.get(event=before, number=before.replays)
-                same = last.pk == each.replay.pk
-                assert same or last.state not in ("unconfirmed", "queued"), last.state
-        return self.handed(claimed)
-
-    @rule(which=which, stale=stale, what=st.sampled_from(["discard", "restore", "resolve"]))
-    def decide(self, which: set[int], stale: int, what: str) -> None:
-        getattr(states, what)(self.pick(which, stale), by="bob", reason="", now=self.now)
-
-    # -- processes; one that dies does nothing more with its claim
-
-    @rule(target=claims)
-    def reclaim(self) -> Any:
-        return self.handed(reclaim(since_before=NOW + timedelta(days=1), now=self.now))
-
-    def handed(self, claimed: list[ClaimedReplay]) -> Any:
-        for each in claimed:
-            assert self.owner.setdefault(each.replay.pk, each.event.pk) == each.event.pk
-            row = again(each.event)
-            assert (row.state, row.claim) == (State.QUEUED, each.event.claim)
-        assert len({each.event.pk for each in claimed}) == len(claimed)
-        return multiple(*claimed)
-
-    @rule(target=replays, each=claims)
-    def confirm(self, each: ClaimedReplay) -> UUID:
-        states.published([each], now=self.now)
-        return each.replay.pk
-
-    @rule(each=claims)
-    def refuse(self, each: ClaimedReplay) -> None:
-        give_back(each, unconfirmed=each.replay.publishes > 1)
-
-    @rule(target=replays, each=claims)
-    def lose_the_confirm(self, each: ClaimedReplay) -> UUID:
-        give_back(each, unconfirmed=True)
-        return each.replay.pk
-
-    @rule(target=replays, each=claims)
-    def die_before_it_is_noted(self, each: ClaimedReplay) -> UUID:
-        return each.replay.pk
-
-    # -- workers, and the mirror
-
-    @rule(replay_id=replays)
-    def succeed(self, replay_id: UUID) -> None:
-        replay = Replay.objects.get(pk=replay_id)
-        self.store(outcome(replay.event, replay_id=str(replay.pk), at=NOW))
-        self.ended.add(replay_id)
-
-    @rule(replay_id=replays, attempts=st.integers(1, 3))
-    def fail(self, replay_id: UUID, attempts: int) -> None:
-        event_id = Replay.objects.get(pk=replay_id).event.event_id
-        self.store(failure(event_id, str(replay_id), attempts, self.now))
-
-    @rule(number=st.integers(0, 2))
-    def fail_once_more_without_a_replay(self, number: int) -> None:
-        self.store(failure(f"order-{number}", None, 2, self.now))
-
-    def store(self, message: Message) -> None:
-        """Twice, as a mirror does that dies before its ack."""
-        for _ in range(2):
-            row_writer.store([taken(message)], conf.get_settings())
-
-    # -- what never happens
-
-    @invariant()
-    def holds(self) -> None:
-        rows = {row.pk: row for row in ArchivedEvent.objects.all()}
-        for pk, row in rows.items():
-            replays = list(states.replays().filter(event=row))
-            assert [replay.number for replay in replays] == list(range(1, row.replays + 1))
-            current = replays[-1].state if replays else None
-            unsure = current == "unconfirmed" and row.state == State.ARCHIVED
-            assert row.unconfirmed == unsure, (row.state, current)
-            if row.state == State.QUEUED:
-                assert current == "queued"
-            elif row.state == State.REPLAYING:
-                assert current == "published"
-            elif row.state == State.SUCCEEDED:
-                assert current == "succeeded"
-            if (before := self.before.get(pk)) is not None:
-                self.compare(before, row)
-        self.before = rows
-        for replay in Replay.objects.filter(pk__in=self.ended):
-            assert replay.state == "succeeded"
-        actions = list(ArchiveAction.objects.order_by("pk").values_list())
-        assert actions[: len(self.actions)] == self.actions
-        self.actions = actions
-
-    def compare(self, before: ArchivedEvent, row: ArchivedEvent) -> None:
-        assert row.version >= before.version
-        names = ("state", "state_since", "claim", "replays", "unconfirmed", "error", "attempts")
-        if any(getattr(before, name) != getattr(row, name) for name in names):
-            assert row.version > before.version
-        if before.state == State.SUCCEEDED:
-            assert row.state == State.SUCCEEDED
-        assert row.replays >= before.replays
-        assert row.attempts >= before.attempts
-
-
-def failure(event_id: str, replay_id: str | None, attempts: int, at: datetime) -> Message:
-    return archived(received(event_id), attempt=attempts, replay_id=replay_id, at=at, failure=None)
-
-
-@pytest.mark.timeout(300)
-def test_whatever_happens_in_whatever_order(archive_database: Any, settings: Any) -> None:
-    settings.AMQP_EVENTS = {"SERVICE": "billing", "AUTODISCOVER": []}
-    if archive_database.kind == "sqlite":
-        # Thousands of commits: whether they survive a power cut is not what is tested.
-        with connections[archive_database.alias].cursor() as cursor:
-            cursor.execute("PRAGMA synchronous = OFF")
-    run_state_machine_as_test(Archive, settings=EXAMPLES)
-
-
-EXAMPLES = settings(
-    max_examples=int(os.environ.get("AMQP_EVENTS_FUZZ", "20")),
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
