@@ -20,7 +20,7 @@ venv:  ## Create .venv from the lock file
 installed: venv
 	@$(VENV) scripts/wheel.py
 
-test: installed  ## Test each behaviour once on a real RabbitMQ, ten minutes (ARGS="-k name", ARGS=--changed)
+test: installed  ## Test each behaviour once on a real RabbitMQ, 13 minutes on two slow cores (ARGS="-k name", ARGS=--changed)
 	@$(VENV) scripts/suite.py --quick $(ARGS)
 
 test-all: installed  ## Run the whole suite: every pool, database, fault row and browser page
