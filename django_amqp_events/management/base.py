@@ -149,8 +149,12 @@ class ReportCommand(EventsCommand):
     """A command that ends with a result, as text or as one JSON document.
 
     With ``--format json`` only the document goes to stdout, and messages go to stderr.
+
+    Attributes:
+        piped: stdout is for another program.
     """
 
+    piped = False
     _printed = 0.0
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -159,13 +163,14 @@ class ReportCommand(EventsCommand):
     @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
         self._printed = time.monotonic()
+        self.piped = options.get("format") == "json"
         super().handle(*args, **options)
 
     def tell(self, text: str, level: int = 1) -> None:
         """Print a line at this verbosity or a higher one."""
         if self.verbosity >= level:
-            out = self.stderr if self.as_json else self.stdout
-            out.write(text, self.style.NOTICE if self.as_json else None)
+            out = self.stderr if self.piped else self.stdout
+            out.write(text, self.style.NOTICE if self.piped else None)
             out.flush()
 
     def progress(self, text: str) -> None:

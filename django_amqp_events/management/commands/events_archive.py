@@ -63,6 +63,8 @@ class Command(ReportCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         what = options["what"]
+        # The export itself is on stdout.
+        self.piped = self.piped or options["output"] == "-"
         from_file = options["file"] or options["dry_run"]
         if what == "export" and (from_file or options["after"]):
             raise self.wrong("export takes --output FILE and filters")
@@ -95,9 +97,8 @@ class Command(ReportCommand):
             summary += f"; stopped, the incomplete export is in {options['output']}.part"
         code = 1 if self.stopping else 0
         if options["output"] == "-":
-            # The export is on stdout.
             if not self.as_json:
-                self.stderr.write(summary)
+                self.tell(summary)
             return code
         result = "stopped" if self.stopping else "exported"
         document = {"result": result, "events": count, "redacted": redacted}
