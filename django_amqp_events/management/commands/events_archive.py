@@ -72,6 +72,9 @@ class Command(ReportCommand):
             raise self.wrong("export needs --output FILE; - is stdout")
         if what == "import" and (not options["file"] or options["output"] or options["after"]):
             raise self.wrong("import needs the file: `events_archive import FILE`; - is stdin")
+        narrowed = options["state"] or arguments.filters(options)
+        if what == "import" and (narrowed or options["raw"]):
+            raise self.wrong("import takes --dry-run and no filters")
         if what == "index" and (from_file or options["output"]):
             raise self.wrong("index takes --after and filters")
         run = {"export": self._export, "import": self._import, "index": self._index}[what]
@@ -177,6 +180,8 @@ def _output(name: str, stdout: Any, stopped: Callable[[], bool]) -> Iterator[Any
         yield stdout
         return
     path = Path(name)
+    if path.is_dir():
+        raise IsADirectoryError("it is a folder")
     part = path.with_name(f"{path.name}.part")
     # Only the user may read payloads.
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -366,7 +366,9 @@ def test_refused_rows_are_reported(tmp_path: Path) -> None:
         (["export", "x"], "export takes --output FILE"),
         (["import"], "import needs the file"),
         (["import", "/no/such/file"], "No such file"),
+        (["import", "x", "--handler", "book"], "import takes --dry-run and no filters"),
         (["export", "--output", "/no/such/folder/x"], "No such file"),
+        (["export", "--output", "."], ".: it is a folder"),
         (["export", "--output", "-", "--since", "yesterday"], "--since: 'yesterday' is neither"),
     ],
 )
