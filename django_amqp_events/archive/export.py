@@ -37,6 +37,7 @@ from ..models import (
 from ..models.reason_field import ReasonField
 from ..reasons import Reason
 from . import redaction, search_values, tables
+from .entries import YEARS, valid_moment
 from .groups import failure_groups, group_counts
 
 M = TypeVar("M", bound=models.Model)
@@ -370,6 +371,8 @@ def _value(column: Any, value: Any, model: type[models.Model]) -> Any:
             moment = datetime.fromisoformat(value)
             if moment.tzinfo is None:
                 raise ValueError("the time zone is missing")
+            if valid_moment(moment) is None:
+                raise ValueError(f"the year is not from {YEARS[0]} to {YEARS[-1]}")
             return moment
         if isinstance(column, (models.CharField, models.TextField)):
             if not isinstance(value, str):

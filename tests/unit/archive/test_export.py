@@ -222,6 +222,8 @@ def test_a_line_that_is_wrong_leaves_the_others() -> None:
         changed(good, handler="x" * 256),
         changed(good, published_at="yesterday"),
         changed(good, published_at="2026-01-01T00:00:00"),
+        changed(good, published_at="0001-01-01T00:00:00+00:00"),
+        changed(good, last_failed_at="9999-12-31T23:59:59+00:00"),
         changed(good, version=-5),
         changed(good, version=2**80),
         changed(good, name="a\0b"),
