@@ -172,9 +172,20 @@ def is_overdue(event: ArchivedEvent, now: datetime | None = None) -> bool:
     """Return True if a replay has no outcome although its last retry is long due."""
     if event.state != State.REPLAYING:
         return False
-    handler = known_handler(event)
-    end: datetime = event.state_since + patience(*filter(None, [handler]))
+    end: datetime = event.state_since + patience(*_possible_handlers(event))
     return end <= (now or datetime.now(UTC))
+
+
+def _possible_handlers(event: ArchivedEvent) -> Iterable[Handler]:
+    """Return the handlers that may have got a replay of an event, as far as SQL can tell."""
+    try:
+        handlers = get_registry().handlers
+        renamed = get_settings().renamed_handlers
+    except AmqpEventsError:
+        return []
+    if not event.handler:
+        return [handler for handler in handlers.values() if handler.queue == event.queue]
+    return filter(None, [handlers.get(renamed.get(event.handler, event.handler))])
 
 
 def overdue(now: datetime | None = None) -> Q:
@@ -187,7 +198,8 @@ def overdue(now: datetime | None = None) -> Q:
         return late
     for handler in handlers.values():
         names = [old for old, name in renamed.items() if name == handler.name]
-        late &= ~Q(handler__in=[handler.name, *names], state_since__gt=now - patience(handler))
+        own = Q(handler__in=[handler.name, *names]) | Q(handler="", queue=handler.queue)
+        late &= ~(own & Q(state_since__gt=now - patience(handler)))
     return late
 
 

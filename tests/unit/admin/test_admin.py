@@ -863,8 +863,14 @@ def test_the_overdue_filter_and_the_replay_agree():
         old = make(
             State.REPLAYING, handler="send_bill", state_since=now - timedelta(seconds=seconds)
         )
+        added = make(
+            State.REPLAYING,
+            handler="",
+            queue=handler.queue,
+            state_since=now - timedelta(seconds=seconds),
+        )
         found = set(ArchivedEvent.objects.filter(eligibility.overdue(now)))
-        for each in (row, old):
+        for each in (row, old, added):
             assert eligibility.known_handler(each) == handler
             assert (each in found) == eligibility.is_overdue(each, now)
 
