@@ -526,6 +526,16 @@ class ArchiveRouter:
         return app_label == "django_amqp_events" if db == self.alias else None
 
 
+class Replicas(ArchiveRouter):
+    """The same, but reads go to a replica that lags behind: it has the tables and no rows."""
+
+    def db_for_read(self, model: type[Any], **_: Any) -> str | None:
+        return "default"
+
+    def db_for_write(self, model: type[Any], instance: Any = None, **_: Any) -> str | None:
+        return self.alias if model._meta.app_label == "django_amqp_events" else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
     """Where the archive's tables are during a test.

@@ -8,11 +8,11 @@ from typing import Final
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 
 from ..callables import nothing
 from ..databases import check_commits, pieces
-from ..models import ArchivedEvent, SearchValue
+from ..models import ArchivedEvent, Revision, SearchValue
 from . import search_values, tables
 
 #: Most events, and most bytes of their bodies, in one transaction.
@@ -87,9 +87,11 @@ def _correct(ids: list[UUID]) -> int:
         names = tables.rows().filter(pk__in=locked).values_list("pk", "name")
         searched = [pk for pk, name in names if search_values.paths_of(name)]
         events = tables.rows().filter(pk__in=searched).defer("detail")
+        # Without a database, a router might choose a replica.
+        revisions = Revision.objects.using(using)
         current = {
             value
-            for event in events.prefetch_related("revision_set")
+            for event in events.prefetch_related(Prefetch("revision_set", revisions))
             for value in search_values.in_event(event, event.revision_set.all())
         }
         search_values.store(current - stored.keys(), using=using)

@@ -81,7 +81,8 @@ class Command(ServiceCommand):
         if action == "show":
             return self._show(batch)
         done = _CHANGES[action](batch.pk, by=requested_by(self.name))
-        batch.refresh_from_db()
+        # refresh_from_db() would ask a router, which may name a replica.
+        batch = batch_states.rows().get(pk=batch.pk)
         if not done:
             raise self.wrong(f"it is {batch.get_state_display()}: {describe(batch)}")
         return self._finish(document(batch), [describe(batch)])

@@ -44,6 +44,8 @@ from django_amqp_events.reasons import Reason
 from tests import archive_rows
 from tests.archive_rows import NOW, Clock
 from tests.celery_app import app
+from tests.commands import run_command
+from tests.conftest import Replicas, routed_by
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what the runner decides, whatever database its rows are in.
@@ -755,6 +757,15 @@ def test_a_batch_has_one_runner_until_its_lease_is_over() -> None:
     assert batch_states.release(two) == 1
     assert batch_states.lease("shipping", one, 60) == []
     assert batch_states.lease("billing", one, 60) == [batch.pk]
+
+
+@ONE
+def test_a_command_does_not_ask_a_replica() -> None:
+    batch = started()
+    with routed_by(Replicas()):
+        code, out, _ = run_command("events_batches", "pause", str(batch.pk))
+    assert code == 0
+    assert f"{batch.pk} paused" in out
 
 
 @ONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -23,12 +23,12 @@ from django_amqp_events.archive.row_writer import store
 from django_amqp_events.archive.selection import SearchTerm, Selection
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.message.types import Received
-from django_amqp_events.models import ArchivedEvent, ReplayBatch, SearchValue, State
+from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue, State
 from django_amqp_events.publish import publisher
 from tests import archive_rows
 from tests.archive_rows import Broker, again
 from tests.commands import run_command
-from tests.conftest import Database
+from tests.conftest import Database, Replicas, routed_by
 from tests.integration.archiving import archived, received, taken
 
 pytestmark = pytest.mark.usefixtures("archive_database")
@@ -310,6 +310,18 @@ def test_a_stopped_index_continues_where_it_ended(monkeypatch: pytest.MonkeyPatc
     code, out, _ = run_command("events_archive", "index", "--after", str(done.last))
     assert (code, out.strip()) == (0, "2 events examined, 2 changed")
     assert len(values()) == 4
+
+
+@ONE
+def test_a_rebuild_does_not_ask_a_replica() -> None:
+    row = make(17)
+    Revision.objects.create(
+        pk=uuid4(), event=row, number=1, body=b'[[],{"order_id":18},{}]', at=archive_rows.NOW
+    )
+    with routed_by(Replicas()):
+        search_index.rebuild(tables.rows())
+    values = SearchValue.objects.filter(path="order_id")
+    assert set(values.values_list("value", flat=True)) == {"17", "18"}
 
 
 @ONE
