@@ -31,7 +31,8 @@ from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, Replay, State
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
-from tests.archive_rows import NOW, Answer, Broker, Clock, again, make, seen
+from tests.archive_rows import NOW, Answer, Broker, Clock, again, build, make, seen
+from tests.commands import run_command
 
 # A replay works in the transaction of a TestCase, which is never committed.
 pytestmark = pytest.mark.django_db
@@ -562,6 +563,17 @@ def test_unreadable_bodies_are_read_in_one_statement() -> None:
 
 
 # -- where it cannot be done --------------------------------------------------------------
+
+
+def test_a_limit_takes_the_oldest_of_many_ids() -> None:
+    """The ids of one statement are ordered by the database, all of them are not."""
+    rows = [build(number, at=NOW - timedelta(seconds=number)) for number in range(501)]
+    ArchivedEvent.objects.bulk_create(rows)
+    ids = [row.event_id for row in rows]
+    code, _, _ = run_command("events_replay", *ids, "--limit", "2", "--discard", "--comment", "old")
+    assert code == 0
+    discarded = ArchivedEvent.objects.filter(state=State.DISCARDED)
+    assert set(discarded.values_list("event_id", flat=True)) == {"order-499", "order-500"}
 
 
 def test_a_backend_without_a_broker_is_refused(billing: Any) -> None:
