@@ -54,7 +54,7 @@ from django_amqp_events.archive.eligibility import Rule, Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.backoff import Backoff
-from django_amqp_events.databases import error_line, parts
+from django_amqp_events.databases import error_line, is_passing, parts, reconnect
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
@@ -451,22 +451,34 @@ class Command(ReportCommand):
         if pending and not self.stopping:
             self.tell(f"{len(pending)} published; waiting for the outcomes")
         while pending:
-            for part in parts(list(pending)):
-                ended = states.replays().filter(
-                    pk__in=part, state__in=(Replay.State.SUCCEEDED, Replay.State.FAILED)
-                )
-                for pk, event_id, state in ended.values_list("pk", "event_id", "state"):
-                    pending.discard(pk)
-                    if state == Replay.State.SUCCEEDED:
-                        result.succeeded += 1
-                    else:
-                        result.failed.append(event_id)
+            try:
+                self._read_outcomes(pending, result)
+            except Error as exc:
+                # The caller has to learn what was published.
+                if not is_passing(exc):
+                    raise
+                self.progress(f"the outcomes cannot be read yet: {error_line(exc)}")
+                reconnect(tables.database())
             if self.stopping or time.monotonic() >= end:
                 return
             self.progress(result.outcomes())
             if pending:
                 service_loop.sleep(min(POLL.delay(polls), end - time.monotonic()), self.stopped)
                 polls += 1
+
+    @staticmethod
+    def _read_outcomes(pending: set[UUID], result: Result) -> None:
+        """Move the outcomes of *pending* replays to the result."""
+        for part in parts(list(pending)):
+            ended = states.replays().filter(
+                pk__in=part, state__in=(Replay.State.SUCCEEDED, Replay.State.FAILED)
+            )
+            for pk, event_id, state in ended.values_list("pk", "event_id", "state"):
+                pending.discard(pk)
+                if state == Replay.State.SUCCEEDED:
+                    result.succeeded += 1
+                else:
+                    result.failed.append(event_id)
 
 
 def _batch_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -576,6 +576,26 @@ def test_a_limit_takes_the_oldest_of_many_ids() -> None:
     assert set(discarded.values_list("event_id", flat=True)) == {"order-499", "order-500"}
 
 
+def test_an_outage_while_outcomes_are_awaited_hides_no_publish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = make()
+    real, errors = states.replays, [OperationalError("server closed the connection")]
+
+    def replays() -> Any:
+        if errors:
+            raise errors.pop()
+        monkeypatch.setattr(states, "replays", real)
+        states.finish({replay.pk: NOW for replay in real()}, now=NOW)
+        return real()
+
+    monkeypatch.setattr(states, "replays", replays)
+    code, out, _ = run_command("events_replay", row.event_id, "--wait", "9")
+    assert code == 0
+    assert "1 of 1 event published" in out
+    assert "1 succeeded" in out
+
+
 def test_a_backend_without_a_broker_is_refused(billing: Any) -> None:
     """Its outcome would never arrive."""
     row = make()
