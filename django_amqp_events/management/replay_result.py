@@ -12,7 +12,7 @@ from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..declare.registry import Handler
 from ..message.text import counted
-from ..models import ArchivedEvent
+from ..models import ArchivedEvent, visible
 from .base import SHOWN, ReportCommand, columns
 
 RULES: Final = {
@@ -130,7 +130,8 @@ class Result:
         shown = self.failed if command.verbosity > 1 else self.failed[:SHOWN]
         failed = tables.rows().filter(pk__in=shown).defer(*ArchivedEvent.LARGE)
         for event in failed:
-            command.tell(f"  {event}: {event.exception or event.reason}: {event.message}")
+            why = visible(f"{event.exception or event.reason}: {event.message}")
+            command.tell(f"  {event}: {why}")
         if self.pending and self.pending == len(self.report.published):
             command.tell("no outcomes: check that events_mirror and a worker are running")
 
