@@ -91,7 +91,8 @@ class OutboxStatus:
 def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
     """Return the state of each outbox of this service.
 
-    Where the service does not need an outbox, an empty or unreachable one is omitted.
+    Of other databases than that of the settings, an empty outbox is omitted, and an unreachable one
+    wherever the service does not need it.
     """
     statuses: list[OutboxStatus | UnreachableOutbox] = []
     for alias in aliases(settings):

@@ -104,7 +104,7 @@ def freeze(
     that a million events never come into this process.
 
     Args:
-        found: any queryset of archived events; its slice counts, its order does not.
+        events_to_copy: any queryset of archived events; its slice counts, its order does not.
         title: which events these are; by default the filter or the number of the events.
         criteria: the filter that found the events, to count new matches later.
 
@@ -195,7 +195,7 @@ def check(*, reason: str, rate: float | None, canary: int | None, threshold: int
     if rate is not None and not low <= rate <= high:
         raise ValueError(f"the rate is {rate!r}; it is from {low:g} to {high:g} events per second")
     if canary is not None and not 1 <= canary <= 1_000_000:
-        raise ValueError(f"the canary is {canary!r}; it is a number of events above 0")
+        raise ValueError(f"the canary is {canary!r}; it is from 1 to 1000000 events")
     if threshold is not None and not 1 <= threshold <= 100:
         raise ValueError(f"the threshold is {threshold!r}; it is a percentage from 1 to 100")
 
@@ -336,7 +336,7 @@ def renew(pk: UUID, runner: UUID, seconds: float) -> ReplayBatch | None:
 
 
 def running(service: str) -> bool:
-    """Return True if the batch is running in any process."""
+    """Return True if a batch of a service is running, in any process or waiting for one."""
     return rows().filter(service=service, state=_Batch.RUNNING).exists()
 
 
