@@ -49,17 +49,17 @@ KIND: Final = "archived-event"
 CHUNK: Final = 200
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 
-#: The rows of an event, and their order.
-_PARTS: Final[tuple[tuple[str, Any, str], ...]] = (
-    ("revisions", Revision, "number"),
-    ("replays", Replay, "number"),
-    ("failures", ArchivedFailure, "failed_at"),
-    ("actions", ArchiveAction, "at"),
+#: The rows of an event, their order, and their large columns.
+_PARTS: Final[tuple[tuple[str, Any, str, tuple[str, ...]], ...]] = (
+    ("revisions", Revision, "number", ("body",)),
+    ("replays", Replay, "number", ()),
+    ("failures", ArchivedFailure, "failed_at", ("document",)),
+    ("actions", ArchiveAction, "at", ("reason",)),
 )
 #: The tables that an import writes.
 _TABLES: Final = [
     model._meta.db_table  # noqa: SLF001 - Django's documented name for it
-    for model in (ArchivedEvent, SearchValue, *(model for _, model, _ in _PARTS))
+    for model in (ArchivedEvent, SearchValue, *(model for _, model, *_ in _PARTS))
 ]
 #: Columns that contain the payload.
 _SECRET: Final = frozenset({"body", "headers_raw"})
@@ -134,7 +134,7 @@ def _documents(
 ) -> Iterator[dict[str, Any]]:
     events = ArchivedEvent.objects.using(using).filter(pk__in=ids).order_by("pk")
     parts: dict[str, dict[UUID, list[Any]]] = {}
-    for name, model, order in _PARTS:
+    for name, model, order, _ in _PARTS:
         of: dict[UUID, list[Any]] = {}
         children: Any = model.objects.using(using).filter(event_id__in=ids)
         if model is Replay:
@@ -287,7 +287,7 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
     if event.body_size != len(event.body):
         raise _Wrong(f"its body has {len(event.body)} bytes, but body_size is {event.body_size}")
     rows: dict[str, list[Any]] = {
-        name: [_row(model, child, event) for child in document[name]] for name, model, _ in _PARTS
+        name: [_row(model, child, event) for child in document[name]] for name, model, *_ in _PARTS
     }
     _check_links(rows)
     try:
@@ -303,8 +303,9 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
                 return _known(using, event.pk, document)
             failure_groups.assign_groups([event], failed, now=now)
             event.save(using=using, force_insert=True)
-            for name, model, _ in _PARTS:
-                model.objects.using(using).bulk_create(rows[name])
+            for name, model, _, large in _PARTS:
+                for part in tables.statements(rows[name], *large):
+                    model.objects.using(using).bulk_create(part)
             search_values.store(search_values.in_event(event, rows["revisions"]), using=using)
             group_counts.record_changes(
                 {}, {event.pk: group_counts.counted_event(event)}, failed=failed, now=now,

@@ -15,15 +15,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import UUID
 
 from django.db import Error, IntegrityError, transaction
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 
 from ..backoff import Backoff
 from ..conf import Settings
-from ..databases import check_commits, error_line, is_refusal, pieces
+from ..databases import check_commits, error_line, is_refusal
 from ..logs import event_fields
 from ..message.archive_message import Archived
 from ..message.types import Received, derived_id
@@ -36,12 +36,8 @@ from .selection import parse_uuid
 
 logger = logging.getLogger(__name__)
 
-M = TypeVar("M", bound=Model)
-
 #: Largest number of attempts that a column holds.
 LARGEST_INTEGER: Final = 2**31 - 1
-#: Bytes in one statement, about: MariaDB takes 16 MiB with quotes.
-STATEMENT_BYTES: Final = 4 * 1024 * 1024
 #: Attempts at a batch that conflicts with another process's change of the same rows.
 TRIES: Final = 10
 #: Seconds between them.
@@ -227,8 +223,8 @@ def _free_rows(entry: Entry, taken: Collection[UUID]) -> Iterator[UUID]:
     """
     if entry.first_id not in taken:
         yield entry.first_id
-    for start in count(1, states.BATCH):
-        ids = [entry.row_id(number) for number in range(start, start + states.BATCH)]
+    for start in count(1, tables.STATEMENT_ROWS):
+        ids = [entry.row_id(number) for number in range(start, start + tables.STATEMENT_ROWS)]
         used = set(tables.rows().filter(pk__in=ids).values_list("pk", flat=True))
         yield from (pk for pk in ids if pk not in used)
 
@@ -257,13 +253,13 @@ def _store_events(
     touched = [*changes.new.values(), *changes.changed.values()]
     failure_groups.assign_groups(touched, changes.failed, now=now)
     # Rows of a faster mirror are a conflict, so that they are read.
-    for part in _parts(changes.new.values(), "body", "headers_raw", "detail"):
+    for part in tables.statements(changes.new.values(), "body", "headers_raw", "detail"):
         tables.rows().bulk_create(part)
     values = (value for row in changes.new.values() for value in search_values.in_event(row))
     search_values.store(values, using=tables.database())
-    for failed_part in _parts(changes.failures, "document"):
+    for failed_part in tables.statements(changes.failures, "document"):
         _failures().bulk_create(failed_part)
-    for part in _parts(changes.changed.values(), "detail"):
+    for part in tables.statements(changes.changed.values(), "detail"):
         tables.rows().bulk_update(part, _FAILED)
     group_counts.record_changes(
         {pk: before[pk] for pk in changes.changed},
@@ -317,12 +313,6 @@ def _changes(
             changes.failed.setdefault(entry.id, []).append(entry.failed_at)
         changes.failures.append(_failure(entry, late=late))
     return changes
-
-
-def _parts(rows: Iterable[M], *columns: str) -> Iterator[list[M]]:
-    """Cut rows into parts for one statement each, by the sizes of these columns."""
-    sized = ((row, sum(len(getattr(row, name)) for name in columns)) for row in rows)
-    return pieces(sized, count=states.BATCH, size=STATEMENT_BYTES)
 
 
 #: Columns that a further failure changes.

@@ -12,7 +12,7 @@ from typing import Final, ParamSpec, TypeVar
 from uuid import UUID
 
 from django.db import OperationalError, connections, router, transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Model, QuerySet
 
 from .. import databases
 from ..backoff import Backoff
@@ -25,7 +25,11 @@ from .groups.group_counts import CountedEvent, counted_event
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=Model)
 
+#: Rows, and bytes, in one statement, about: MariaDB takes 16 MiB with quotes.
+STATEMENT_ROWS: Final = 500
+STATEMENT_BYTES: Final = 4 * 1024 * 1024
 #: Attempts at a transaction that conflicts with another one.
 TRIES: Final = 10
 #: Seconds after which a transaction that finds the database locked is not tried again.
@@ -122,3 +126,9 @@ def locking(
         yield events
         after = {pk: counted_event(event) for pk, event in events.items()}
         group_counts.record_changes(before, after, now=now, using=database())
+
+
+def statements(rows: Iterable[M], *columns: str) -> Iterator[list[M]]:
+    """Cut rows into those of one statement each, by the sizes of these columns."""
+    sized = ((row, sum(len(getattr(row, name)) for name in columns)) for row in rows)
+    return databases.pieces(sized, count=STATEMENT_ROWS, size=STATEMENT_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
@@ -109,12 +110,7 @@ class Result:
             command.tell(f"{len(report.published)} of {events} {verb}")
             _show_reasons(command, "returned to the archive", report.returned)
         _show_reasons(command, "would be skipped" if dry_run else "skipped", report.skipped)
-        for event_id in self.missing:
-            short = len(event_id) < selection.SHORTEST_UUID
-            hint = f"; give the full id, or at least its first {selection.SHORTEST_UUID} characters"
-            command.stderr.write(
-                f"no archived event has the id {event_id!r}{hint if short else ''}"
-            )
+        show_missing(command, self.missing)
         if report.stopped and dry_run:
             command.stderr.write(f"stopped: {report.stopped}; the list is incomplete")
         elif report.stopped:
@@ -141,6 +137,14 @@ class Result:
             f"{self.succeeded} succeeded, {len(self.failed)} failed again, "
             f"{self.pending} without an outcome"
         )
+
+
+def show_missing(command: ReportCommand, ids: Iterable[str]) -> None:
+    """Print the ids that no archived event has."""
+    for event_id in ids:
+        short = len(event_id) < selection.SHORTEST_UUID
+        hint = f"; give the full id, or at least its first {selection.SHORTEST_UUID} characters"
+        command.stderr.write(f"no archived event has the id {event_id!r}{hint if short else ''}")
 
 
 def _show_reasons(command: ReportCommand, what: str, left: list[Skipped]) -> None:

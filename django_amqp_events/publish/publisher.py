@@ -86,6 +86,8 @@ class Options:
             raise ConfigurationError(
                 f"the publish mode is {self.mode!r}; it must be one of {', '.join(PUBLISH_MODES)}"
             )
+        if self.using is not None and self.using not in connections:
+            raise ConfigurationError(f"using={self.using!r} is not an alias in DATABASES")
         for name in ("event_id", "correlation_id", "causation_id"):
             value = getattr(self, name)
             if value is None:

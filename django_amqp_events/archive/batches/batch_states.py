@@ -393,12 +393,14 @@ def count(pk: UUID) -> dict[str, int]:
 def awaiting_outcomes(service: str) -> list[UUID]:
     """Return batches that publish nothing but may still receive outcomes.
 
-    Those whose counts are the oldest come first, so that each has its turn.
+    Those whose counts are the oldest come first, so that each has its turn. A runner that died has
+    not counted the last events of a batch that was cancelled.
     """
     recent = tables.clock() - timedelta(days=7)
+    uncounted = Q(counted_at=None) | Q(counted_at__lt=F("finished_at"))
     unfinished = rows().filter(
         Q(finished_at=None) | Q(finished_at__gte=recent),
-        Q(published__gt=0) | Q(queued__gt=0),
+        Q(published__gt=0) | Q(queued__gt=0) | Q(finished_at__isnull=False) & uncounted,
         service=service,
         state__in=(_Batch.PAUSED, *_ENDS),
     )

@@ -72,6 +72,10 @@ class Command(ServiceCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         action = options["action"]
+        if options["id"] and action in ("run", "list"):
+            raise self.wrong(
+                f"{action} is about all batches; show, pause, resume and cancel take an id"
+            )
         if action == "run":
             return super().run(options)
         service = conf.get_settings().service

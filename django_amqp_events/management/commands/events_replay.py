@@ -59,7 +59,7 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, requested_by
-from django_amqp_events.management.replay_result import DONE, RULES, Result
+from django_amqp_events.management.replay_result import DONE, RULES, Result, show_missing
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import ArchivedEvent, Replay, clean, visible
 from django_amqp_events.options import suggestion
@@ -339,7 +339,12 @@ class Command(ReportCommand):
         else:
             batch_states.cancel(batch.pk, by=by)
 
+        there = Selection(ids=chosen.ids, state=None).queryset().values_list("pk", "event_id")
+        known = {str(value) for row in there for value in row} if chosen.ids else set[str]()
+        missing = _without(chosen.ids, known)
+
         def show() -> None:
+            show_missing(self, missing)
             if batch.total:
                 self.tell(
                     f"{counted(batch.total, 'event')} in batch {batch.pk}; events_batches replays "
@@ -349,8 +354,8 @@ class Command(ReportCommand):
                 self.tell("nothing to replay: no archived event matches")
 
         result = "begun" if batch.total else "nothing"
-        document = {"result": result, "fits": batch.total, "batch": batch.pk}
-        return self.finish(0, document, show)
+        document = {"result": result, "fits": batch.total, "batch": batch.pk, "missing": missing}
+        return self.finish(1 if missing else 0, document, show)
 
     def _examine(self, seen: dict[UUID, int], rule: Rule, result: Result) -> None:
         report = result.report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -672,6 +673,20 @@ def test_a_later_batch_publishes_an_unconfirmed_event_under_the_same_id(broker: 
 
 
 @ONE
+def test_a_cancelled_batch_is_counted_although_its_runner_has_died() -> None:
+    batch = started(2)
+    batch_states.count(batch.pk)
+    batch_states.events(batch.pk).update(state=Replay.State.PUBLISHED)
+    assert batch_states.awaiting_outcomes("billing") == []
+    assert batch_states.cancel(batch.pk, by="ada")
+    assert batch_states.awaiting_outcomes("billing") == [batch.pk]
+    assert batch_states.count(batch.pk)["published"] == 2
+    batch_states.events(batch.pk).update(state=Replay.State.SUCCEEDED)
+    batch_states.count(batch.pk)
+    assert batch_states.awaiting_outcomes("billing") == []
+
+
+@ONE
 def test_all_batches_that_await_outcomes_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_states, "BATCHES_PER_COUNT", 2)
     for number in range(5):
@@ -757,6 +772,26 @@ def test_a_batch_has_one_runner_until_its_lease_is_over() -> None:
     assert batch_states.release(two) == 1
     assert batch_states.lease("shipping", one, 60) == []
     assert batch_states.lease("billing", one, 60) == [batch.pk]
+
+
+@ONE
+def test_a_batch_of_ids_reports_those_that_do_not_exist() -> None:
+    row, nowhere = make(1), str(uuid4())
+    asked = ("--background", "--comment", "fixed", "--format", "json")
+    code, out, _ = run_command("events_replay", str(row.pk), nowhere, *asked)
+    document = json.loads(out)
+    assert (code, document["result"], document["fits"]) == (1, "begun", 1)
+    assert document["missing"] == [nowhere]
+    assert run_command("events_replay", row.event_id, *asked)[0] == 0
+
+
+@ONE
+@pytest.mark.parametrize("action", ["run", "list"])
+def test_a_command_about_all_batches_refuses_an_id(action: str) -> None:
+    batch = started()
+    code, _, err = run_command("events_batches", action, str(batch.pk), "--until-done")
+    assert (code, "is about all batches" in err) == (1, True)
+    assert again(batch).state == "running"
 
 
 @ONE

@@ -247,6 +247,20 @@ def test_a_line_that_is_wrong_leaves_the_others() -> None:
     assert Replay.objects.count() == 1
 
 
+@pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
+def test_failures_larger_than_one_statement_may_be() -> None:
+    make(1)
+    document = json.loads(exported()[0])
+    wipe()
+    [failure] = document["failures"]
+    document["failures"] = [
+        {**failure, "id": str(uuid4()), "document": "x" * 1_000_000} for _ in range(20)
+    ]
+    done = export.import_events([json.dumps(document)])
+    assert (done.events, done.refused) == (1, [])
+    assert ArchivedFailure.objects.count() == 20
+
+
 def test_parts_of_another_event_are_not_taken_over() -> None:
     make(1)
     [line] = exported()

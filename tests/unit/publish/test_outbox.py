@@ -185,7 +185,7 @@ def test_a_test_case_needs_no_broker():
 def test_wrong_aliases():
     with override_events(SERVICE="shop", CELERY_APP="tests.celery_app.app"):
         with pytest.raises(ConfigurationError, match="'nowhere' is not an alias"):
-            publish_event(NAME, {}, options=Options(using="nowhere"))
+            Options(using="nowhere")
         with pytest.raises(ConfigurationError, match="outbox, on_commit, immediate"):
             Options(mode="later")  # type: ignore[arg-type]
     assert issubclass(OutboxError, ConfigurationError)
