@@ -48,6 +48,12 @@ REST_OF_FRAME: Final = 0.1
 SLICE: Final = 0.5
 #: Seconds to wait for the closing handshake of an idle connection.
 GOODBYE: Final = 0.5
+#: Seconds for which a connection is taken for blocked before another one asks whether it is.
+BLOCKED_SECONDS: Final = 60.0
+#: What no queue gets.
+_NOWHERE: Final = Message(
+    exchange="", routing_key="amqp-events:nowhere", body=b"", headers={}, properties={}
+)
 
 #: Marks a message without an answer.
 _NO_ANSWER: Final = PublishInterruptedError("not published yet")
@@ -65,6 +71,9 @@ class ConfirmChannel:
 
     #: What publishes new events, for traces.
     operation = "send"
+    #: Seconds between heartbeats. Nothing would send them while the connection is idle in the pool,
+    #: and RabbitMQ's would hide that a confirm does not come. TCP keepalive is on.
+    heartbeat = 0
 
     def __init__(self, app: Celery, *, timeout: float) -> None:
         self.app = app
@@ -76,6 +85,7 @@ class ConfirmChannel:
         self.pid = os.getpid()
         self.broken = False
         self.blocked = ""
+        self._asked = 0.0
         # Returned messages that are not confirmed yet, by exchange, routing key and message id.
         self._returned: Counter[tuple[str, str, str]] = Counter()
         self._unconfirmed: dict[int, int] = {}
@@ -99,6 +109,9 @@ class ConfirmChannel:
         """
         if self.broken:
             raise BrokerUnavailableError(Reason("connection-closed"))
+        if self._missed_unblocked():
+            self.close()
+            self._reset()
         if self._conn is None:
             try:
                 self._open()
@@ -114,9 +127,7 @@ class ConfirmChannel:
             timeout=self.timeout,
             on_blocked=self._on_blocked,
             on_unblocked=self._on_unblocked,
-            # Nothing would send heartbeats while the connection is idle in the pool, and RabbitMQ's
-            # would hide that a confirm does not come. TCP keepalive is on.
-            heartbeat=0,
+            heartbeat=self.heartbeat,
         )
         self._amqp = self._conn.connection
         self._transport = self._amqp.transport
@@ -304,10 +315,29 @@ class ConfirmChannel:
         self._returned[exchange, routing_key, message_id(message.properties)] += 1
 
     def _on_blocked(self, reason: str) -> None:
-        self.blocked = str(reason) or "resource alarm"
+        self.blocked, self._asked = str(reason) or "resource alarm", time.monotonic()
 
     def _on_unblocked(self) -> None:
         self.blocked = ""
+
+    def _missed_unblocked(self) -> bool:
+        """Return True if RabbitMQ no longer blocks publishers, and this connection was not told.
+
+        It has died, and a proxy or firewall hides that. RabbitMQ reads nothing from a connection
+        that it blocks, so another one is asked.
+        """
+        if not self.blocked or time.monotonic() < self._asked + BLOCKED_SECONDS:
+            return False
+        self._asked = time.monotonic()
+        if not _reads_publishes(self.app, self.timeout):
+            return False
+        try:
+            self._amqp.blocking_read(SLICE)
+        except TimeoutError:
+            pass
+        except AMQP_ERRORS:
+            return True
+        return bool(self.blocked)
 
     def _give_up(self, exc: Exception) -> None:
         """Close the connection, and set the error of every message that has no answer yet."""
@@ -349,6 +379,28 @@ class ConfirmChannel:
             sock, self._transport.sock = self._transport.sock, None
             self._transport.connected = False
             os.close(sock.detach())
+
+
+class _Question(ConfirmChannel):
+    """A connection that is closed as soon as RabbitMQ blocks it."""
+
+    # RabbitMQ learns from its own that a blocked connection is closed.
+    heartbeat = 10
+
+    def _before_read(self) -> None:
+        if self.blocked:
+            self._deadline = 0.0
+
+    def ask(self) -> bool:
+        [error] = self._publish([_NOWHERE], mandatory=False)
+        self.leave()
+        # Refused for want of permission, it has been read.
+        return error is None or isinstance(error, PublishRefusedError)
+
+
+def _reads_publishes(app: Celery, timeout: float) -> bool:
+    """Return True if RabbitMQ answers a publish on a new connection."""
+    return _Question(app, timeout=timeout).ask()
 
 
 def _poll(sock: Any) -> Callable[[], object]:

@@ -128,6 +128,8 @@ class OutboxChannel(ConfirmChannel):
             self._stopping = self._stopping or now + LAST_CALL
             self._deadline = min(self._deadline, self._stopping)
         elif self.blocked:
+            if self._missed_unblocked():
+                raise ConnectionError("the connection died while RabbitMQ blocked publishers")
             self._deadline = now + self.timeout
 
 

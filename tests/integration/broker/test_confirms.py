@@ -41,9 +41,10 @@ from django_amqp_events import (
     publish_event,
     publish_many,
 )
-from django_amqp_events.broker import publisher_pool
+from django_amqp_events.broker import confirms, publisher_pool
 from django_amqp_events.broker.isolation import isolate
 from django_amqp_events.message.types import Message
+from django_amqp_events.publish.relay import OutboxChannel
 from tests.conftest import Vhost
 from tests.waiting import stopped
 
@@ -412,6 +413,64 @@ def test_a_connection_that_is_known_to_be_blocked(wire: Wire):
     publish_event(NAME, {"n": 2})
     assert [payload["n"] for payload in wire.payloads()] == [0, 2]
     assert len(proxy.links) == 1
+
+
+def test_a_connection_that_died_while_it_was_blocked(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    """A proxy keeps it, so `connection.unblocked` never comes."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url)
+    publish_event(NAME, {"n": 0})
+    (channel,) = wire.pool._idle
+    proxy.links[0].write(BLOCKED)
+    until(channel._readable, "connection.blocked is here")
+    proxy.links[0].dead = True
+    assert type(failure({"n": 1})) is BrokerUnavailableError
+    monkeypatch.setattr(confirms, "BLOCKED_SECONDS", 0.0)
+    publish_event(NAME, {"n": 2})
+    assert [payload["n"] for payload in wire.payloads()] == [0, 2]
+    assert len(proxy.links) == 3, "the first one, the one that asked, and the new one"
+
+
+def test_a_relay_ends_its_wait_on_a_connection_that_died_while_it_was_blocked(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url)
+    monkeypatch.setattr(confirms, "BLOCKED_SECONDS", 0.0)
+    channel = OutboxChannel(wire.pool.app, timeout=20)
+    try:
+        assert channel.publish([event(wire)], mandatory=True) == [None]
+        proxy.links[0].dead = True
+        proxy.links[0].write(BLOCKED)
+        (error,) = channel.publish([event(wire)], mandatory=True)
+        # Known before it is written, or found out while it waits.
+        assert error is None or type(error) is PublishInterruptedError
+        assert channel.publish([event(wire)], mandatory=True) == [None]
+    finally:
+        channel.leave()
+
+
+def test_a_blocked_connection_asks_in_vain_while_there_is_an_alarm(
+    private_node: Node, node_wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    proxy = node_wire.proxy()
+    node_wire.configure(url=proxy.url, CONFIRM_TIMEOUT=20)
+    publish_event(NAME, {"n": 0})
+    (channel,) = node_wire.pool._idle
+    monkeypatch.setattr(confirms, "BLOCKED_SECONDS", 0.0)
+    private_node.ctl("set_vm_memory_high_watermark", "absolute", "1")
+    try:
+        until(private_node.alarm, "the alarm")
+        proxy.links[0].write(BLOCKED)
+        until(channel._readable, "connection.blocked is here")
+        for _ in range(2):
+            assert type(failure({"n": 1})) is BrokerUnavailableError
+        assert node_wire.pool._idle == [channel]
+    finally:
+        private_node.ctl("set_vm_memory_high_watermark", "0.8")
+    until(lambda: not private_node.alarm(), "the alarm is over")
+    publish_event(NAME, {"n": 2})
+    assert [payload["n"] for payload in node_wire.payloads()] == [0, 2]
 
 
 def test_a_blocked_connection_gets_no_more_of_the_window(wire: Wire):
