@@ -321,6 +321,7 @@ class FailureGroupAdmin(Pages):
         if events is None:
             return {"linked": False}
         rows = events.get_queryset(request).filter(group=group.pk)
+        rows = rows.defer(None).defer("body", "headers_raw")
         newest = rows.order_by("-last_failed_at", "-pk")[:SAMPLES]
         event = next(iter(events.listed(request, newest)), None)
         if event is None:

@@ -328,7 +328,8 @@ class ReplayBatchAdmin(Pages):
         if getattr(batch_states, act)(batch.pk, by=request.user.get_username(), **options):
             messages.success(request, f"{_DONE[act]}{reason}")
         else:
-            batch.refresh_from_db(fields=["state"])
+            # refresh_from_db() would ask a router, which may name a replica.
+            batch = self.find(request, str(batch.pk)) or batch
             messages.warning(
                 request,
                 _(

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
@@ -27,7 +27,8 @@ from django_amqp_events.admin import (
     formatting,
     lists,
 )
-from django_amqp_events.archive import eligibility, replay, states
+from django_amqp_events.archive import eligibility, replay, states, tables
+from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker.publish_errors import unavailable_errors
 from django_amqp_events.declare.registry import get_registry
@@ -44,6 +45,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor.state_texts import STATES
 from django_amqp_events.reasons import Reason
+from tests.conftest import Replicas, routed_by
 
 from . import admin_world as world
 from .admin_world import (
@@ -65,6 +67,7 @@ from .admin_world import (
     url,
     user,
 )
+from .test_outbox import make as make_waiting
 
 pytestmark = pytest.mark.django_db
 
@@ -943,3 +946,24 @@ def test_late_failures_do_not_hide_the_current_one(ada):
     page = Page(ada.get(url("change", row.pk)).content.decode())
     assert "ask the tax office" in page.words
     assert "Older failures are not shown" in page.words
+
+
+@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+def test_pages_ask_no_replica(archive_database, wire):
+    big = make(body=b'[[], {"text": "%s"}, {}]' % (b"x" * formatting.SHOWN))
+    failure_groups.group_ungrouped()
+    failure_groups.fold_all_counts(bool)
+    group, waiting = FailureGroup.objects.get(), make_waiting()
+    batch = batch_states.freeze(tables.rows(), by="ada", title="one")
+    pages = "admin:django_amqp_events_"
+    with routed_by(Replicas()):
+        root = client_of(User.objects.create_superuser("root"))
+        assert root.get(url("payload", big.pk)).content == big.body
+        address = reverse(f"{pages}outboxevent_payload", args=[waiting.pk])
+        assert root.get(address).content == waiting.body
+        assert str(group) in page(root.get(url("change", big.pk))).words
+        address = reverse(f"{pages}failuregroup_change", args=[group.pk])
+        assert big.detail in page(root.get(address)).words
+        address = reverse(f"{pages}replaybatch_start", args=[batch.pk])
+        for word in ("Started", "the batch is running"):
+            assert word in said(root.post(address, {"reason": "so"}))[-1]
