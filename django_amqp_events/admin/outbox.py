@@ -286,6 +286,10 @@ class OutboxEventAdmin(PayloadPages):
         pk = parse_uuid(object_id)
         return self.rows_of(request, [pk]).get(pk) if pk is not None else None
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the row of Django's page *History*, whichever database it is in."""
+        return self.find(request, object_id)
+
     def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
         # The confirmation page tells why they are skipped.
         seen.update(dict.fromkeys(ids, 0))

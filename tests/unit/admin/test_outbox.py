@@ -21,6 +21,7 @@ from django_amqp_events.databases import Now
 from django_amqp_events.models import InboxEntry, OutboxEvent
 from django_amqp_events.monitor.state_texts import ROW_STATES
 from django_amqp_events.publish import outbox, outbox_rows
+from tests.conftest import routed_by
 
 from . import admin_world as world
 from .admin_world import client_of, ids_in, page, said, select
@@ -424,6 +425,16 @@ def test_discard_records_user_reason_and_message(ada):
     bob = client_of(user(*PERMISSIONS, name="bob"))
     assert said(post(bob, "discard", row)) == ["1 event skipped: it is discarded; restore it first"]
     assert OutboxEvent.objects.get().discarded_by == "ada"
+
+
+@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+def test_history_of_a_row_in_another_database(archive_database, ada):
+    row = OutboxEvent(pk=uuid4(), service="billing", name="shop.order.created", size=0)
+    row.created_at = row.due_at = Now()
+    row.save(force_insert=True)
+    with routed_by():
+        for name in ("change", "history"):
+            assert row.name in page(ada.get(url(name, row.pk))).words
 
 
 def test_confirmation_shows_routes_errors_and_duplicates(ada):
