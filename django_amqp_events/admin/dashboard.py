@@ -45,7 +45,7 @@ from ..monitor.event_locations import Kind, Record
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from . import charts, pictures
-from .base import WATCHED_SECONDS, Pages
+from .base import WATCHED_SECONDS, Pages, alias_of
 from .charts import Node, Picture
 from .filters import settings_and_registry
 from .formatting import number as formatted
@@ -264,7 +264,8 @@ class DashboardAdmin(Pages):
     def _record_url(self, record: Record) -> str:
         row: Any = record.row
         if record.kind == "inbox":
-            return self.url_of(InboxEntry, "changelist", q=str(row.pk))
+            database = alias_of(row)
+            return self.url_of(InboxEntry, "changelist", q=str(row.pk), database=database)
         if record.kind == "batch":
             return self.url_of(ReplayBatch, "change", row.batch_id)
         if record.kind == "replay":
