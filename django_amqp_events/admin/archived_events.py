@@ -176,6 +176,7 @@ class ArchivedEventAdmin(EditingPages):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Search by values, too, for users who may view payloads, of which these are a part."""
+        queryset = self.searchable(request, queryset)
         events, duplicates = super().get_search_results(request, queryset, search_term)
         term = self._search_term(request, search_term)
         if term is None:

@@ -236,8 +236,15 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        term = search_term.strip()
+        queryset, term = self.searchable(request, queryset), search_term.strip()
         return (queryset.filter(self.matches(term, queryset.db)) if term else queryset), False
+
+    def searchable(self, request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows that a search may find; a list asks for each row that it shows."""
+        match = request.resolver_match
+        # Of Django's own view, which asks for no row.
+        own = match is not None and match.url_name == "autocomplete"
+        return self.within(request, rows) if own else rows
 
     def matches(self, term: str, alias: str) -> Q:
         """Match the id of a row, or a search field."""

@@ -331,7 +331,8 @@ class DashboardAdmin(Pages):
 
     def _batches(self, request: HttpRequest) -> list[tuple[Any, ...]]:
         """Return the batches in progress, their titles and bars, for users who may see them."""
-        if not all(self.pages_of(request, model) for model in (ArchivedEvent, ReplayBatch)):
+        pages = self.pages_of(request, ReplayBatch)
+        if pages is None or self.pages_of(request, ArchivedEvent) is None:
             return []
         states = (ReplayBatch.State.RUNNING, ReplayBatch.State.PAUSED)
         batches = batch_states.rows().filter(state__in=states).defer(*ReplayBatch.LARGE)
@@ -341,7 +342,7 @@ class DashboardAdmin(Pages):
                 _("%(title)s (%(id)s)") % {"title": line(batch.name), "id": str(batch.pk)[:8]},
                 bar(batch),
             )
-            for batch in batches[:SHOWN_BATCHES]
+            for batch in pages.listed(request, batches[:SHOWN_BATCHES])
         ]
 
     def _audit(self, request: HttpRequest) -> list[tuple[Any, ...]] | None:

@@ -81,17 +81,16 @@ class ByRow:
     """Pages of a project that hides some rows."""
 
     def has_view_permission(self, request: Any, obj: Any = None) -> bool:
-        if HIDDEN in (getattr(obj, "event_id", ""), getattr(obj, "assignee", "")):
+        if HIDDEN in (getattr(obj, name, "") for name in ("event_id", "assignee", "created_by")):
             return False
         return bool(super().has_view_permission(request, obj))  # type: ignore[misc]
 
 
 narrow = admin.AdminSite(name="admin")
-for _model in (ArchivedEvent, OutboxEvent, FailureGroup, InboxEntry):
+for _model in (ArchivedEvent, OutboxEvent, FailureGroup, InboxEntry, ReplayBatch):
     _base = getattr(pages, f"{_model.__name__}Admin")
     narrow.register(_model, type(f"Narrow{_base.__name__}", (ByRow, _base), {}))
 narrow.register(Dashboard, pages.DashboardAdmin)
-narrow.register(ReplayBatch, pages.ReplayBatchAdmin)
 urlpatterns = [path("admin/", narrow.urls)]
 
 
@@ -280,6 +279,28 @@ def test_a_row_that_a_user_may_not_see_is_nowhere(wire: Any) -> None:
     # The others were changed.
     assert ArchivedEvent.objects.get(pk=other.pk).version > other.version
     assert OutboxEvent.objects.get(pk=mine.pk).due_at != mine.due_at
+
+
+def test_a_running_batch_that_a_user_may_not_see_is_not_on_the_dashboard() -> None:
+    make()
+    batch = batch_states.freeze(tables.rows(), by=HIDDEN, title=MARK)
+    batch_states.start(batch.pk, by=HIDDEN, reason=MARK)
+    with override_settings(ROOT_URLCONF=__name__):
+        client = client_of(User.objects.create_superuser("root"))
+        assert MARK not in read(client.get("/admin/django_amqp_events/dashboard/"))
+
+
+def test_autocomplete_names_no_row_that_a_user_may_not_see() -> None:
+    make(event_id=HIDDEN)
+    shown = make()
+    # Of a relation to an event, such as a model of a project may have.
+    field = {"app_label": "django_amqp_events", "model_name": "revision", "field_name": "event"}
+    with override_settings(ROOT_URLCONF=__name__):
+        client = client_of(User.objects.create_superuser("root"))
+        for term in ("", HIDDEN, shown.event_id):
+            document = client.get("/admin/autocomplete/", {**field, "term": term}).json()
+            found = {row["id"] for row in document["results"]}
+            assert found == (set() if term == HIDDEN else {str(shown.pk)})
 
 
 def requests(client: Client) -> Iterator[tuple[str, Callable[[], Any]]]:
