@@ -117,6 +117,14 @@ def positive(text: str) -> float:
     return value
 
 
+def not_negative(text: str) -> float:
+    """Read a number from 0 to a million."""
+    value = float(text)
+    if not 0 <= value <= 1_000_000:
+        raise ArgumentTypeError(f"{text} is not a number from 0 to 1000000")
+    return value
+
+
 def age(text: str) -> float:
     """Read an age in seconds: ``90s``, ``2h``, ``1d12h``."""
     cleaned = text.strip().lower()

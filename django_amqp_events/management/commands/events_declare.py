@@ -33,6 +33,7 @@ from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Handler, Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
+from django_amqp_events.management import arguments
 from django_amqp_events.management.base import SHOWN, ReportCommand, columns
 from django_amqp_events.message.text import counted
 
@@ -61,7 +62,7 @@ class Command(ReportCommand):
         )
         parser.add_argument(
             "--wait",
-            type=float,
+            type=arguments.not_negative,
             default=0.0,
             metavar="SECONDS",
             help="Time for workers to empty a queue that is to be deleted or recreated, and to be "

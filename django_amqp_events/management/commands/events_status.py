@@ -25,6 +25,7 @@ from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.message.text import counted
 from django_amqp_events.monitor import queue_status, statistics
@@ -44,7 +45,7 @@ class Command(ReportCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--workers",
-            type=float,
+            type=arguments.positive,
             nargs="?",
             const=2.0,
             metavar="SECONDS",

@@ -28,7 +28,7 @@ from django.db import connections
 from django_amqp_events.broker.connection import celery_app
 from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.declare.registry import Registry, get_registry
-from django_amqp_events.management import companion
+from django_amqp_events.management import arguments, companion
 from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.child_command import BACKOFF, ChildCommand
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
@@ -65,7 +65,7 @@ class Command(EventsCommand):
         parser.add_argument("-n", "--hostname", help="Worker name (default: <service>-<pid>@%%h).")
         parser.add_argument(
             "--hang-after",
-            type=float,
+            type=arguments.not_negative,
             metavar="SECONDS",
             help="Report handlers that run longer; 0: never (default: 5 s above their time "
             "limit, or five sixths of CONSUMER_TIMEOUT).",

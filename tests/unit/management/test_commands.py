@@ -64,6 +64,7 @@ def test_names_and_signs_of_markdown_are_code_in_the_reference() -> None:
         (arguments.age_or_never, "never", float("inf")),
         (arguments.integer(1, 10), "10", 10),
         (arguments.positive, "0.5", 0.5),
+        (arguments.not_negative, "0", 0.0),
         (arguments.moment, "2026-11-20T13:30+01:00", datetime(2026, 11, 20, 12, 30, tzinfo=UTC)),
         (arguments.service, "billing-2", "billing-2"),
         (arguments.whole_name, "shop.order", "shop.order"),
@@ -83,6 +84,8 @@ def test_types_read(kind: Callable[[str], object], text: str, value: object) -> 
         (arguments.integer(1, 10), "11"),
         (arguments.positive, "nan"),
         (arguments.positive, "1e9"),
+        (arguments.not_negative, "nan"),
+        (arguments.not_negative, "-1"),
         (arguments.moment, "yesterday"),
         (arguments.moment, "9" * 30 + "d"),
         (arguments.moment, "0001-01-01T00:00+14:00"),
@@ -94,6 +97,20 @@ def test_types_read(kind: Callable[[str], object], text: str, value: object) -> 
 def test_types_refuse(kind: Callable[[str], object], text: str) -> None:
     with pytest.raises(ArgumentTypeError):
         kind(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("events_declare", "--wait"),
+        ("events_status", "--workers"),
+        ("events_worker", "--hang-after"),
+    ],
+)
+@pytest.mark.parametrize("number", ["nan", "inf", "-1"])
+def test_seconds_are_a_number(name: str, option: str, number: str) -> None:
+    code, _, err = run_command(name, f"{option}={number}")
+    assert (code, f"{number} is not a number" in err) == (2, True), err
 
 
 def test_wrong_arguments_exit_with_2() -> None:
