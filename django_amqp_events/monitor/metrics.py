@@ -7,7 +7,6 @@ multiprocess mode (``PROMETHEUS_MULTIPROC_DIR``) the processes of a worker share
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -146,9 +145,9 @@ class SnapshotCollector(Collector):
             return
         finally:
             close_old_connections()
-        if newest is None:
+        document = newest.about if newest is not None else {}
+        if newest is None or document.get("version") != snapshots.FORMAT:
             return
-        document = json.loads(newest.document)
         age = (datetime.now(UTC) - newest.at).total_seconds()
         yield _gauge("snapshot_age_seconds", "Age of the snapshot.", age)
         yield _gauge("broker_up", "1 if RabbitMQ answered.", not document["broker"]["error"])

@@ -47,8 +47,9 @@ class Command(ServiceCommand):
         port, address = options["port"], options["address"]
         try:
             server, _ = metrics.serve(port, address, settings.service)
-        except OSError as exc:
-            raise self.wrong(f"cannot listen on {address}:{port}: {exc.strerror}") from exc
+        except (OSError, UnicodeError) as exc:
+            why = getattr(exc, "strerror", exc)
+            raise self.wrong(f"cannot listen on {address}:{port}: {why}") from exc
         except ValueError as exc:
             folder = os.environ[metrics.FOLDER]
             raise self.wrong(f"{metrics.FOLDER} is {folder!r}, which is not a directory") from exc

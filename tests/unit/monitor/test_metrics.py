@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError
 
 from django_amqp_events.management.commands.events_worker import Command
+from django_amqp_events.models import Snapshot
 from django_amqp_events.monitor import metrics, snapshots
 
 
@@ -25,6 +27,19 @@ def test_without_a_database_the_counters_remain(
     monkeypatch.setattr(snapshots, "rows", down)
     assert list(metrics.SnapshotCollector("billing").collect()) == []
     assert "the database is down" in caplog.text
+
+
+def test_a_snapshot_of_another_version_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = Snapshot(at=datetime.now(UTC), document='{"version": 2}')
+    monkeypatch.setattr(metrics, "close_old_connections", bool)
+    monkeypatch.setattr(snapshots, "rows", lambda _: SimpleNamespace(first=lambda: newest))
+    assert list(metrics.SnapshotCollector("billing").collect()) == []
+
+
+def test_an_address_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(metrics.FOLDER, raising=False)
+    with pytest.raises(CommandError, match=r"cannot listen on a\.\.b:9540"):
+        call_command("events_metrics", "9540", "--address", "a..b")
 
 
 def test_a_missing_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
