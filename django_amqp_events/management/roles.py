@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from django.apps import apps
 from django.contrib.auth import get_permission_codename, get_user_model
-from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist
+from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist, ValidationError
 from django.db import router, transaction
 
 from ..exceptions import ConfigurationError
@@ -153,7 +153,7 @@ def find_user(login: str) -> Any:
             f"{users.__name__} has no groups; derive it from PermissionsMixin, or let its "
             "has_perm() answer for these permissions"
         ) from exc
-    except ObjectDoesNotExist as exc:
+    except (ObjectDoesNotExist, ValidationError, ValueError) as exc:
         raise ConfigurationError(f"there is no user {login!r}") from exc
 
 

@@ -113,3 +113,9 @@ def test_wrong_arguments(arguments: list[str], said: str) -> None:
     code, _, err = run_command("events_roles", *arguments)
     assert (code, said in err) == (2, True), err
     assert not Group.objects.exists()
+
+
+def test_a_name_that_no_login_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(User, "USERNAME_FIELD", "id")
+    code, _, err = run_command("events_roles", "--add", "viewer", "ada")
+    assert (code, "no user 'ada'" in err) == (2, True), err
