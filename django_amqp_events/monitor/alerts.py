@@ -162,6 +162,8 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
         conditions["broker_alarm", ""] = (
             Reason("alert-broker-alarm", alarms=", ".join(alarms)) if alarms else None
         )
+    elif not (broker.get("error") or settings.management_url):
+        conditions["broker_alarm", ""] = None  # it is not watched any more
     limit(
         ("growth", ""),
         document["archive"].get("new_hour") or 0,

@@ -172,7 +172,7 @@ class SnapshotTaker:
         if self.settings.backend != "amqp":
             return []
         parts = []
-        for status in outbox.read_status(self.settings):
+        for status in outbox.read_status(self.settings, empty=True):
             part: dict[str, Any] = {
                 "database": status.alias,
                 "severity": status.severity,

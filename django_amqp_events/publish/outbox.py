@@ -88,11 +88,15 @@ class OutboxStatus:
         return reduce(lambda first, then: Reason("both", first=first, then=then), said)
 
 
-def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
+def read_status(
+    settings: Settings, *, empty: bool = False
+) -> list[OutboxStatus | UnreachableOutbox]:
     """Return the state of each outbox of this service.
 
-    Of other databases than that of the settings, an empty outbox is omitted, and an unreachable one
-    wherever the service does not need it.
+    An unreachable one is omitted where the service does not need it.
+
+    Args:
+        empty: return the empty ones of other databases than that of the settings, too.
     """
     statuses: list[OutboxStatus | UnreachableOutbox] = []
     for alias in aliases(settings):
@@ -103,7 +107,7 @@ def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
                 code = "rows-unreadable-migrate" if table_missing(exc) else "rows-unreadable"
                 statuses.append(UnreachableOutbox(alias, Reason(code, error=error_line(exc))))
             continue
-        if state.total or state.others or alias == settings.database:
+        if empty or state.total or state.others or alias == settings.database:
             statuses.append(state)
     return statuses
 

@@ -24,6 +24,7 @@ from django_amqp_events.publish.outbox import OutboxStatus
 from django_amqp_events.reasons import Reason
 from tests.celery_app import app as celery_app
 from tests.commands import run_command
+from tests.conftest import Database, routed_by
 
 from ..admin.admin_world import make
 
@@ -151,6 +152,22 @@ def test_unreachable_broker_raises_no_queue_alerts() -> None:
     judged = alerts.evaluate(away, read())
     # A restart is no trouble yet, and nothing that lasted is over.
     assert set(judged) == {("stale", ""), ("growth", ""), ("outbox_lag", "default")}
+
+
+def test_alarms_that_are_not_read_any_more_are_over() -> None:
+    unread = document(broker={"error": "", "away": 0.0})
+    assert alerts.evaluate(unread, read())["broker_alarm", ""] is None
+    watched, _ = conf.parse({"SERVICE": "billing", "MANAGEMENT_URL": "http://ada:x@rabbit:15672"})
+    assert ("broker_alarm", "") not in alerts.evaluate(unread, watched)
+
+
+@ONE
+def test_another_outbox_that_is_empty_is_no_longer_behind(archive_database: Database) -> None:
+    settings = read()
+    taker = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
+    with routed_by():
+        judged = alerts.evaluate(document(outbox=taker._outbox(NOW)), settings)
+    assert judged["outbox_lag", archive_database.alias] is None
 
 
 # -- telling
