@@ -138,7 +138,7 @@ class Validator:
         """Return the keyword arguments that ``**payload: Unpack[…]`` does not have.
 
         Args:
-            found: as :meth:`from_python` or :meth:`from_json` returned it for *given*.
+            validated: as :meth:`from_python` or :meth:`from_json` returned it for *given*.
         """
         before, after = (payload.get(self._keywords, {}) for payload in (given, validated))
         # Equally many have other names if they have aliases.

@@ -127,7 +127,8 @@ def update_alerts(
     Makes one query while there is no problem.
 
     Args:
-        found: what is wrong per problem, ``None`` if it has ended. The state of others is unknown.
+        conditions: what is wrong per problem, ``None`` if it has ended. The state of others
+            is unknown.
     """
     settings = settings or get_settings()
     known = set(open_alerts(settings.service).values_list("kind", "key"))
