@@ -172,6 +172,12 @@ class Amqp:
             amqp.exceptions.ChannelError: the broker refused the request.
         """
         conf = app.conf
+        # Celery 5.5 has neither.
+        options = {
+            name: getattr(conf, f"control_{name}")
+            for name in ("queue_exclusive", "queue_durable")
+            if hasattr(conf, f"control_{name}")
+        }
         # Celery's own publishes on a connection of its pool, which would stay open.
         mailbox = Mailbox(
             conf.control_exchange,
@@ -179,8 +185,7 @@ class Amqp:
             connection=self._connection,
             accept=conf.accept_content,
             serializer=conf.task_serializer,
-            queue_exclusive=conf.control_queue_exclusive,
-            queue_durable=conf.control_queue_durable,
+            **options,
         )
         with self._opened() as channel:
             answers = mailbox.multi_call(command, timeout=timeout, channel=channel)
