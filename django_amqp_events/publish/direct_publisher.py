@@ -175,15 +175,16 @@ class DirectPublisher:
             # The committing thread may wait for this.
             wait = bool(why_unused("deletes", self.settings, alias=alias))
             outbox_rows.record_answers(alias, answers, self.settings, wait=wait)
-        except Exception as exc:
-            logger.exception("cannot settle %d outbox rows; retrying", len(answers))
+        except BaseException as exc:
             with self._changed:
                 self._unrecorded.append((alias, answers, time.monotonic()))
                 self._changed.notify_all()
-            if isinstance(exc, SoftTimeLimitExceeded):
-                # It concerns the handler that has committed.
+            logger.exception("cannot settle %d outbox rows; retrying", len(answers))
+            if isinstance(exc, SoftTimeLimitExceeded) or not isinstance(exc, Exception):
+                # It concerns the handler that has committed, or the process.
                 raise
-        report_answers(answers, self.settings)
+        finally:
+            report_answers(answers, self.settings)
 
     # -- in its own thread ----------------------------------------------------------------------
 

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import OperationalError, transaction
+from billiard.exceptions import SoftTimeLimitExceeded
+from django.db import DatabaseError, OperationalError, transaction
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -33,10 +36,12 @@ from django_amqp_events.conf import Settings
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
+from django_amqp_events.publish.direct_publisher import DirectPublisher
 from django_amqp_events.publish.outbox import OutboxStatus, UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay, RelayCounts
 from django_amqp_events.reasons import Reason
+from django_amqp_events.signals import event_published
 from django_amqp_events.testing import capture_events, memory_events, override_events
 from tests.celery_app import app
 
@@ -101,6 +106,32 @@ def test_ids_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch):
     before = outbox_rows.new_id()
     monkeypatch.setattr("time.time_ns", lambda: 10**18)
     assert outbox_rows.new_id() > before
+
+
+@pytest.mark.parametrize("interruption", [SoftTimeLimitExceeded, KeyboardInterrupt, DatabaseError])
+def test_an_event_whose_row_is_not_deleted_yet_is_announced(
+    monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
+):
+    """A signal handler may interrupt the committing thread; the row is deleted later."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise interruption
+
+    def published(event_id: str, **_: Any) -> None:
+        seen.append(event_id)
+
+    seen: list[str] = []
+    monkeypatch.setattr(outbox_rows, "record_answers", interrupted)
+    answers = [Answer(Row(outbox_rows.new_id(), replace(MESSAGE, event_id="a")), None)]
+    publisher = DirectPublisher(app, Settings(service="shop"))
+    event_published.connect(published)
+    try:
+        with suppress(SoftTimeLimitExceeded, KeyboardInterrupt):
+            publisher._record("default", answers)
+    finally:
+        event_published.disconnect(published)
+    assert seen == ["a"]
+    assert [found[:2] for found in publisher._unrecorded] == [("default", answers)]
 
 
 def test_words():
