@@ -36,7 +36,7 @@ from .billiard_internals import (
 from .celery_internals import SettledRequest, apply_rate_limit, shutdown_requested, state
 from .dispatch import Delivery, celery_headers, delivery_info
 from .settlement import Settler
-from .task import HandlerRun
+from .task import PROCESS_EXITS, HandlerRun
 from .tracing import trace_event
 from .verdict import REQUEUE, Verdict, describe
 
@@ -136,7 +136,11 @@ class EventRequest(SettledRequest):
         if shutdown_requested() or not self.delivery.begin():
             return REQUEUE
         self.on_accepted(os.getpid(), time.monotonic())
-        return trace_event(*job)
+        try:
+            return trace_event(*job)
+        except PROCESS_EXITS:
+            # Celery's pool drops them, so the delivery would never be settled.
+            return REQUEUE
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """End the run by remote control, but not that of another event in the same process."""

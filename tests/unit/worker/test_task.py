@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,21 +22,23 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery, Task, signals
 from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
+from celery.exceptions import WorkerShutdown
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
-from django_amqp_events.worker import tracing
+from django_amqp_events.worker import request, tracing
 from django_amqp_events.worker.binding import bind
 from django_amqp_events.worker.fast.quiet_retries import QuietRetries
+from django_amqp_events.worker.request import EventRequest
 from django_amqp_events.worker.task import (
     HandlerTask,
     register,
     task_class,
 )
 from django_amqp_events.worker.tracing import trace_event
-from django_amqp_events.worker.verdict import InvalidArguments, Verdict
+from django_amqp_events.worker.verdict import REQUEUE, InvalidArguments, Verdict
 
 calls: list[int] = []
 
@@ -390,6 +393,23 @@ def test_a_generator_does_not_count_as_handled(app: Celery) -> None:
     verdict = verdict_of(app, generator, {})
     assert (verdict.kind, verdict.reason) == ("archive", "unsupported")
     assert not ran
+
+
+def leaving(**payload: object) -> None:
+    raise WorkerShutdown(3)
+
+
+def test_a_handler_that_ends_its_process_leaves_no_event_of_a_thread_open(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery's thread pool drops the exception, after which no other pool has a process."""
+    with pytest.raises(WorkerShutdown):
+        answer_of(app, leaving, {})
+    run: Any = EventRequest.__new__(EventRequest)
+    run.delivery = SimpleNamespace(begin=lambda: True)
+    monkeypatch.setattr(EventRequest, "on_accepted", lambda *_: None)
+    monkeypatch.setattr(request, "trace_event", lambda *_: answer_of(app, leaving, {}))
+    assert run._run_in_thread({}, False) is REQUEUE
 
 
 def test_a_payload_may_have_a_self(app: Celery) -> None:
