@@ -1,7 +1,8 @@
 """Signals in the past tense, sent after the fact with the service's name as ``sender``.
 
-An error of a receiver is logged, not raised. Async receivers do not run where the sending thread
-has an event loop, as in ``publish()`` without ``await``.
+An error of a receiver is logged, not raised; SystemExit is raised in the main thread only. Async
+receivers do not run where the sending thread has an event loop, as in ``publish()`` without
+``await``.
 
 ``event_published``
     ``event_id``, ``name``: RabbitMQ has confirmed the event. With the outbox it is sent in the
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from typing import Any
 
 from django import dispatch
@@ -79,6 +81,12 @@ class Signal(dispatch.Signal):
                 "async receivers of a signal did not run, since this thread has an event loop; "
                 "publish with apublish()"
             )
+            return []
+        except SystemExit:
+            if threading.current_thread() is threading.main_thread():
+                raise  # also of a signal handler
+            # It would end no more than this thread, such as that of the relay, and silently.
+            logger.exception("a receiver of a signal raised SystemExit")
             return []
         for receiver, response in responses:
             if what := unrun(response):

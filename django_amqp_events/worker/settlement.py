@@ -370,7 +370,7 @@ class Settler:
         try:
             if announce(self.settings.service, job.delivery, job.verdict):
                 close_old_connections()
-        except BaseException:  # send_robust() passes on a receiver's SystemExit
+        except Exception:
             with suppress(Exception):  # a filter of logging may raise again
                 logger.exception(
                     "%s is settled, but was not announced",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -265,6 +266,23 @@ def test_a_receiver_that_raises_is_no_failed_publish(
         event_published.disconnect(fine)
     assert seen == ids
     assert "of the receiver" in caplog.text
+
+
+def test_a_receiver_that_ends_the_process_ends_no_thread(caplog: pytest.LogCaptureFixture):
+    """It would end the relay of a companion, which has one thread for each service."""
+
+    def leave(**_: Any) -> None:
+        sys.exit(3)
+
+    event_published.connect(leave)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(event_published.send_robust, "shop").result() == []
+        with pytest.raises(SystemExit):
+            event_published.send_robust("shop")
+    finally:
+        event_published.disconnect(leave)
+    assert caplog.messages == ["a receiver of a signal raised SystemExit"]
 
 
 def test_bind_contract():
