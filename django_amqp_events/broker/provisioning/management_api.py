@@ -53,13 +53,14 @@ class ManagementApi:
     """
 
     def __init__(self, url: str, *, vhost: str, timeout: float = 10.0) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError as exc:
             raise ManagementApiError(
-                f'the port in AMQP_EVENTS["MANAGEMENT_URL"] is not valid: {exc}; use a URL such '
-                f"as http://user:password@host:15672"
+                f'AMQP_EVENTS["MANAGEMENT_URL"] is not valid: {exc}; use a URL such as '
+                f"http://user:password@host:15672, with other characters of the password in "
+                f"percent-encoding"
             ) from exc
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         #: Without user and password, for messages.
@@ -133,7 +134,10 @@ class ManagementApi:
         Raises:
             ManagementApiError: its cluster has another name.
         """
-        here, there = self.get("overview").get("cluster_name"), server.get("cluster_name")
+        overview = self.get("overview")
+        if not isinstance(overview, dict):
+            raise self._unexpected(["overview"], "an object")
+        here, there = overview.get("cluster_name"), server.get("cluster_name")
         if here and there and here != there:
             raise ManagementApiError(
                 f"the management API at {self.address} is that of cluster {here!r}, but the "
