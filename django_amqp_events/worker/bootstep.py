@@ -297,6 +297,7 @@ class EventStep(QueueStep):
                 return
             self.queues.discard(queue)
             self.paused.discard(queue)
+            self._missing.pop(queue, None)
             tag = self._tags.pop(queue, None)
             if tag is not None:
                 # An answer might be an error, which remote control swallows: RabbitMQ has closed

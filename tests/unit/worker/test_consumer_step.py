@@ -14,7 +14,8 @@ from celery.exceptions import Reject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events import worker
+from django_amqp_events import liveness, worker
+from django_amqp_events.conf import Settings
 from django_amqp_events.worker import AMQPConsumerStep, Received
 from django_amqp_events.worker.bootstep import EventStep
 
@@ -127,3 +128,15 @@ def test_a_prefetch_count_is_one_that_amqp_can_express(
     count = EventStep.prefetch_count.fget(step)  # type: ignore[attr-defined]
     assert 1 <= count <= 65535
     assert dumps("lBb", (0, count, False))
+
+
+def test_a_missing_queue_that_remote_control_cancels_is_no_problem_any_more() -> None:
+    step: Any = EventStep.__new__(EventStep)
+    step.c = SimpleNamespace(pool=object(), add_task_queue=None, cancel_task_queue=None)
+    step.part = liveness.Part(name="worker", problem=step._not_ready, turned=0.0)
+    step.settings, step.registry = Settings(), SimpleNamespace(by_queue=lambda: {"shop.mail": []})
+    step.queues, step._tags, step.paused, step._missing = {"shop.mail"}, {}, set(), {"shop.mail": 1}
+    assert "queue shop.mail is missing" in step.part.problem()
+    step._replace_remote_control(step.c)
+    step.c.cancel_task_queue("shop.mail")
+    assert step.part.problem() == ""
