@@ -385,18 +385,14 @@ class Settler:
         job.not_before = time.monotonic() + wait
         what, about = job.delivery.title, job.delivery.log_fields
         if job.not_before > job.delivery.since + HOLDING * self.settings.consumer_timeout:
-            logger.error(
-                "%s is requeued after %d failed publishes: %s",
-                what,
-                job.failures,
-                error,
-                extra=about,
-            )
             self._answer(job.delivery, ack=False)
-            return
-        self._close(job.delivery)
-        logger.warning(
-            "publishing %s failed; it is repeated in %.1f s: %s", what, wait, error, extra=about
-        )
-        with self._wake:
-            self._jobs.append(job)
+            level, text = logging.ERROR, "%s is requeued after %d failed publishes: %s"
+            told: tuple[object, ...] = (what, job.failures, error)
+        else:
+            self._close(job.delivery)
+            with self._wake:
+                self._jobs.append(job)
+            level, text = logging.WARNING, "publishing %s failed; it is repeated in %.1f s: %s"
+            told = (what, wait, error)
+        with suppress(Exception):  # a filter of logging may raise, and would end the thread
+            logger.log(level, text, *told, extra=about)

@@ -81,7 +81,13 @@ def delivery() -> Delivery:
     return Delivery(received=received, message=message)
 
 
-def test_an_unreachable_broker_is_tried_once_for_all_that_is_held(channel: Channel) -> None:
+@pytest.mark.parametrize("logs", [True, False])
+def test_an_unreachable_broker_is_tried_once_for_all_that_is_held(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch, logs: bool
+) -> None:
+    """Whether a filter of logging raises or not."""
+    if not logs:
+        monkeypatch.setattr(settlement.logger, "filter", fail)
     channel.error = BrokerUnavailableError("down")
     settler = settling(Acks())
     jobs = [settlement.Job(delivery(), None, MESSAGE, failures=1) for _ in range(3)]
