@@ -8,6 +8,7 @@ it when the process ends.
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from .conf import Settings
 logger = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT: Final = 5.0
+RETRY_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,8 +84,12 @@ def _answer(sock: socket.socket) -> None:
     while True:
         try:
             connection, _ = sock.accept()
-        except OSError:
-            return  # closed
+        except OSError as exc:
+            if exc.errno in (errno.EINVAL, errno.EBADF):
+                return  # closed
+            # For the moment there is no file descriptor, for example.
+            time.sleep(RETRY_SECONDS)
+            continue
         with connection:
             try:
                 connection.settimeout(ANSWER_TIMEOUT)

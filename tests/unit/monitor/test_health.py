@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +55,24 @@ def test_a_part_that_is_not_ready_is_alive(parts: list[liveness.Part]) -> None:
     assert probe("--live") == (0, {"relay": "", "worker": ""})
     assert probe("--ready") == (1, {"relay": "it is paused", "worker": ""})
     assert probe("--ready", "--part", "worker") == (0, {"worker": ""})
+
+
+def test_without_a_file_descriptor_the_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any answer, a process that works would be restarted by its probes."""
+    monkeypatch.setattr(liveness, "RETRY_SECONDS", 0.0)
+    ours, theirs = socket.socketpair()
+    turns = iter([OSError(errno.EMFILE, "too many open files"), ours, OSError(errno.EINVAL, "")])
+
+    def accept() -> tuple[socket.socket, str]:
+        turn = next(turns)
+        if isinstance(turn, OSError):
+            raise turn
+        return turn, ""
+
+    listening: Any = SimpleNamespace(accept=accept)
+    liveness._answer(listening)
+    with theirs:
+        assert json.loads(theirs.recv(65536))["process"] == os.getpid()
 
 
 def test_a_loop_that_hangs(parts: list[liveness.Part]) -> None:
