@@ -24,6 +24,7 @@ from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError, Malformed, PublishError
 from ..message import archive_message, decoding
 from ..message.archive_message import Archived, Outcome
+from ..message.text import counted
 from ..message.types import Message, Payload, Received
 from ..publish.publisher import PendingPublish
 from ..worker.dispatch import (
@@ -345,6 +346,12 @@ class _Inline(MemoryBackend):
             count += self.run(max(1, INLINE_RUN_LIMIT - count))
             due = self._next_due()
             if due is None:
+                if dead := self.depths.get(self._current().topology.names.graveyard):
+                    # They end with this publish, and there is no reaper.
+                    logger.error(
+                        "dropped %s that handlers have requeued at each delivery",
+                        counted(dead, "event"),
+                    )
                 return
             if count >= INLINE_RUN_LIMIT:
                 raise EndlessEventsError(

@@ -14,6 +14,7 @@ import celery
 import pytest
 from asgiref.sync import sync_to_async
 from celery import current_app
+from celery.exceptions import Reject
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection, transaction
 
@@ -498,6 +499,17 @@ def test_inline_logs_a_final_failure_once(
     assert "exhausted" in text
     assert "Traceback (most recent call last)" in text
     assert 'raise ValueError("look at me")' in text
+
+
+def test_inline_logs_an_event_that_is_requeued_too_often(
+    inline: InlineBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    @handler("a.b", name="t.rejecting")
+    def rejecting() -> None:
+        raise Reject("not now", requeue=True)
+
+    publish_event("a.b", {})
+    assert caplog.messages[-1] == "dropped 1 event that handlers have requeued at each delivery"
 
 
 def test_inline_an_event_of_a_handler_is_handled_after_it(inline: InlineBackend) -> None:
