@@ -96,6 +96,7 @@ class AMQPConsumerStep(QueueStep):
         self._errors = c.connection_errors
         self._waiting: SimpleQueue[tuple[Received, KombuMessage]] = SimpleQueue()
         self._done: deque[tuple[KombuMessage, Settlement]] = deque()
+        self._flushing = threading.Lock()
         self._threads: list[threading.Thread] = []
         # Messages that handle() runs for, guarded by the condition.
         self._running = 0
@@ -243,19 +244,24 @@ class AMQPConsumerStep(QueueStep):
         return f"{self.title} failed to handle {message} of {received.queue!r}; {what}"
 
     def flush(self) -> None:
-        """Write the acks and rejects that are ready; in one thread at a time."""
-        while self._done:
-            message, settlement = self._done.popleft()
-            if is_lost(message):
-                logger.info(
-                    "%s: the connection was lost before a message was settled; RabbitMQ delivers "
-                    "it again",
-                    self.title,
-                )
-            elif settlement == "ack":
-                self.acks.ack((message,))
-            else:
-                self.acks.reject(message, requeue=settlement == "requeue")
+        """Write the acks and rejects that are ready.
+
+        In the main thread, or in Celery's timer thread while the pool stops, whose end Celery does
+        not wait for.
+        """
+        with self._flushing:
+            while self._done:
+                message, settlement = self._done.popleft()
+                if is_lost(message):
+                    logger.info(
+                        "%s: the connection was lost before a message was settled; RabbitMQ "
+                        "delivers it again",
+                        self.title,
+                    )
+                elif settlement == "ack":
+                    self.acks.ack((message,))
+                else:
+                    self.acks.reject(message, requeue=settlement == "requeue")
 
     def info(self, c: Any) -> dict[str, Any]:
         """Return the step's part of ``inspect stats``."""

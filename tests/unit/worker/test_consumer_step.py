@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +101,30 @@ def test_a_filter_of_logging_that_raises_does_not_end_the_thread(
         redelivered=redelivered,
     )  # fmt: skip
     assert step._handle(message) == ("requeue" if redelivered or not body else "reject")
+
+
+def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
+    """Celery's timer thread may run a flush when the main thread is about to close the channel."""
+    writing, may_write = threading.Event(), threading.Event()
+
+    class Acks:
+        def ack(self, _: object) -> None:
+            writing.set()
+            assert may_write.wait(30)
+
+    step: Any = Orders.__new__(Orders)
+    message = SimpleNamespace(channel=SimpleNamespace(connection=object()))
+    step.acks, step._done, step._errors = Acks(), deque([(message, "ack")]), ()
+    step._flushing, step.channel = threading.Lock(), None
+    timer, main = (threading.Thread(target=run) for run in (step.flush, step._flush_at_last))
+    timer.start()
+    assert writing.wait(30)
+    main.start()
+    main.join(0.2)
+    assert main.is_alive()
+    may_write.set()
+    main.join(30)
+    assert not main.is_alive()
 
 
 def test_the_documentation_has_the_defaults() -> None:
