@@ -34,6 +34,19 @@ class Replayed(NamedTuple):
         return self.event, self.handler
 
 
+class Failed(NamedTuple):
+    """The end of a run with its retries, as the archive has it; *replay* is None for the first."""
+
+    event: str
+    handler: str
+    replay: str | None
+    reason: str
+
+    @property
+    def unit(self) -> Unit:
+        return self.event, self.handler
+
+
 class Discarded(NamedTuple):
     """An archived row that counts as settled, though no handler has handled its event."""
 
@@ -51,13 +64,13 @@ class Ended:
         waiting: units in other queues, or in the outbox.
         effects: event ids in the table that the handler with ``once`` writes to, as often as they
             are there.
-        exhausted: units of which some row says that all attempts failed.
+        failures: all that were archived.
         sent_malformed: ids of messages that no handler can read.
-        archived_malformed: units of which some row says that no handler can read them.
         groups: of all failure groups, whenever nothing was on its way.
         replays: all that were claimed.
         discarded: rows.
         actions: of operators, as the archive's history has them: user, token, row.
+        recorded: ids of the replays that the archive's history has, whoever claimed them.
         messages: left in queues, by queue, without those of the archive.
         failed: publishers and steps of the soak that failed, and what did not end in time.
         left: connections, channels and processes that are there when all have been stopped.
@@ -66,13 +79,13 @@ class Ended:
     archived: frozenset[Unit]
     waiting: frozenset[Unit]
     effects: Sequence[str]
-    exhausted: frozenset[Unit] = frozenset()
+    failures: Sequence[Failed] = ()
     sent_malformed: frozenset[str] = frozenset()
-    archived_malformed: frozenset[Unit] = frozenset()
     groups: Sequence[GroupCounts] = ()
     replays: Sequence[Replayed] = ()
     discarded: Sequence[Discarded] = ()
     actions: Sequence[tuple[str, str, str]] = ()
+    recorded: frozenset[str] = frozenset()
     messages: Mapping[str, int] = field(default_factory=dict)
     failed: Sequence[str] = ()
     left: Sequence[str] = ()
@@ -95,6 +108,9 @@ class Policy:
 
     Attributes:
         delay: seconds between two attempts.
+        reasons: why an event that handlers can read may be archived.
+        repeats: runs of one attempt that may come to their end. RabbitMQ gives a message to the
+            reaper after fewer deliveries; copies of it are rare.
         limited: handlers with a time limit.
         limit: seconds from a run's first line after which it may have ended; the time limit begins
             before the handler, perhaps long before on a machine that is busy.
@@ -104,6 +120,8 @@ class Policy:
     once: str
     attempts: int
     delay: float
+    reasons: frozenset[str] = frozenset({"exhausted", "poison"})
+    repeats: int = 20
     limited: frozenset[str] = frozenset()
     limit: float = 0.0
 
@@ -156,7 +174,6 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
     """
     lines = list(lines)
     decisions = [line for line in lines if line["what"] in ("decides", "decided")]
-    edits = {line["token"]: line for line in decisions if line["decision"] == "edit"}
     wrong: list[Wrong] = []
     intended: set[str] = set()
     accepted: set[str] = set()
@@ -173,8 +190,8 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
             what = "raised" if line["what"] == "failed" else line["what"]
             runs[key][what].append(line["at"])
     units = {(event, handler) for event in accepted for handler in policy.handlers}
-    handled = {(event, handler) for (event, handler, *_), run in runs.items() if run["done"]}
-    handled -= {(event, policy.once) for event in accepted}
+    done = {(event, handler) for (event, handler, *_), run in runs.items() if run["done"]}
+    handled = done - {(event, policy.once) for event in accepted}
     handled |= {(event, policy.once) for event in ended.effects}
     by_operator = _discards(decisions)
     discarded = {(event, handler) for row, event, handler in ended.discarded if row in by_operator}
@@ -187,30 +204,39 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         for event, number in effects.items()
         if number > 1
     ]
-    # A person may make a malformed message one that handlers can read.
-    known = intended | {edit["event"] for edit in edits.values()}
+    # "done" is on disk before the transaction with the effect commits.
     wrong += [
-        Wrong("unpublished", f"an effect of {event}", event) for event in set(effects) - known
+        Wrong("effect", f"{event} has one, and no run came to its end", event)
+        for event in effects
+        if (event, policy.once) not in done
     ]
+    if not units:
+        wrong.append(Wrong("failed", "nothing was published"))
 
     early = 0
-    for event, handler in sorted({(event, handler) for event, handler, *_ in runs}):
-        if event not in known:
-            wrong.append(Wrong("unpublished", f"{handler} ran for {event}", event))
     replays = {replay.id: replay for replay in ended.replays}
+    # A person may make a malformed message one that handlers can read, in a replay.
+    edited = {replay.id for replay in ended.replays if replay.edit}
+    for event, handler, replay in sorted({key[:3] for key in runs}, key=str):
+        if event not in intended and replay not in edited:
+            wrong.append(Wrong("unpublished", f"{handler} ran for {event}", event))
     for (event, handler, replay, attempt), run in runs.items():
         what = f"attempt {attempt} of {handler} for {event}" + (
             f" (replay {replay})" * bool(replay)
         )
         if not 1 <= attempt <= policy.attempts:
             wrong.append(Wrong("attempt", f"{what}: {policy.attempts} are declared", event))
-        if attempt > 1 and run["start"]:
+        if len(run["done"]) + len(run["raised"]) > policy.repeats:
+            wrong.append(Wrong("repeated", f"{what}: more than {policy.repeats} times", event))
+        # The database may fail an attempt before its handler starts.
+        first = min((at for times in run.values() for at in times), default=None)
+        if attempt > 1 and first is not None:
             before = runs.get((event, handler, replay, attempt - 1))
             failed = min(policy.failures(handler, before), default=None) if before else None
             if failed is None:
                 wrong.append(Wrong("attempt", f"{what}: the one before it did not fail", event))
-            elif min(run["start"]) < failed + policy.delay:
-                by = failed + policy.delay - min(run["start"])
+            elif first < failed + policy.delay:
+                by = failed + policy.delay - first
                 wrong.append(Wrong("early", f"{what}, by {by:.3f} s", event))
                 early += 1
         if replay and replay not in replays:
@@ -231,21 +257,15 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
     wrong += check_edits(lines, ended)
     wrong += check_decisions(decisions, ended)
 
-    wrong += [
-        Wrong(
-            "exhausted", f"{event} of {handler}, and attempt {policy.attempts} did not fail", event
-        )
-        for event, handler in sorted(ended.exhausted)
-        if not any(
-            policy.failures(handler, runs[event, handler, replay, policy.attempts])
-            for replay in (
-                None,
-                *(each.id for each in ended.replays if each.unit == (event, handler)),
-            )
-        )
-    ]
-    # What is replayed was archived, and may have been archived again for another reason.
-    malformed = ended.archived_malformed | {replay.unit for replay in ended.replays}
+    for event, handler, replay, reason in ended.failures:
+        what = f"{event} of {handler}" + f" (replay {replay})" * bool(replay)
+        last = runs.get((event, handler, replay, policy.attempts))
+        if event in intended and reason not in policy.reasons:
+            wrong.append(Wrong("reason", f"{what} is archived as {reason}", event))
+        elif reason == "exhausted" and not (last and policy.failures(handler, last)):
+            about = f"{what}, and attempt {policy.attempts} did not fail"
+            wrong.append(Wrong("exhausted", about, event))
+    malformed = {failed.unit for failed in ended.failures if failed.reason == "malformed"}
     for event in sorted(ended.sent_malformed):
         for handler in sorted(policy.handlers):
             if (event, handler) not in malformed:
@@ -281,7 +301,7 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
 
 
 def check_edits(lines: Iterable[Line], ended: Ended) -> list[Wrong]:
-    """Return the runs with another payload than the replay's, and the edits that nobody made."""
+    """Return the runs with another payload than the replay's, and edits of nobody or of no use."""
     published = {replay.id: replay.edit for replay in ended.replays}
     made = {line["token"]: line for line in lines if line.get("decision") == "edit"}
     wrong = []
@@ -295,6 +315,16 @@ def check_edits(lines: Iterable[Line], ended: Ended) -> list[Wrong]:
         if replay.edit and (edit is None or edit["row"] != replay.row):
             what = f"replay {replay.id} publishes edit {replay.edit}, which nobody made of it"
             wrong.append(Wrong("edit", what, replay.event))
+    recorded = {token for _, token, _ in ended.actions}
+    for token, edit in made.items():
+        published_as = [
+            replay.id
+            for replay in ended.replays
+            if (replay.edit, replay.row, replay.version) == (token, edit["row"], edit["version"])
+        ]
+        if token in recorded and len(published_as) != 1:
+            what = f"{edit['by']}'s edit {token} has {len(published_as)} replays"
+            wrong.append(Wrong("edit", what, edit["event"]))
     return wrong
 
 
@@ -310,9 +340,9 @@ def check_decisions(decisions: Iterable[Line], ended: Ended) -> list[Wrong]:
     made = {line["token"]: line for line in decisions}
     claims = Counter((replay.row, replay.version) for replay in ended.replays if replay.row)
     claims += Counter(
-        (line["row"], line["version"])
-        for line in made.values()
-        if line["decision"] == "discard" and line.get("result") == "done"
+        (made[token]["row"], made[token]["version"])
+        for _, token, _ in set(ended.actions)
+        if token in made and made[token]["decision"] == "discard"
     )
     events = {replay.row: replay.event for replay in ended.replays}
     events |= {line["row"]: line["event"] for line in made.values()}
@@ -329,6 +359,11 @@ def check_decisions(decisions: Iterable[Line], ended: Ended) -> list[Wrong]:
         for (row, version), number in won.items()
         if number > 1
     ]
+    wrong += [
+        Wrong("action", f"replay {replay.id} of {replay.event} is not recorded", replay.event)
+        for replay in ended.replays
+        if replay.id not in ended.recorded
+    ]
     actions = Counter(ended.actions)
     for (by, token, row), number in actions.items():
         line = made.get(token)
@@ -342,17 +377,21 @@ def check_decisions(decisions: Iterable[Line], ended: Ended) -> list[Wrong]:
         if line.get("result") == "done" and (line["by"], token, line["row"]) not in actions
     ]  # fmt: skip
     by_operator = _discards(made.values())
+    recorded = {
+        row for by, token, row in actions if made.get(token, {}).get("decision") == "discard"
+    }
     wrong += [
         Wrong("discarded", f"{event} of {handler}, by no operator", event)
         for row, event, handler in ended.discarded
-        if row not in by_operator
+        if row not in by_operator & recorded
     ]
     return wrong
 
 
 def _discards(decisions: Iterable[Line]) -> set[str]:
     """Return the rows that an operator discarded, or may have discarded."""
-    return {line["row"] for line in decisions if line["decision"] == "discard"}
+    last = {line["token"]: line for line in decisions if line["decision"] == "discard"}
+    return {line["row"] for line in last.values() if line.get("result") != "refused"}
 
 
 def story(lines: Iterable[Line], event: str, began: float) -> list[str]:

@@ -26,7 +26,7 @@ from tests.waiting import NotInTime, Stopwatch, until
 
 from . import clocks, history
 from .faults import FAULTS, Missed, repair
-from .history import Discarded, Ended, Figures, GroupCounts, Policy, Replayed, Wrong
+from .history import Discarded, Ended, Failed, Figures, GroupCounts, Policy, Replayed, Wrong
 from .schedule import Step
 
 #: As testproject's `faulty` declares.
@@ -367,22 +367,28 @@ class Soak:
         messages = Archive(world.eyes, NAME).collect()
         query = world.database.query
         rows = [
-            ((str(event_id), handler.rpartition(".")[2]), reason, state)
-            for event_id, handler, reason, state in query(
-                "SELECT event_id, handler, reason, state FROM django_amqp_events_archivedevent"
+            (str(event_id), handler.rpartition(".")[2])
+            for event_id, handler in query(
+                "SELECT event_id, handler FROM django_amqp_events_archivedevent "
+                "WHERE state = 'archived'"
             )
-        ] + [
-            ((each["event_id"], each["handler"].rpartition(".")[2]), each["reason"], "archived")
-            for each in messages
-        ]
+        ] + [(each["event_id"], each["handler"].rpartition(".")[2]) for each in messages]
         totals = world.eyes.totals(NAME)
         ended = Ended(
-            archived=frozenset(unit for unit, _, state in rows if state == "archived"),
+            archived=frozenset(rows),
             waiting=frozenset(world.waiting()),
             effects=[event for (event,) in query("SELECT event FROM effects")],
             sent_malformed=frozenset(self.malformed),
-            exhausted=frozenset(unit for unit, reason, _ in rows if reason == "exhausted"),
-            archived_malformed=frozenset(unit for unit, reason, _ in rows if reason == "malformed"),
+            failures=[
+                Failed(
+                    event_id, handler.rpartition(".")[2], _hex(replay) if replay else None, reason
+                )
+                for event_id, handler, replay, reason in query(
+                    "SELECT e.event_id, e.handler, f.replay_id, f.reason "
+                    "FROM django_amqp_events_archivedfailure f "
+                    "JOIN django_amqp_events_archivedevent e ON e.id = f.event_id"
+                )
+            ],
             groups=[*self._counts, *self._groups()],
             replays=[
                 Replayed(
@@ -416,6 +422,13 @@ class Soak:
                 )
                 if by in OPERATORS
             ],
+            recorded=frozenset(
+                _hex(replay)
+                for (replay,) in query(
+                    "SELECT replay_id FROM django_amqp_events_archiveaction "
+                    "WHERE replay_id IS NOT NULL"
+                )
+            ),
             messages={queue: number for queue, number in totals.items() if queue != ARCHIVE},
             failed=self._failed,
             left=left,
@@ -447,7 +460,11 @@ class Soak:
             actual[_hex(group)][0] += is_open
             actual[_hex(group)][1] += is_open and replays > 0
             actual[_hex(group)][2] += going
-        return [(group, tuple(known), tuple(actual[group])) for group, known in counted.items()]
+        nothing = [0, 0, 0]
+        return [
+            (group, tuple(counted.get(group, nothing)), tuple(actual.get(group, nothing)))
+            for group in {**counted, **actual}
+        ]
 
 
 def _hex(value: object) -> str:

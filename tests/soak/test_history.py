@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .history import Discarded, Ended, Policy, Replayed, check
+from .history import Discarded, Ended, Failed, Policy, Replayed, check
 from .schedule import FAULTS, Step, schedule, shrink
 
 POLICY = Policy(handlers=frozenset({"call", "effect"}), once="effect", attempts=3, delay=1.0)
@@ -18,6 +18,10 @@ POLICY = Policy(handlers=frozenset({"call", "effect"}), once="effect", attempts=
 
 C = Replayed("r", "c", "call", "succeeded", "C", 0)
 E = Replayed("q", "e", "call", "succeeded", "E", 0, "t2")
+FAILURES = [
+    *(Failed(event, "call", None, "exhausted") for event in "cde"),
+    *(Failed("m", handler, None, "malformed") for handler in ("call", "effect")),
+]
 
 
 def run(
@@ -72,13 +76,13 @@ def good() -> tuple[list[dict[str, Any]], Ended]:
         archived=frozenset({("m", "call"), ("m", "effect")}),
         waiting=frozenset(),
         effects=everything,
-        exhausted=frozenset({("c", "call"), ("d", "call"), ("e", "call")}),
+        failures=FAILURES,
         sent_malformed=frozenset({"m"}),
-        archived_malformed=frozenset({("m", "call"), ("m", "effect")}),
         groups=[("g", (1, 0, 0), (1, 0, 0))],
         replays=[C, E],
         discarded=[Discarded("D", "d", "call")],
         actions=[("ann", "t1", "D"), ("ann", "t2", "E")],
+        recorded=frozenset({"r", "q", "s", "p"}),
         messages={"shop.call": 0},
     )
 
@@ -89,6 +93,11 @@ def test_nothing_is_wrong_with_a_good_history() -> None:
     assert (figures.pairs, figures.handled, figures.archived) == (10, 9, 0)
     assert (figures.discarded, figures.decisions) == (1, 2)
     assert (figures.runs, figures.repeated, figures.replays) == (19, 0, 2)
+
+
+def test_an_empty_history_is_wrong() -> None:
+    ended = Ended(archived=frozenset(), waiting=frozenset(), effects=[])
+    assert [str(each) for each in check([], ended, POLICY)[0]] == ["failed: nothing was published"]
 
 
 def test_a_run_that_hangs_fails_when_its_time_is_over() -> None:
@@ -163,7 +172,42 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
     "an unread malformed message": (ending(sent_malformed=frozenset("mn")), "malformed: n"),
     "a message left behind": (ending(messages={"shop.call": 1}), "messages: 1 are left"),
     "an event left behind": (ending(waiting=frozenset({("a", "call")})), "waiting: a of call"),
-    "an event archived too soon": (ending(exhausted=frozenset({("b", "call")})), "exhausted: b"),
+    "an event archived too soon": (
+        ending(failures=[*FAILURES, Failed("b", "call", None, "exhausted")]), "exhausted: b"),
+    "a replay archived too soon": (
+        ending(failures=[*FAILURES, Failed("c", "call", "r", "exhausted")]),
+        "exhausted: c of call (replay r)"),
+    "an event archived for a wrong reason": (
+        ending(failures=[*FAILURES, Failed("b", "call", None, "malformed")]),
+        "reason: b of call is archived as malformed"),
+    "an effect of a failed attempt": (
+        lines_without(("done", "b", "effect")), "effect: b has one"),
+    "an early retry that the database fails": (
+        lines_with(run(1.5, "failed", "a", "effect", 2)), "a, by 0.500 s"),
+    "an attempt that is not counted": (
+        lines_with(*[run(2 + n, "raised", "b", "call") for n in range(20)]), "repeated: attempt 1"),
+    "a malformed message that runs by itself": (
+        lines_with(decided("edit", "t4", "M", 0, result="refused"), run(3, "start", "m", "call")),
+        "unpublished: call ran for m"),
+    "a discard that was refused, and done": (
+        lines_with(decided("discard", "t1", "D", 0, result="refused")), "d of call"),
+    "a discard without its action": (
+        lambda lines, ended: (
+            [*lines, decided("discard", "t1", "D", 0, result="unknown")],
+            replace(ended, actions=[("ann", "t2", "E")])),
+        "discarded: d of call, by no operator"),
+    "a discard of unknown result, and a replay": (
+        lambda lines, ended: (
+            [*lines, decided("discard", "t1", "D", 0, result="unknown")],
+            replace(ended, replays=[C, E, Replayed("p", "d", "call", "failed", "D", 0)])),
+        "claim: version 0 of D has 2 decisions"),
+    "a replay that is not recorded": (
+        ending(recorded=frozenset({"q"})), "action: replay r of c is not recorded"),
+    "an edit that is published as it was": (
+        lambda lines, ended: (
+            [{**line, "edit": ""} if line.get("edit") else line for line in lines],
+            replace(ended, replays=[C, E._replace(edit="")])),
+        "edit: ann's edit t2 has 0 replays"),
     "a batch that does not end": (ending(failed=["1 of batches"]), "failed: 1 of batches"),
     "a process left behind": (ending(left=["process 1"]), "left behind: process 1"),
 }  # fmt: skip
