@@ -64,7 +64,7 @@ def test_without_a_file_descriptor_the_answer_is_late(monkeypatch: pytest.Monkey
     turns = iter([OSError(errno.EMFILE, "too many open files"), ours, OSError(errno.EINVAL, "")])
 
     def accept() -> tuple[socket.socket, str]:
-        turn = next(turns)
+        turn: Any = next(turns)
         if isinstance(turn, OSError):
             raise turn
         return turn, ""
