@@ -242,7 +242,11 @@ class MemoryBackend:
         message = world.outgoing.build(reading, verdict, self.now())
         if message is not None:
             self._copy(message)
-        announce(world.settings.service, reading, verdict)
+        try:
+            announce(world.settings.service, reading, verdict)
+        except (Exception, SystemExit):
+            # As in a worker: what is settled must not run again.
+            logger.exception("%s is settled, but was not announced", reading.title)
 
     def _copy(self, message: Message) -> None:
         error = self.broker.publish(message, mandatory=True)

@@ -350,6 +350,28 @@ def test_signals_are_sent_as_by_a_worker(broker: MemoryBackend) -> None:
     assert seen == [("t.x", 1.0), ("t.x", ("exhausted", "ValueError: no"))]
 
 
+def test_a_receiver_that_ends_the_process_runs_no_event_again(broker: MemoryBackend) -> None:
+    """As in a worker, whose settlement has a thread of its own."""
+    runs: list[str] = []
+
+    @handler("a.b", name="t.bad", max_retries=0)
+    def bad() -> None:
+        runs.append("bad")
+        raise ValueError
+
+    def leave(**_: Any) -> None:
+        raise SystemExit(3)
+
+    publish_event("a.b", {})
+    signals.event_archived.connect(leave)
+    try:
+        broker.run()
+    finally:
+        signals.event_archived.disconnect(leave)
+    broker.run()
+    assert (len(runs), len(broker.archived)) == (1, 1)
+
+
 @pytest.mark.django_db
 def test_handlers_database_error_breaks_only_its_transaction(
     broker: MemoryBackend,
