@@ -22,6 +22,7 @@ from .options import (
     DEFAULT_OPTIONS,
     EVENT_OPTIONS,
     HANDLER_OPTIONS,
+    LONGEST_TTL,
     MAX,
     Format,
     Invalid,
@@ -68,6 +69,15 @@ FAST_PATHS: Final = ("reads", "acks", "deletes", "chunks", "retries")
 
 
 # -- readers of single keys ---------------------------------------------------------------
+
+
+def _ttl(value: Any) -> float:
+    ttl = seconds(value)
+    if not 0.001 <= ttl <= LONGEST_TTL:
+        raise Invalid(
+            f"from a millisecond to {LONGEST_TTL} seconds (ten years), as RabbitMQ takes it"
+        )
+    return ttl
 
 
 def _confirm_timeout(value: Any) -> float:
@@ -151,7 +161,7 @@ _age: Final = optional(seconds)
 class ArchiveSettings:
     """Limits of the archive queue. Each one loses archived events, so there is none by default."""
 
-    ttl: float | None = option(_age, default=None)
+    ttl: float | None = option(optional(_ttl), default=None)
     max_length: int | None = option(optional(count("events")), default=None)
 
 

@@ -16,6 +16,8 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 #: Upper limit of seconds, bytes and lengths: AMQP's integers and Python's dates end there.
 MAX: Final = 2**31
+#: Longest time to live of a message in seconds, as RabbitMQ takes it: ten years.
+LONGEST_TTL: Final = 315_360_000
 
 Reader = Callable[[Any], Any]
 _DEFAULT: Final = object()
@@ -124,9 +126,13 @@ def seconds(value: Any) -> float:
 def _whole_seconds(minimum: int) -> Reader:
     def read(value: Any) -> int:
         # Booleans too: retry_backoff=True is 1, as in Celery.
-        if isinstance(value, (int, float)) and minimum <= value < MAX and value == int(value):
+        number = isinstance(value, (int, float)) and minimum <= value <= LONGEST_TTL
+        if number and value == int(value):
             return int(value)
-        raise Invalid(f"a whole number of seconds from {minimum} on; each delay has its own queue")
+        raise Invalid(
+            f"a whole number of seconds from {minimum} to {LONGEST_TTL} (ten years); each delay has "
+            f"its own queue"
+        )
 
     return read
 

@@ -253,6 +253,8 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
         {"ARCHIVE": 5},
         {"ARCHIVE": {"TTL": 0}},
         {"ARCHIVE": {"TTL": timedelta(days=-1)}},
+        {"ARCHIVE": {"TTL": timedelta(days=3651)}},
+        {"ARCHIVE": {"TTL": 0.0004}},
         {"ARCHIVE": {"MAX_LENGTH": 0}},
         {"ARCHIVE": {"MAX_LENGTH": 2**63}},
         {"RETENTION": None},

@@ -22,6 +22,7 @@ from django_amqp_events.broker.topology import (
     Queue,
 )
 from django_amqp_events.monitor import queue_status
+from django_amqp_events.options import LONGEST_TTL
 
 from ..conftest import wait_until
 
@@ -237,6 +238,14 @@ def test_archive_limits_drop_the_oldest(service, fresh_vhost):
     for number in range(5):
         made.publish("billing:archive", "x", b"%d" % number)
     assert [message.body for message in made.take_all("billing:archive")] == [b"2", b"3", b"4"]
+
+
+def test_longest_time_to_live(service, fresh_vhost):
+    made = service(fresh_vhost, ARCHIVE={"TTL": LONGEST_TTL})
+    made.declare()
+    longer = {"x-message-ttl": (LONGEST_TTL + 1) * 1000}
+    with pytest.raises(amqp.PreconditionFailed):
+        made.channel().queue_declare("longer", durable=True, auto_delete=False, arguments=longer)
 
 
 def inspected(look: Amqp, entity: Exchange | Queue) -> drift.Item:

@@ -15,7 +15,7 @@ from django_amqp_events.declare.retry_policy import (
     hop,
 )
 from django_amqp_events.exceptions import ConfigurationError
-from django_amqp_events.options import MAX
+from django_amqp_events.options import LONGEST_TTL
 from django_amqp_events.worker.dispatch import HOLD_SECONDS
 
 policies = st.builds(
@@ -140,7 +140,7 @@ def test_retried_exceptions() -> None:
         ({"retry_backoff": float("inf")}, "retry_backoff"),
         ({"retry_backoff": 600}, "retry_backoff_max"),
         ({"retry_backoff_max": 0}, "retry_backoff_max"),
-        ({"retry_backoff_max": 2**31}, "retry_backoff_max"),
+        ({"retry_backoff_max": LONGEST_TTL + 1}, "retry_backoff_max"),
         ({"default_retry_delay": 0}, "default_retry_delay"),
         ({"default_retry_delay": 10**30}, "default_retry_delay"),
         ({"retry_jitter": 1}, "retry_jitter"),
@@ -154,7 +154,7 @@ def test_policies_that_make_no_sense(options: dict[str, Any], word: str) -> None
 
 
 def test_the_longest_delay_is_allowed() -> None:
-    assert RetryPolicy(retry_backoff_max=MAX - 1).delay(1000) == MAX - 1
+    assert RetryPolicy(retry_backoff_max=LONGEST_TTL).delay(1000) == LONGEST_TTL
 
 
 @given(
