@@ -130,8 +130,8 @@ def _whole_seconds(minimum: int) -> Reader:
         if number and value == int(value):
             return int(value)
         raise Invalid(
-            f"a whole number of seconds from {minimum} to {LONGEST_TTL} (ten years); each delay has "
-            f"its own queue"
+            f"a whole number of seconds from {minimum} to {LONGEST_TTL} (ten years); each delay "
+            f"has its own queue"
         )
 
     return read
