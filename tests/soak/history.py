@@ -70,7 +70,7 @@ class Ended:
         replays: all that were claimed.
         discarded: rows.
         actions: of operators, as the archive's history has them: user, token, row.
-        recorded: ids of the replays that the archive's history has, whoever claimed them.
+        recorded: ids of the replays that the archive's history has, of users and of batches.
         messages: left in queues, by queue, without those of the archive.
         failed: publishers and steps of the soak that failed, and what did not end in time.
         left: connections, channels and processes that are there when all have been stopped.
@@ -301,7 +301,7 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
 
 
 def check_edits(lines: Iterable[Line], ended: Ended) -> list[Wrong]:
-    """Return the runs with another payload than the replay's, and edits of nobody or of no use."""
+    """Return runs with another payload than the replay's, and edits without a user or a replay."""
     published = {replay.id: replay.edit for replay in ended.replays}
     made = {line["token"]: line for line in lines if line.get("decision") == "edit"}
     wrong = []

@@ -270,20 +270,20 @@ class Command(ReportCommand):
 
     def _find(self, chosen: Selection, limit: int | None, result: Result) -> dict[UUID, int]:
         """Return id and version of the matching events, the oldest failure first."""
-        found: list[tuple[datetime, UUID, int]] = []
+        matches: list[tuple[datetime, UUID, int]] = []
         for part in chosen.parts():
             matched: set[str] = set()
             events = part.queryset().order_by("last_failed_at", "pk")[:limit]
             rows = events.values_list("last_failed_at", "pk", "version", "event_id")
             for failed_at, pk, version, event_id in rows.iterator(chunk_size=2000):
-                found.append((failed_at, pk, version))
+                matches.append((failed_at, pk, version))
                 if part.ids:
                     matched |= {str(pk), event_id}
             # A limit leaves events out on purpose.
             if limit is None and (unmatched := _without(part.ids, matched)):
                 self._explain(unmatched, part, result)
         # Each part has its own order, and may have an event of another part.
-        seen = dict(islice({pk: version for _, pk, version in sorted(found)}.items(), limit))
+        seen = dict(islice({pk: version for _, pk, version in sorted(matches)}.items(), limit))
         result.matched = len(seen)
         if not seen:
             self._hint(chosen)
