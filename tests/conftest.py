@@ -209,8 +209,26 @@ def _shared_node(directory: Path) -> Node:
         if (running := Node.attach(directory)) is not None:
             return running
         node = Node.start(directory, owner=os.getppid())
+        keep_dead_lettering(node)
         node.disown()
         return node
+
+
+def keep_dead_lettering(node: Node) -> None:
+    """Let a dead-letter worker that crashes stay down, and nothing else.
+
+    RabbitMQ starts it again, even if its queue has just been deleted. On 3.10, its second crash
+    within five seconds ends the dead-lettering of the whole node, and a quorum queue can no longer
+    be declared there (rabbitmq-server, issue 16652). A suite deletes thousands of queues.
+    """
+    child, state = "setelement(5, Child, temporary)", "setelement(4, State, {Ids, Temporary})"
+    node.ctl(
+        "eval",
+        "sys:replace_state(rabbit_fifo_dlx_sup, fun(State) -> {Ids, Children} = element(4, State),"
+        f" Temporary = maps:map(fun(_, Child) -> {child} end, Children), {state} end),"
+        " {ok, #{restart := temporary}} ="
+        " supervisor:get_childspec(rabbit_fifo_dlx_sup, rabbit_fifo_dlx_worker).",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -293,6 +311,7 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield _shared_node(Path(shared))
         return
     node = Node.start(tmp_path_factory.mktemp("rabbit"))
+    keep_dead_lettering(node)
     yield node
     node.end()
 

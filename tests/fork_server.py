@@ -19,7 +19,6 @@ import io
 import json
 import os
 import runpy
-import select
 import selectors
 import signal
 import socket
@@ -53,16 +52,9 @@ urllib.request uuid zoneinfo
 REQUEST_BYTES: Final = 1 << 20
 
 
-def _sleep(seconds: float) -> None:
-    select.select([], [], [], seconds)
-
-
 @cache
 def preload() -> None:
     """Import what needs neither settings nor a registry of apps."""
-    if "FAKETIME_TIMESTAMP_FILE" in os.environ:
-        # libfaketime 0.9.10 takes the end of a sleep for a wall clock's, and time.sleep() fails.
-        time.sleep = _sleep  # type: ignore[assignment]
     for name in MODULES.split():
         with suppress(ImportError):
             importlib.import_module(name)

@@ -29,12 +29,8 @@ REAL_START: Final = "AMQP_EVENTS_REAL_START"
 _STDLIB: Final = signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
-def start_server(directory: Path, **more: str) -> subprocess.Popen[bytes]:
-    """Start the server of this run; it ends when its standard input is closed.
-
-    Args:
-        more: of its environment.
-    """
+def start_server(directory: Path) -> subprocess.Popen[bytes]:
+    """Start the server of this run; it ends when its standard input is closed."""
     path = directory / "fork"
     program = Path(__file__).with_name("fork_server.py")
     # The package that the tests import, which need not be an installed one.
@@ -44,7 +40,7 @@ def start_server(directory: Path, **more: str) -> subprocess.Popen[bytes]:
     environ = {name: v for name, v in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     server = subprocess.Popen(
         [sys.executable, "-P", program, path],
-        env={**environ, "PYTHONPATH": str(Path(spec.origin).parent.parent), **more},
+        env={**environ, "PYTHONPATH": str(Path(spec.origin).parent.parent)},
         stdin=subprocess.PIPE,
     )
     os.environ[SOCKET] = str(path)

@@ -33,7 +33,7 @@ from tests import forked  # noqa: E402
 from tests.conftest import SERVERS  # noqa: E402
 from tests.faults.world import Grounds, world  # noqa: E402
 
-from . import clocks, disks  # noqa: E402
+from . import disks  # noqa: E402
 from .schedule import Step, duration, schedule, shrink  # noqa: E402
 from .soaking import PATIENCE, Result, soak  # noqa: E402
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     disk = directory / "database"
     mounted = disks.mount(disk)
     directory.chmod(0o711)  # the database server has a user of its own
-    server = forked.start_server(directory, **clocks.environ(directory))
+    server = forked.start_server(directory)
     grounds = Grounds(directory, kind=given.database, disk=disk if mounted else None)
     results: list[Result] = []
     try:

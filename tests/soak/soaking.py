@@ -24,8 +24,8 @@ from tests.faults.counts import HANDLERS
 from tests.faults.world import ARCHIVE, NAME, QUEUES, QUIET, World
 from tests.waiting import NotInTime, Stopwatch, until
 
-from . import clocks, history
-from .faults import FAULTS, Missed, repair
+from . import history
+from .faults import FAULTS, Missed, repair, step_clock
 from .history import Discarded, Ended, Failed, Figures, GroupCounts, Policy, Replayed, Wrong
 from .schedule import Step
 
@@ -180,13 +180,11 @@ class Soak:
         return started
 
     def _clocked(self, service: Service) -> Service:
-        """Return a service whose processes have a clock that can be stepped, if there is one."""
-        if clocks.FILE not in os.environ:
-            return service
+        """Return a service whose processes have a clock that can be stepped."""
         file = service.where / f"clock-{len(self.clocks)}"
-        clocks.step(file, 0)
+        step_clock(file, 0)
         self.clocks.append(file)
-        return replace(service, environ={**service.environ, clocks.FILE: str(file)})
+        return replace(service, environ={**service.environ, "TESTPROJECT_CLOCK": str(file)})
 
     def _operate(self, service: Any, user: str) -> Worker:
         options = {"user": user, "seed": f"{self.seed}-{next(self._numbers)}"}

@@ -1,6 +1,11 @@
-"""A soak of a package with a planted fault finds it, and nothing else."""
+"""A soak finds a planted fault of the package, and nothing else; its clocks are stepped."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +13,22 @@ from tests.faults.conftest import _grounds, grounds  # noqa: F401 - fixtures
 from tests.faults.world import Grounds, world
 
 from . import soaking
+from .faults import step_clock
+
+PROJECT = Path(__file__).parents[1] / "acceptance" / "project" / "testproject"
+CLOCKS = """
+import datetime, os, sys, time
+import clock
+clock.install()
+def tell():
+    monotonic = time.clock_gettime(time.CLOCK_MONOTONIC)
+    print(time.time(), datetime.datetime.now().timestamp(), monotonic, flush=True)
+tell()
+sys.stdin.readline()
+pid = os.fork()
+tell()
+pid and os.waitpid(pid, 0)
+"""
 
 
 @pytest.mark.parametrize("grounds", ["sqlite"], indirect=True)
@@ -29,3 +50,28 @@ def test_a_fault_of_the_package_is_found(
     assert result.figures.lost == len(failed)
     assert any("raised" in line for line in result.story)
     assert result.figures.pairs > len(failed)
+
+
+def test_a_clock_is_stepped_in_a_process_and_its_forks(tmp_path: Path) -> None:
+    file = tmp_path / "clock"
+    step_clock(file, 0)
+    environ = {"TESTPROJECT_CLOCK": str(file), "PYTHONPATH": str(PROJECT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLOCKS],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ,
+    )  # fmt: skip
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        step_clock(file, -100)
+        time.sleep(1.1)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        lines = [first, *process.stdout]
+    offsets = []
+    for line in lines:
+        wall, date, monotonic = map(float, line.split())
+        assert date == pytest.approx(wall, abs=5)
+        offsets.append(wall - monotonic)
+    assert [round(each - offsets[0]) for each in offsets] == [0, -100, -100]

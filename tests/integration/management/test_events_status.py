@@ -70,10 +70,9 @@ def test_events_without_a_worker(billing):
     assert "2 events wait for billing.book, consumed" in out
 
 
-def test_a_quorum_queue_without_a_leader(service, private_node):
-    """As RabbitMQ 3 leaves a queue whose log it cannot read; 4 begins it anew, empty."""
-    if not private_node.version.startswith("3."):
-        pytest.skip("it has a leader, and has lost its messages")
+@pytest.fixture
+def alone(service, private_node):
+    """The service on a node that its test may stop."""
     own = Vhost(
         name="/",
         url=private_node.amqp_url("/"),
@@ -82,6 +81,35 @@ def test_a_quorum_queue_without_a_leader(service, private_node):
     )
     billing = service(own, HANDLERS=HANDLERS)
     billing.import_topology()
+    return billing
+
+
+def test_a_node_whose_dead_letter_workers_have_ended(alone, private_node):
+    """RabbitMQ's issue 16652: retries wait for a restart of the node."""
+    private_node.ctl("eval", "sys:terminate(rabbit_fifo_dlx_sup, shutdown).")
+    alone.publish("billing:delay.1s", "billing.book")
+
+    def status() -> str:
+        return alone.command("events_status")[1]
+
+    wait_until(lambda: "1 event past due" in status(), "the message is due")
+    assert "if it finds nothing, restart RabbitMQ" in status()
+    assert alone.command("events_declare", "--check")[0] == 0
+    alone.vhost.node.http("DELETE", f"/api/queues/{alone.vhost.path}/billing.send_invoice")
+    code, _, error = alone.command("events_declare")
+    assert code == 2
+    assert "INTERNAL_ERROR" in error
+    private_node.stop()
+    private_node.start_again()
+    assert alone.command("events_declare")[0] == 0
+    wait_until(lambda: (alone.api.queue("billing.book") or {}).get("messages") == 1, "it has returned", 60)
+
+
+def test_a_quorum_queue_without_a_leader(alone, private_node):
+    """As RabbitMQ 3 leaves a queue whose log it cannot read; 4 begins it anew, empty."""
+    if not private_node.version.startswith("3."):
+        pytest.skip("it has a leader, and has lost its messages")
+    billing = alone
     billing.publish("events", "shop.order.created")
     queue = 'rabbit_misc:r(<<"/">>, queue, <<"billing.book">>)'
     uid = private_node.ctl(

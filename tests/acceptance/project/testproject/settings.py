@@ -11,6 +11,11 @@ import pymysql
 # Django's backend imports mysqlclient, which has no wheels for Linux.
 pymysql.install_as_MySQLdb()
 
+if "TESTPROJECT_CLOCK" in os.environ:
+    from . import clock
+
+    clock.install()
+
 WHERE = os.environ["TESTPROJECT_DIR"]
 EXTRA: dict[str, Any] = json.loads(os.environ.get("TESTPROJECT_EVENTS", "{}"))
 
