@@ -167,10 +167,6 @@ class SettledRequest(Request):
             self._already_revoked = True
             self.on_revoked(reason, terminated, signum, expired)
 
-    def on_terminated(self, detail: str) -> None:
-        """Settle an event whose process was terminated by remote control."""
-        self._announce_revoked("terminated", True, detail, False)
-
     def _announce_cancelled(self, emit_retry: bool = True) -> None:
         """Report a run that was ended because its connection was lost.
 

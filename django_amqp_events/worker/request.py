@@ -196,20 +196,15 @@ class EventRequest(SettledRequest):
         """Settle an event whose run ended without a verdict."""
         state.task_ready(self)
         exc = unwrapped(exc_info.exception)
-        if isinstance(exc, Terminated):
-            if self.ended_by_celery:
-                return
-            if self.chunks is not None:
-                # The signal was meant for the event before it in the same process.
-                self._settle(REQUEUE)
-            else:
-                self.on_terminated(str(exc))
+        if isinstance(exc, Terminated) and self.ended_by_celery:
             return
         if isinstance(exc, TimeLimitExceeded):
             self._end_without_process(exc, self._out_of_time(exc))
             return
         about = self.delivery.log_fields
-        if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+        # Once it was told to end, a process counts as terminated whenever and however it ends. If it
+        # was not this run that was to be ended, the process is lost as by any other signal.
+        if isinstance(exc, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
             what = self.delivery.title
             logger.error("the pool process that handled %s ended: %s", what, exc, extra=about)
         else:

@@ -218,6 +218,28 @@ def test_terminated_while_it_runs(prefork: Service, eyes: Eyes, number: str) -> 
     assert not prefork.runs(event_id, "end")
 
 
+@pytest.mark.parametrize("plan", [("kill_once",), ("fail", "kill_once")], ids="-".join)
+def test_a_signal_that_ended_nothing(
+    plan: tuple[str, ...], fresh_eyes: Eyes, service: Make
+) -> None:
+    """When its process dies later, billiard calls the run of then terminated."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    core.worker("prefork", 1, "-Q", QUEUE)
+    (revoked,) = publish(eyes, 1, "file:go")
+    until(lambda: core.runs(revoked))
+    name = task_id(revoked, ACT, "testproject.act")
+    revoke(eyes, name, terminate=True, signal="SIGCONT")
+    Archive(eyes).wait(revoked)
+    (core.where / "go").touch()
+    (event_id,) = publish(eyes, 1, *plan)
+    until(lambda: ended(core, [event_id]))
+    *_, first, second = core.runs(event_id)
+    assert first["pid"] == core.runs(revoked)[0]["pid"]
+    assert (second["attempt"], second["redelivered"]) == (len(plan), True)
+    assert not Archive(eyes).of(event_id)
+
+
 def test_a_child_killed_from_outside(prefork: Service, eyes: Eyes) -> None:
     """After an out-of-memory kill the event runs again as the same attempt."""
     import os
