@@ -120,12 +120,12 @@ def run(
             here, nodes, seed, steps, seconds, lambda line: print(f"  {line}", flush=True), patience
         )
     print("  " + "; ".join(result.sizes))
+    if result.story:
+        print(f"  {result.wrong[0].event}:", *result.story, sep="\n  ")
     for each in result.wrong[:SHOWN]:
         print(f"  WRONG: {each}")
     if len(result.wrong) > SHOWN:
         print(f"  WRONG: and {len(result.wrong) - SHOWN} more")
-    if result.story:
-        print(f"  {result.wrong[0].event}:", *result.story, sep="\n  ")
     print(f"seed {seed}, {seconds / 60:g} min, {grounds.kind}: {verdict([result])}", flush=True)
     return result
 

@@ -102,7 +102,11 @@ def test_a_node_whose_dead_letter_workers_have_ended(alone, private_node):
     private_node.stop()
     private_node.start_again()
     assert alone.command("events_declare")[0] == 0
-    wait_until(lambda: (alone.api.queue("billing.book") or {}).get("messages") == 1, "it has returned", 60)
+
+    def back() -> bool:
+        return (alone.api.queue("billing.book") or {}).get("messages") == 1
+
+    wait_until(back, "it has returned", 60)
 
 
 def test_a_quorum_queue_without_a_leader(alone, private_node):
