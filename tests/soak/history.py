@@ -111,6 +111,7 @@ class Policy:
         reasons: why an event that handlers can read may be archived.
         repeats: runs of one attempt that may come to their end. RabbitMQ gives a message to the
             reaper after fewer deliveries; copies of it are rare.
+        doubles: share of the attempts that may come to their end more than once.
         limited: handlers with a time limit.
         limit: seconds from a run's first line after which it may have ended; the time limit begins
             before the handler, perhaps long before on a machine that is busy.
@@ -122,6 +123,7 @@ class Policy:
     delay: float
     reasons: frozenset[str] = frozenset({"exhausted", "poison"})
     repeats: int = 20
+    doubles: float = 0.1
     limited: frozenset[str] = frozenset()
     limit: float = 0.0
 
@@ -166,23 +168,24 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
     """Return what is wrong, the worst first, and the figures.
 
     Args:
-        lines: of all ledgers. Each has ``at`` (seconds) and ``what``; of publishers: ``intent``,
-            ``accepted`` with ``events``; of handlers: ``start``, ``raised``, ``done``, and
-            ``failed`` if the database did, with ``event``, ``handler``, ``attempt`` and ``replay``,
-            and the token of the payload's ``edit`` at the start; of operators: ``decides`` and
-            then ``decided`` with its ``result``, see :func:`check_decisions`.
+        lines: of all ledgers. Each has ``at`` (seconds) and ``what``; of publishers: ``intent``
+            with ``events`` and their ``contents``, ``accepted`` with ``events``; of handlers:
+            ``start``, ``raised``, ``done``, and ``failed`` if the database did, with ``event``,
+            ``handler``, ``attempt`` and ``replay``, and at the start the payload's ``content`` and
+            the token of its ``edit``; of operators: ``decides`` and then ``decided`` with its
+            ``result``, see :func:`check_decisions`.
     """
     lines = list(lines)
     decisions = [line for line in lines if line["what"] in ("decides", "decided")]
     wrong: list[Wrong] = []
-    intended: set[str] = set()
+    intended: dict[str, str] = {}
     accepted: set[str] = set()
     runs: dict[tuple[str, str, str | None, int], dict[str, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for line in lines:
         if line["what"] == "intent":
-            intended.update(line["events"])
+            intended |= zip(line["events"], line["contents"], strict=True)
         elif line["what"] == "accepted":
             accepted.update(line["events"])
         elif line["what"] in ("start", "raised", "failed", "done"):
@@ -254,6 +257,16 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
             unit = f"{recorded.event} for {recorded.handler}"
             about = f"{recorded.id} of {unit} succeeded, and nothing ran"
             wrong.append(Wrong("replay", about, recorded.event))
+    ends = [number for run in runs.values() if (number := len(run["done"]) + len(run["raised"]))]
+    doubles = sum(number > 1 for number in ends)
+    if doubles > policy.doubles * len(ends):
+        wrong.append(Wrong("repeated", f"{doubles} of {len(ends)} attempts ran again"))
+    for line in lines:
+        if line["what"] == "start" and line["event"] in intended:
+            content = intended[line["event"]]
+            if line["content"] != content:
+                what = f"{line['handler']} for {line['event']}: {line['content']}, not {content}"
+                wrong.append(Wrong("payload", what, line["event"]))
     wrong += check_edits(lines, ended)
     wrong += check_decisions(decisions, ended)
 

@@ -30,7 +30,7 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "at": at, "what": what, "event": event, "handler": handler, "attempt": attempt,
-        "replay": replay, "edit": edit,
+        "replay": replay, "edit": edit, "content": f"of {event}",
     }  # fmt: skip
 
 
@@ -52,7 +52,12 @@ def good() -> tuple[list[dict[str, Any]], Ended]:
     """
     everything = ["a", "b", "c", "d", "e"]
     lines: list[dict[str, Any]] = [
-        {"at": 0.0, "what": "intent", "events": everything},
+        {
+            "at": 0.0,
+            "what": "intent",
+            "events": everything,
+            "contents": [f"of {event}" for event in everything],
+        },
         {"at": 0.1, "what": "accepted", "events": everything},
     ]
     lines.append(run(1.0, "failed", "a", "effect"))
@@ -186,6 +191,13 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
         lines_with(run(1.5, "failed", "a", "effect", 2)), "a, by 0.500 s"),
     "an attempt that is not counted": (
         lines_with(*[run(2 + n, "raised", "b", "call") for n in range(20)]), "repeated: attempt 1"),
+    "most attempts twice": (
+        lambda lines, ended: (
+            [*lines, *(line for line in lines if line["what"] in ("start", "done"))], ended),
+        "repeated: 9 of 20 attempts ran again"),
+    "another event's payload": (
+        lines_with(run(1, "start", "b", "call") | {"content": "of c"}),
+        "payload: call for b: of c, not of b"),
     "a malformed message that runs by itself": (
         lines_with(decided("edit", "t4", "M", 0, result="refused"), run(3, "start", "m", "call")),
         "unpublished: call ran for m"),

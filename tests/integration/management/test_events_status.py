@@ -90,7 +90,7 @@ def test_a_node_whose_dead_letter_workers_have_ended(alone, private_node):
     alone.publish("billing:delay.1s", "billing.book")
 
     def status() -> str:
-        return alone.command("events_status")[1]
+        return str(alone.command("events_status")[1])
 
     wait_until(lambda: "1 event past due" in status(), "the message is due")
     assert "if it finds nothing, restart RabbitMQ" in status()

@@ -64,7 +64,7 @@ def call(
     self: Any, number: int, plan: str, work: float = 0.0, padding: str = "", edit: str = ""
 ) -> None:
     """Whose calls are counted."""
-    _run("call", plan, work, edit)
+    _run("call", plan, work, edit, content(number, plan, work, padding))
 
 
 def effect(
@@ -75,7 +75,7 @@ def effect(
     assert event is not None
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO effects VALUES (%s, %s)", [event.id, event.attempt])
-    _run("effect", plan, work, edit)
+    _run("effect", plan, work, edit, content(number, plan, work, padding))
 
 
 #: A later release may have no such handler, or call it by another name.
@@ -84,10 +84,15 @@ if RELEASE != "removed":
     handler(EVENT, **POLICY, once=True, name=name)(effect)
 
 
-def _run(handler: str, plan: str, work: float, edit: str) -> None:
+def content(number: int, plan: str, work: float = 0.0, padding: str = "") -> str:
+    """What of a payload no edit changes, in short."""
+    return f"{number} {plan} {work} {len(padding)}"
+
+
+def _run(handler: str, plan: str, work: float, edit: str, content: str) -> None:
     event = current_event()
     assert event is not None
-    ledger.write("start", handler=handler, edit=edit)
+    ledger.write("start", handler=handler, edit=edit, content=content)
     time.sleep(work / 2)
     point("within", event.id)
     time.sleep(work / 2)

@@ -2,7 +2,8 @@
 
 ``python -m testproject.publishing '{"count": 1000, "seed": 1, "mode": "outbox"}'``
 
-With ``outbox`` a transaction commits; with ``immediate`` the call returns, and what it refused is
+With ``outbox`` a transaction commits, and now and then another one with an event that nobody knows
+is rolled back; with ``immediate`` the call returns, and what it refused is
 published again under the same id, as the documents ask for. Each event is written down before it
 is tried and after it was accepted: between the two nobody can know.
 """
@@ -13,7 +14,7 @@ import json
 import random
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -21,6 +22,12 @@ import django
 
 #: Bytes of a large event.
 LARGE: Final = 1_000_000
+#: Transactions that commit for each one that does not.
+COMMITS: Final = 10
+
+
+class RolledBack(Exception):
+    """Rolls a transaction back."""
 
 
 def main(
@@ -38,7 +45,7 @@ def main(
     from django_amqp_events.publish import direct_publisher
 
     from . import ledger
-    from .faulty import EVENT
+    from .faulty import EVENT, content
 
     # A busy machine confirms late, and what is late is a relay's: most rows are not about that.
     direct_publisher.CONFIRM_WAIT_SECONDS = 10.0  # type: ignore[misc]
@@ -60,14 +67,25 @@ def main(
             for event_id, payload in part:
                 publish_event(EVENT, payload, options=Options(event_id=event_id, mode=mode))
 
+    def publish_nothing() -> None:
+        with suppress(RolledBack), transaction.atomic():
+            publish_event(EVENT, {"number": -1, "plan": "fine"})
+            raise RolledBack
+
     size = size if mode == "outbox" else 1
     for first in range(0, count, size):
         part = events[first : first + size]
-        ledger.write("intent", events=[event_id for event_id, _ in part])
+        ledger.write(
+            "intent",
+            events=[event_id for event_id, _ in part],
+            contents=[content(**payload) for _, payload in part],
+        )
         deadline = time.monotonic() + patience
         while True:
             try:
                 publish(part)
+                if mode == "outbox" and first % (COMMITS * size) == 0:
+                    publish_nothing()
             except (PublishError, DatabaseError, InterfaceError) as exc:
                 ledger.write("refused", events=[event_id for event_id, _ in part], why=str(exc))
                 if time.monotonic() > deadline:
