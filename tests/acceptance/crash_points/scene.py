@@ -31,6 +31,8 @@ from ..harness import STARTED, Eyes, Service, Worker, until
 PATIENCE = 60.0
 #: Seconds in which a process that has done its work comes to its last effects.
 LAST_EFFECT = 5.0
+#: Seconds in which RabbitMQ routes what a process sent before it died.
+ROUTING = 0.5
 WHENS = ("before", "after")
 
 
@@ -218,11 +220,15 @@ class Scene:
     def copies(self) -> dict[str, list[Any]]:
         """Take the messages off the handlers' queues; return them by event id and handler."""
         found: dict[str, list[Any]] = {}
-        for name in self.handlers:
-            for message in self.eyes.take(name):
+        while True:
+            if self.died:
+                time.sleep(ROUTING)
+            taken = [(name, message) for name in self.handlers for message in self.eyes.take(name)]
+            for name, message in taken:
                 event_id = message.headers.get(headers.EVENT_ID) or message.properties["message_id"]
                 found.setdefault(f"{event_id} {name.rpartition('.')[2]}", []).append(message)
-        return found
+            if not self.died or not taken:
+                return found
 
     def empty(self) -> None:
         """Drop what a wrong run has left."""
