@@ -28,6 +28,8 @@ T = TypeVar("T")
 Fault = Callable[["Soak", Step], None]
 EVENT: Final = "faults.happened"
 FAULTS: Final[dict[str, Fault]] = {}
+#: Seconds in which a worker is replaced, whatever else comes; one run may hang for half a minute.
+UPGRADE: Final = 120.0
 #: Seconds by which a clock is stepped at most.
 CLOCK_STEP: Final = 300
 
@@ -71,6 +73,17 @@ def terminated(soak: Soak, step: Step) -> None:
 def quit_(soak: Soak, step: Step) -> None:
     """A cold shutdown, of workers."""
     process(soak, step).signal(signal.SIGQUIT)
+
+
+@fault("workers upgraded")
+def upgraded(soak: Soak, step: Step) -> None:
+    """One after the other, to a release without fast paths, or back."""
+    with soak.alone("workers"):
+        soak.release(fast=not soak.fast)
+        for kept in soak.workers:
+            before = kept.workers[-1]
+            before.signal(signal.SIGTERM)
+            until(lambda: kept.workers[-1] is not before, f"{before.name} is replaced", UPGRADE)  # noqa: B023
 
 
 @fault("process suspended")

@@ -67,6 +67,9 @@ class Ended:
         failures: all that were archived.
         sent_malformed: ids of messages that no handler can read.
         groups: of all failure groups, whenever nothing was on its way.
+        troubled: groups that have open events.
+        alerts: that are open, without those of growth: kind and key.
+        figures: what ``events_status`` says and what the tables have, by name.
         replays: all that were claimed.
         discarded: rows.
         actions: of operators, as the archive's history has them: user, token, row.
@@ -82,6 +85,9 @@ class Ended:
     failures: Sequence[Failed] = ()
     sent_malformed: frozenset[str] = frozenset()
     groups: Sequence[GroupCounts] = ()
+    troubled: frozenset[str] = frozenset()
+    alerts: frozenset[tuple[str, str]] = frozenset()
+    figures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     replays: Sequence[Replayed] = ()
     discarded: Sequence[Discarded] = ()
     actions: Sequence[tuple[str, str, str]] = ()
@@ -287,6 +293,18 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         Wrong("group", f"{group} counts {counted}, it has {actual} (open, again, in progress)")
         for group, counted, actual in ended.groups
         if counted != actual
+    ]
+    of_groups = {key for kind, key in ended.alerts if kind.startswith("group_")}
+    wrong += [Wrong("alert", f"none of group {group}") for group in ended.troubled - of_groups]
+    wrong += [
+        Wrong("alert", f"{kind} {key} is open".replace("  ", " "))
+        for kind, key in sorted(ended.alerts)
+        if key not in ended.troubled
+    ]
+    wrong += [
+        Wrong("figure", f"events_status says {told} {name}, and there are {actual}")
+        for name, (told, actual) in ended.figures.items()
+        if told != actual
     ]
     wrong += [
         Wrong("waiting", f"{event} of {handler}", event) for event, handler in sorted(ended.waiting)

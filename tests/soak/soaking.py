@@ -51,6 +51,7 @@ CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
 PATIENCE: Final = 300.0  # seconds
 STOP: Final = 60.0  # seconds of a warm shutdown
 ROUNDS: Final = 10  # of replays at the end
+ALERTED: Final = 90.0  # seconds; the mirror looks for alerts twice a minute
 COMMANDS: Final = ("events_mirror", "events_reaper", "events_relay", "events_batches")
 #: Of the service, in the order in which they start.
 PROCESSES: Final = ("prefork", "threads", "mirror", "reaper", "relay", "batches")
@@ -106,10 +107,13 @@ class Soak:
         self.operators: list[Supervisor] = []
         #: Files that step the clocks of processes.
         self.clocks: list[Path] = []
+        #: Whether the workers' release has fast paths.
+        self.fast = True
         self.sending = threading.Lock()
         self._commands: list[Worker] = []
         self._numbers = iter(range(1, 1_000_000))
-        self._locks = {name: threading.Lock() for name in ("broker", "database", "proxy")}
+        alone = ("broker", "database", "proxy", "workers")
+        self._locks = {name: threading.Lock() for name in alone}
         self._failed: list[str] = []
         self.sizes: list[str] = []
         self._counts: list[GroupCounts] = []
@@ -133,9 +137,10 @@ class Soak:
         world.declare()
         queues = ("-Q", ",".join(QUEUES))
         near, far = world.service, replace(world.service, url=self.proxy.url)
+        self._releases = [self._clocked(near), self._clocked(far)]
         for start in (
-            partial(self._clocked(near).worker, "prefork", 2, *queues),
-            partial(self._clocked(far).worker, "threads", 4, *queues),
+            partial(self._releases[0].worker, "prefork", 2, *queues),
+            partial(self._releases[1].worker, "threads", 4, *queues),
             *(partial(self._clocked(near).start, command) for command in COMMANDS[:2]),
             *(partial(self._clocked(far).start, command) for command in COMMANDS[2:]),
         ):
@@ -154,6 +159,17 @@ class Soak:
             self.operators.append(world.keep(partial(self._operate, service, user)))
         until(lambda: world.ledger.read().done, "the first event is handled", PATIENCE)
         self._began = self._measure()
+
+    @property
+    def workers(self) -> Sequence[Supervisor]:
+        return self.processes[:2]
+
+    def release(self, *, fast: bool) -> None:
+        """Let workers that start from now on have fast paths, or none."""
+        self.fast = fast
+        for service in self._releases:
+            others = {name: v for name, v in service.events.items() if name != "FAST_PATHS"}
+            service.events = others if fast else {**others, "FAST_PATHS": []}
 
     def _measure(self) -> Sequence[tuple[int, int]]:
         """Return the open descriptors and the memory (MB) of each process of the service."""
@@ -200,7 +216,7 @@ class Soak:
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
-        """Only one fault at a time can be about a server.
+        """Only one fault at a time can be about a server, or all workers.
 
         Raises:
             Missed: another one is.
@@ -360,6 +376,9 @@ class Soak:
             for worker in kept.workers
             if (worker.process.returncode or 0) > 0  # and not by a signal
         ]
+        with suppress(NotInTime):
+            until(lambda: {key for _, key in self._alerts()} == self._troubled(), "alerts", ALERTED)
+        troubled, alerts, told = self._troubled(), self._alerts(), self._told()
         left = [*self._grown(), *self.stop()]
         world = self.world
         messages = Archive(world.eyes, NAME).collect()
@@ -388,6 +407,9 @@ class Soak:
                 )
             ],
             groups=[*self._counts, *self._groups()],
+            troubled=frozenset(troubled),
+            alerts=frozenset(alerts),
+            figures=told,
             replays=[
                 Replayed(
                     _hex(replay),
@@ -438,6 +460,38 @@ class Soak:
         wrong, figures = history.check(lines, ended, POLICY)
         story = history.story(lines, wrong[0].event, self.began) if wrong else ()
         return Result(self.seed, wrong, story, figures, self.came, self.sizes)
+
+    def _troubled(self) -> set[str]:
+        """Return the failure groups that have open events."""
+        rows = self.world.database.query(
+            "SELECT DISTINCT group_id FROM django_amqp_events_archivedevent "
+            "WHERE state = 'archived' AND group_id IS NOT NULL"
+        )
+        return {_hex(group) for (group,) in rows}
+
+    def _alerts(self) -> set[tuple[str, str]]:
+        """Return the open alerts, without those of growth, which a soak has by design."""
+        rows = self.world.database.query(
+            "SELECT a.kind, a.key FROM django_amqp_events_alert a WHERE a.ended IS NULL"
+        )
+        return {(kind, _hex(key)) for kind, key in rows if kind != "growth"}
+
+    def _told(self) -> dict[str, tuple[int, int]]:
+        """Return figures of ``events_status``, each with what the tables have."""
+        _, told = self.world.service.command("events_status", "--format", "json")
+        try:
+            document = json.loads(told)
+        except ValueError:
+            self._failed.append(f"events_status: {told[-1000:]}")
+            return {}
+        return {
+            "archived": (document["archive"]["open"], len(self.world.database.query(
+                "SELECT id FROM django_amqp_events_archivedevent WHERE state = 'archived'"))),
+            "in the outbox": (
+                sum(each["total"] or 0 for each in document["outbox"]),
+                self.world._rows("outboxevent"),
+            ),
+        }  # fmt: skip
 
     def _groups(self) -> list[GroupCounts]:
         """Return what each failure group counts, and what its events are."""

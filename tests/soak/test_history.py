@@ -89,6 +89,9 @@ def good() -> tuple[list[dict[str, Any]], Ended]:
         actions=[("ann", "t1", "D"), ("ann", "t2", "E")],
         recorded=frozenset({"r", "q", "s", "p"}),
         messages={"shop.call": 0},
+        troubled=frozenset({"g"}),
+        alerts=frozenset({("group_back", "g")}),
+        figures={"archived": (2, 2)},
     )
 
 
@@ -174,6 +177,13 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
     "an action that is recorded twice": (
         ending(actions=[("ann", "t1", "D"), ("ann", "t2", "E"), ("ann", "t2", "E")]), "too many"),
     "a count off by one": (ending(groups=[("g", (2, 0, 0), (1, 0, 0))]), "group: g counts"),
+    "a group without an alert": (ending(alerts=frozenset()), "alert: none of group g"),
+    "an alert of a group that has recovered": (
+        ending(troubled=frozenset()), "alert: group_back g is open"),
+    "an alert of what is over": (
+        ending(alerts=frozenset({("group_new", "g"), ("broker_away", "")})), "broker_away is open"),
+    "a figure off by one": (
+        ending(figures={"archived": (1, 2)}), "says 1 archived, and there are 2"),
     "an unread malformed message": (ending(sent_malformed=frozenset("mn")), "malformed: n"),
     "a message left behind": (ending(messages={"shop.call": 1}), "messages: 1 are left"),
     "an event left behind": (ending(waiting=frozenset({("a", "call")})), "waiting: a of call"),
