@@ -69,7 +69,7 @@ def main(
 
     def publish_nothing() -> None:
         with suppress(RolledBack), transaction.atomic():
-            publish_event(EVENT, {"number": -1, "plan": "fine"})
+            publish_event(EVENT, {"number": -1, "plan": "fine"}, options=Options(mode=mode))
             raise RolledBack
 
     size = size if mode == "outbox" else 1
@@ -83,9 +83,9 @@ def main(
         deadline = time.monotonic() + patience
         while True:
             try:
-                publish(part)
                 if mode == "outbox" and first % (COMMITS * size) == 0:
                     publish_nothing()
+                publish(part)
             except (PublishError, DatabaseError, InterfaceError) as exc:
                 ledger.write("refused", events=[event_id for event_id, _ in part], why=str(exc))
                 if time.monotonic() > deadline:
