@@ -268,7 +268,7 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
     if doubles > policy.doubles * len(ends):
         wrong.append(Wrong("repeated", f"{doubles} of {len(ends)} attempts ran again"))
     for line in lines:
-        if line["what"] == "start" and line["event"] in intended:
+        if line["what"] == "start" and line["event"] in intended and not line["edit"]:
             content = intended[line["event"]]
             if line["content"] != content:
                 what = f"{line['handler']} for {line['event']}: {line['content']}, not {content}"

@@ -85,7 +85,7 @@ if RELEASE != "removed":
 
 
 def content(number: int, plan: str, work: float = 0.0, padding: str = "") -> str:
-    """What of a payload no edit changes, in short."""
+    """A payload in short."""
     return f"{number} {plan} {work} {len(padding)}"
 
 
