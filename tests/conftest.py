@@ -215,16 +215,20 @@ def _shared_node(directory: Path) -> Node:
 
 
 def keep_dead_lettering(node: Node) -> None:
-    """Let a dead-letter worker that crashes stay down, and nothing else.
+    """Let a dead-letter worker that crashes stay down, and nothing else; let all be less patient.
 
     RabbitMQ starts it again, even if its queue has just been deleted. On 3.10, its second crash
     within five seconds ends the dead-lettering of the whole node, and a quorum queue can no longer
     be declared there (rabbitmq-server, issue 16652). A suite deletes thousands of queues.
+
+    A dead letter that its queue did not take, as on a busy machine, is repeated after 180 s, which
+    is longer than tests wait.
     """
     child, state = "setelement(5, Child, temporary)", "setelement(4, State, {Ids, Temporary})"
     node.ctl(
         "eval",
-        "sys:replace_state(rabbit_fifo_dlx_sup, fun(State) -> {Ids, Children} = element(4, State),"
+        "application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, 20000),"
+        " sys:replace_state(rabbit_fifo_dlx_sup, fun(State) -> {Ids, Children} = element(4, State),"
         f" Temporary = maps:map(fun(_, Child) -> {child} end, Children), {state} end),"
         " {ok, #{restart := temporary}} ="
         " supervisor:get_childspec(rabbit_fifo_dlx_sup, rabbit_fifo_dlx_worker).",

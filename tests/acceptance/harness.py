@@ -381,6 +381,21 @@ class Eyes:
             if queue["name"].startswith(prefix)
         }
 
+    def drained(self, prefix: str, seconds: float = 30) -> None:
+        """Wait until no queue of these has a message.
+
+        Raises:
+            NotInTime: some have, with their numbers.
+        """
+
+        def left() -> dict[str, int]:
+            return {queue: number for queue, number in self.totals(prefix).items() if number}
+
+        try:
+            until(lambda: not left(), seconds)
+        except waiting.NotInTime:
+            raise waiting.NotInTime(f"after {seconds:g} s, queues have {left()}") from None
+
     def empty(self, *queues: str, seconds: float = 20) -> None:
         """Wait until the queues have no ready and no unacknowledged messages.
 

@@ -183,7 +183,7 @@ def test_from_celery_amqp_events(fresh_eyes: Eyes, service: Make) -> None:
     ]
 
     # Step 6: what it was retrying has come back; and what it had given up.
-    until(lambda: not sum(eyes.totals("billing:retry").values()), 30, "nothing is delayed")
+    eyes.drained("billing:retry")
     for queue in [*(f"billing.{event}" for event in EVENTS), "billing:archived"]:
         run(new, eyes, f"manage.py events_recover {queue}", {})
     mirror(new, eyes)
@@ -200,7 +200,7 @@ def test_from_celery_amqp_events(fresh_eyes: Eyes, service: Make) -> None:
     assert worker is not None
     assert worker.stop() == 0
     mirror(new, eyes)
-    until(lambda: not sum(eyes.totals("billing").values()), what="nothing waits anywhere")
+    eyes.drained("billing")
     handled = ended(new)
     assert {name: set(handled[name]) for name in EVENTS} == wanted, "none lost, none invented"
     twice = {
@@ -378,7 +378,7 @@ def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
     until(lambda: set(issued(billing)) == set(orders.ids), 120, "every order is handled")
     assert worker.stop() == 0
     mirror(billing, eyes)  # the outcomes of the replays
-    until(lambda: not sum(eyes.totals("billing").values()), what="nothing waits anywhere")
+    eyes.drained("billing")
     assert_once(billing, stops)
     by = Counter(line["by"] for line in billing.ledger(what="end"))
     print(f"{len(orders.ids)} orders, handled by {dict(by)}; {left} were moved from the old queue")
@@ -423,7 +423,7 @@ def test_from_celery_tasks_behind_an_exchange(fresh_eyes: Eyes, service: Make) -
     until(lambda: set(issued(billing)) == set(orders.ids), 120, "every order is handled")
     assert worker.stop() == 0
     mirror(billing, eyes)  # the outcomes of the replays
-    until(lambda: not sum(eyes.totals("billing").values()), what="nothing waits anywhere")
+    eyes.drained("billing")
     twice = {
         order
         for order, number in issued(billing).items()

@@ -64,7 +64,7 @@ def test_handler_longer_than_the_consumer_timeout_is_archived(
         healthy = [eyes.event(ACT, {"plan": ["ok"]}) for _ in range(12)]
         entry = archive.wait(slow, 300)
         until(lambda: all(core.runs(event_id, "end") for event_id in healthy), 60)
-        until(lambda: not any(eyes.totals(core.name).values()), 60, "nothing is left")
+        eyes.drained(core.name, 60)
         after = eyes.event(ACT, {"plan": ["ok"]})
         until(lambda: core.runs(after, "end"), 60, "the worker continues")
     finally:
@@ -96,7 +96,7 @@ def publish(eyes: Eyes, number: int, name: str, *plan: str) -> list[str]:
 def runs(core: Service, worker: Worker, eyes: Eyes, ids: list[str]) -> Counter[str]:
     """Wait until all events are handled, and return how often each has run."""
     until(lambda: {line["event"] for line in core.ledger(what="end")} >= set(ids), 180)
-    until(lambda: not any(eyes.totals(core.name).values()), 30, "nothing is left")
+    eyes.drained(core.name)
     assert "Connection to broker lost" not in worker.log
     return Counter(line["event"] for line in core.ledger(what="start"))
 
@@ -251,7 +251,7 @@ def test_what_happens_while_a_queue_is_paused(
     if change == "restart":
         worker = start()
     until(lambda: {line["event"] for line in core.ledger(what="end")} >= set(ids), 90)
-    until(lambda: not any(eyes.totals(core.name).values()), 30, "nothing is left")
+    eyes.drained(core.name)
     counts = Counter(line["event"] for line in core.ledger(what="start"))
     again = running if change == "connection" else []
     others = set(ids) - set(again)

@@ -117,11 +117,11 @@ def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Sto
             deadly[way] = publish(ACT, step)
         bad = {*deadly.values(), *spoken.values(), *limits.values()}
         until(done, 240, "the bad are archived and the good are handled")
-        until(lambda: not any(eyes.totals(core.name).values()), 30, "nothing is left")
+        eyes.drained(core.name)
         # The main worker continues.
         after = publish(ACT, "ok")
         until(lambda: core.runs(after, "end"), 60, "the worker continues")
-        until(lambda: not any(eyes.totals(core.name).values()), 30, "and acks")
+        eyes.drained(core.name)
     finally:
         main.kill()
         beside.kill()

@@ -99,7 +99,7 @@ def test_ten_rolling_restarts_under_load(
     assert not again(core, "start")
     assert not again(core, "end")
     # The management API is seconds behind.
-    until(lambda: sum(eyes.totals("core").values()) == 0, 30, "nothing is left")
+    eyes.drained("core")
     assert not Archive(eyes).collect()
 
 
