@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -59,11 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--database", choices=("sqlite", *SERVERS), default="postgresql")
     parser.add_argument("--cluster", action="store_true", help="On a cluster of three nodes.")
     given = parser.parse_args(arguments)
+    if given.runs < 1 or given.minutes <= 0:
+        parser.error("--runs and --minutes must be positive")
     seconds = given.minutes * 60 / given.runs
     first = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
     seeds = range(first, first + given.runs)
+    wanted = None
+    if given.steps is not None:
+        wanted = {int(number) for number in given.steps.split(",") if number}
+        if unknown := wanted - {step.number for step in schedule(first, seconds)}:
+            parser.error(f"--steps: seed {first} has no {', '.join(map(str, sorted(unknown)))}")
     if given.show:
-        print(*schedule(first, seconds), sep="\n")
+        for seed in seeds:
+            print(*chosen(seed, seconds, wanted), sep="\n")
         return 0
     # The texts of the package's errors are translated, which needs Django's registry.
     django.setup()
@@ -81,10 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nodes = grounds.cluster() if given.cluster else [grounds.node]
         print(f"RabbitMQ {nodes[0].version}, {len(nodes)} nodes, {grounds.kind}", flush=True)
         for seed in seeds:
-            steps = schedule(seed, seconds)
-            if given.steps is not None:
-                wanted = {int(number) for number in given.steps.split(",") if number}
-                steps = [step for step in steps if step.number in wanted]
+            steps = chosen(seed, seconds, wanted)
             results.append(run(grounds, nodes, seed, steps, seconds))
             if results[-1].wrong and given.shrink:
                 fewest = shortest(grounds, nodes, results[-1], steps, seconds)
@@ -103,6 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.runs > 1:
         print(f"{given.runs} runs: {verdict(results)}")
     return 1 if failed else 0
+
+
+def chosen(seed: int, seconds: float, wanted: Collection[int] | None) -> Sequence[Step]:
+    """Return a seed's schedule, or those of its steps."""
+    steps = schedule(seed, seconds)
+    return steps if wanted is None else [step for step in steps if step.number in wanted]
 
 
 def run(
