@@ -252,7 +252,7 @@ def test_failures_larger_than_one_statement_may_be() -> None:
     make(1)
     document = json.loads(exported()[0])
     wipe()
-    [failure] = document["failures"]
+    failure, *_ = document["failures"]
     document["failures"] = [
         {**failure, "id": str(uuid4()), "document": "x" * 1_000_000} for _ in range(20)
     ]
