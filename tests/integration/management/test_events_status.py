@@ -86,6 +86,7 @@ def alone(service, private_node):
 
 def test_a_node_whose_dead_letter_workers_have_ended(alone, private_node):
     """RabbitMQ's issue 16652: retries wait for a restart of the node."""
+    alone.take_all("billing.book")
     private_node.ctl("eval", "sys:terminate(rabbit_fifo_dlx_sup, shutdown).")
     alone.publish("billing:delay.1s", "billing.book")
 
