@@ -183,6 +183,8 @@ class Link:
     held: list[bytes] = field(default_factory=list)
     closed: bool = False
     dead: bool = False
+    #: Directions in which something may still come.
+    open: int = 2
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, data: bytes) -> None:
@@ -299,8 +301,7 @@ class Proxy:
         self._close(link)
 
     def _downwards(self, link: Link) -> None:
-        with suppress(OSError, struct.error):
-            stream = link.server.makefile("rb")
+        with suppress(OSError, struct.error), link.server.makefile("rb") as stream:
             holding, seen = False, 0
             while head := stream.read(7):
                 kind, _, size = struct.unpack(">BHI", head)
@@ -325,6 +326,11 @@ class Proxy:
         if not self._flows(link):
             self._ended.wait()
         link.close()
+        with link.lock:
+            link.open -= 1
+        if not link.open:
+            link.client.close()
+            link.server.close()
 
 
 @contextmanager
