@@ -106,6 +106,8 @@ class Popen(subprocess.Popen[Any]):
     def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:
         if self._caller is None:
             return super()._internal_poll(*args, **kwargs)  # type: ignore[misc, no-any-return]
+        if sys.is_finalizing():  # nothing can be imported, and nobody asks any more
+            return None
         # As in subprocess: while another thread waits, nothing is known yet.
         if not self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
             return None
