@@ -285,7 +285,8 @@ TEXTS: Final[Mapping[str, Any]] = {
     "queue-consumed": _("%(what)s, consumed"),
     "queue-dead-letters": _(
         "%(what)s, in transfer to %(exchange)s: if that lasts more than 3 minutes, run manage.py "
-        "events_declare --check, and if it finds nothing, restart RabbitMQ"
+        "events_declare --check, and if it reports no difference, restart the RabbitMQ node that "
+        "leads the queue"
     ),
     "queue-dead-letters-kept": _(
         "%(what)s, but %(exchange)s is missing: run manage.py events_declare"

@@ -215,14 +215,14 @@ def _shared_node(directory: Path) -> Node:
 
 
 def keep_dead_lettering(node: Node) -> None:
-    """Let a dead-letter worker that crashes stay down, and nothing else; let all be less patient.
+    """Let a crashed dead-letter worker stay down, and repeat unconfirmed dead letters after 20 s.
 
     RabbitMQ starts it again, even if its queue has just been deleted. On 3.10, its second crash
     within five seconds ends the dead-lettering of the whole node, and a quorum queue can no longer
     be declared there (rabbitmq-server, issue 16652). A suite deletes thousands of queues.
 
-    A dead letter that its queue did not take, as on a busy machine, is repeated after 180 s, which
-    is longer than tests wait.
+    By default, a dead letter that its queue did not take, as on a busy machine, is repeated after
+    180 s, which is longer than tests wait.
     """
     child, state = "setelement(5, Child, temporary)", "setelement(4, State, {Ids, Temporary})"
     node.ctl(

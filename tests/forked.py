@@ -95,10 +95,11 @@ class Popen(subprocess.Popen[Any]):
             self._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
 
     def _answer(self) -> bytes:
+        """Return the next line; what follows stays with the kernel, where `select` sees it."""
         assert self._caller is not None
         answer = b""
         while not answer.endswith(b"\n"):
-            received = self._caller.recv(64)
+            received = self._caller.recv(1)
             assert received, "the fork server has ended"
             answer += received
         return answer
@@ -106,7 +107,7 @@ class Popen(subprocess.Popen[Any]):
     def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:
         if self._caller is None:
             return super()._internal_poll(*args, **kwargs)  # type: ignore[misc, no-any-return]
-        if sys.is_finalizing():  # nothing can be imported, and nobody asks any more
+        if sys.is_finalizing():  # nothing can be imported any more
             return None
         # As in subprocess: while another thread waits, nothing is known yet.
         if not self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]

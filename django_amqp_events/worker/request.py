@@ -202,8 +202,8 @@ class EventRequest(SettledRequest):
             self._end_without_process(exc, self._out_of_time(exc))
             return
         about = self.delivery.log_fields
-        # To billiard, a process that was once told to end is terminated, however it ends. If that
-        # was meant for another run, it is lost as by any other signal.
+        # billiard reports Terminated for any process that was ever signalled, however it ends. If
+        # the signal was meant for another run, this one has lost its process as by any other death.
         if isinstance(exc, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
             what = self.delivery.title
             logger.error("the pool process that handled %s ended: %s", what, exc, extra=about)

@@ -382,19 +382,22 @@ class Eyes:
         }
 
     def drained(self, prefix: str, seconds: float = 30) -> None:
-        """Wait until no queue of these has a message.
+        """Wait until all queues whose names begin with *prefix* are empty.
 
         Raises:
-            NotInTime: some have, with their numbers.
+            NotInTime: some are not; it names them, with their numbers of messages.
         """
+        left: dict[str, int] = {}
 
-        def left() -> dict[str, int]:
-            return {queue: number for queue, number in self.totals(prefix).items() if number}
+        def empty() -> bool:
+            left.clear()
+            left.update((queue, number) for queue, number in self.totals(prefix).items() if number)
+            return not left
 
         try:
-            until(lambda: not left(), seconds)
+            until(empty, seconds)
         except waiting.NotInTime:
-            raise waiting.NotInTime(f"after {seconds:g} s, queues have {left()}") from None
+            raise waiting.NotInTime(f"after {seconds:g} s, queues have {left}") from None
 
     def empty(self, *queues: str, seconds: float = 20) -> None:
         """Wait until the queues have no ready and no unacknowledged messages.

@@ -1,7 +1,7 @@
 """Let random faults overlap, and check what became of every event.
 
     make soak ARGS="--minutes 10 --seed 7"        one seed
-    make soak ARGS="--minutes 60 --runs 6"        six runs of ten minutes, with new seeds
+    make soak ARGS="--minutes 60 --runs 6"        six runs of ten minutes, with consecutive seeds
     make soak ARGS="--seed 7 --show"              the schedule of a seed
     make soak ARGS="--minutes 10 --seed 7 --shrink"   the fewest faults with which it still fails
 
@@ -67,8 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = None
     if given.steps is not None:
         wanted = {int(number) for number in given.steps.split(",") if number}
-        if unknown := wanted - {step.number for step in schedule(first, seconds)}:
-            parser.error(f"--steps: seed {first} has no {', '.join(map(str, sorted(unknown)))}")
+        for seed in seeds:
+            if unknown := wanted - {step.number for step in schedule(seed, seconds)}:
+                parser.error(f"--steps: seed {seed} has no {', '.join(map(str, sorted(unknown)))}")
     if given.show:
         for seed in seeds:
             print(*chosen(seed, seconds, wanted), sep="\n")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from broker import BrokerError, Node
@@ -18,7 +17,7 @@ from tests.acceptance.harness import Worker
 from tests.faults.clusters import cut_off, heal, runs
 from tests.waiting import until
 
-from . import disks
+from . import clocks, disks
 from .schedule import Step
 
 if TYPE_CHECKING:
@@ -28,10 +27,8 @@ T = TypeVar("T")
 Fault = Callable[["Soak", Step], None]
 EVENT: Final = "faults.happened"
 FAULTS: Final[dict[str, Fault]] = {}
-#: Seconds in which a worker is replaced, whatever else comes; one run may hang for half a minute.
+#: Seconds within which a worker is replaced. In a thread pool, a run may hang for a minute.
 UPGRADE: Final = 120.0
-#: Seconds by which a clock is stepped at most.
-CLOCK_STEP: Final = 300
 
 
 class Missed(Exception):
@@ -226,11 +223,11 @@ def disk_full(soak: Soak, step: Step) -> None:
 @fault("clock stepped")
 def clock_stepped(soak: Soak, step: Step) -> None:
     """Forwards or backwards, of one process and its children, and back."""
-    seconds = random.Random(f"{soak.seed} {step.number}").uniform(-CLOCK_STEP, CLOCK_STEP)
+    seconds = random.Random(f"{soak.seed} {step.number}").uniform(-clocks.MOST, clocks.MOST)
     file = chosen(soak.clocks, step)
-    step_clock(file, seconds)
+    clocks.step(file, seconds)
     time.sleep(step.seconds)
-    step_clock(file, 0)
+    clocks.step(file, 0)
 
 
 @fault("topology declared")
@@ -277,13 +274,6 @@ def malformed(soak: Soak, step: Step) -> None:
             soak.world.eyes.close()
             raise Missed(str(exc)) from exc
         soak.malformed.add(message.event_id)
-
-
-def step_clock(file: Path, seconds: float) -> None:
-    """Set the clock of the processes that read *file*, relative to the real one."""
-    new = file.with_suffix(".new")
-    new.write_text(f"{seconds:.0f}")
-    new.replace(file)
 
 
 def repair(soak: Soak) -> None:

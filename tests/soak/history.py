@@ -266,13 +266,8 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
     ends = [number for run in runs.values() if (number := len(run["done"]) + len(run["raised"]))]
     doubles = sum(number > 1 for number in ends)
     if doubles > policy.doubles * len(ends):
-        wrong.append(Wrong("repeated", f"{doubles} of {len(ends)} attempts ran again"))
-    for line in lines:
-        if line["what"] == "start" and line["event"] in intended and not line["edit"]:
-            content = intended[line["event"]]
-            if line["content"] != content:
-                what = f"{line['handler']} for {line['event']}: {line['content']}, not {content}"
-                wrong.append(Wrong("payload", what, line["event"]))
+        wrong.append(Wrong("repeated", f"{doubles} of {len(ends)} attempts ended more than once"))
+    wrong += check_payloads(lines, intended)
     wrong += check_edits(lines, ended)
     wrong += check_decisions(decisions, ended)
 
@@ -294,18 +289,7 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         for group, counted, actual in ended.groups
         if counted != actual
     ]
-    of_groups = {key for kind, key in ended.alerts if kind.startswith("group_")}
-    wrong += [Wrong("alert", f"none of group {group}") for group in ended.troubled - of_groups]
-    wrong += [
-        Wrong("alert", f"{kind} {key} is open".replace("  ", " "))
-        for kind, key in sorted(ended.alerts)
-        if key not in ended.troubled
-    ]
-    wrong += [
-        Wrong("figure", f"events_status says {told} {name}, and there are {actual}")
-        for name, (told, actual) in ended.figures.items()
-        if told != actual
-    ]
+    wrong += check_monitoring(ended)
     wrong += [
         Wrong("waiting", f"{event} of {handler}", event) for event, handler in sorted(ended.waiting)
     ]
@@ -329,6 +313,35 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         decisions=sum(line.get("result") == "done" for line in decisions),
     )
     return wrong, figures
+
+
+def check_payloads(lines: Iterable[Line], intended: Mapping[str, str]) -> list[Wrong]:
+    """Return runs with another payload than their event's; edits are checked as such."""
+    wrong = []
+    for line in lines:
+        if line["what"] == "start" and line["event"] in intended and not line["edit"]:
+            content = intended[line["event"]]
+            if line["content"] != content:
+                what = f"{line['handler']} for {line['event']}: {line['content']}, not {content}"
+                wrong.append(Wrong("payload", what, line["event"]))
+    return wrong
+
+
+def check_monitoring(ended: Ended) -> list[Wrong]:
+    """Return alerts that are missing or left, and figures that are not those of the tables."""
+    of_groups = {key for kind, key in ended.alerts if kind.startswith("group_")}
+    wrong = [Wrong("alert", f"none of group {group}") for group in ended.troubled - of_groups]
+    wrong += [
+        Wrong("alert", " ".join(filter(None, (kind, key, "is open"))))
+        for kind, key in sorted(ended.alerts)
+        if key not in ended.troubled
+    ]
+    wrong += [
+        Wrong("figure", f"events_status says {told} {name}, and there are {actual}")
+        for name, (told, actual) in ended.figures.items()
+        if told != actual
+    ]
+    return wrong
 
 
 def check_edits(lines: Iterable[Line], ended: Ended) -> list[Wrong]:

@@ -24,8 +24,8 @@ from tests.faults.counts import HANDLERS
 from tests.faults.world import ARCHIVE, NAME, QUEUES, QUIET, World
 from tests.waiting import NotInTime, Stopwatch, until
 
-from . import history
-from .faults import FAULTS, Missed, repair, step_clock
+from . import clocks, history
+from .faults import FAULTS, Missed, repair
 from .history import Discarded, Ended, Failed, Figures, GroupCounts, Policy, Replayed, Wrong
 from .schedule import Step
 
@@ -198,7 +198,7 @@ class Soak:
     def _clocked(self, service: Service) -> Service:
         """Return a service whose processes have a clock that can be stepped."""
         file = service.where / f"clock-{len(self.clocks)}"
-        step_clock(file, 0)
+        clocks.step(file, 0)
         self.clocks.append(file)
         return replace(service, environ={**service.environ, "TESTPROJECT_CLOCK": str(file)})
 
@@ -216,7 +216,7 @@ class Soak:
 
     @contextmanager
     def alone(self, what: str) -> Iterator[None]:
-        """Only one fault at a time can be about a server, or all workers.
+        """Let one fault at a time affect a server, the proxy or all workers.
 
         Raises:
             Missed: another one is.
@@ -485,13 +485,15 @@ class Soak:
             self._failed.append(f"events_status: {told[-1000:]}")
             return {}
         return {
-            "archived": (document["archive"]["open"], len(self.world.database.query(
-                "SELECT id FROM django_amqp_events_archivedevent WHERE state = 'archived'"))),
+            "archived": (
+                document["archive"]["open"],
+                self.world._rows("archivedevent", "state = 'archived'"),
+            ),
             "in the outbox": (
                 sum(each["total"] or 0 for each in document["outbox"]),
                 self.world._rows("outboxevent"),
             ),
-        }  # fmt: skip
+        }
 
     def _groups(self) -> list[GroupCounts]:
         """Return what each failure group counts, and what its events are."""

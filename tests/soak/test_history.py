@@ -201,10 +201,10 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
         lines_with(run(1.5, "failed", "a", "effect", 2)), "a, by 0.500 s"),
     "an attempt that is not counted": (
         lines_with(*[run(2 + n, "raised", "b", "call") for n in range(20)]), "repeated: attempt 1"),
-    "most attempts twice": (
+    "many attempts twice": (
         lambda lines, ended: (
             [*lines, *(line for line in lines if line["what"] in ("start", "done"))], ended),
-        "repeated: 9 of 20 attempts ran again"),
+        "repeated: 9 of 20 attempts ended more than once"),
     "another event's payload": (
         lines_with(run(1, "start", "b", "call") | {"content": "of c"}),
         "payload: call for b: of c, not of b"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ import pytest
 from tests.faults.conftest import _grounds, grounds  # noqa: F401 - fixtures
 from tests.faults.world import Grounds, world
 
-from . import soaking
-from .faults import step_clock
+from . import clocks, soaking
 
 PROJECT = Path(__file__).parents[1] / "acceptance" / "project" / "testproject"
 CLOCKS = """
 import datetime, os, sys, time
 import clock
+clock.INTERVAL = 0
 clock.install()
 def tell():
     monotonic = time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -54,7 +53,7 @@ def test_a_fault_of_the_package_is_found(
 
 def test_a_clock_is_stepped_in_a_process_and_its_forks(tmp_path: Path) -> None:
     file = tmp_path / "clock"
-    step_clock(file, 0)
+    clocks.step(file, 0)
     environ = {"TESTPROJECT_CLOCK": str(file), "PYTHONPATH": str(PROJECT)}
     process = subprocess.Popen(
         [sys.executable, "-c", CLOCKS],
@@ -64,8 +63,7 @@ def test_a_clock_is_stepped_in_a_process_and_its_forks(tmp_path: Path) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         first = process.stdout.readline()
-        step_clock(file, -100)
-        time.sleep(1.1)
+        clocks.step(file, -100)
         process.stdin.write("\n")
         process.stdin.flush()
         lines = [first, *process.stdout]

@@ -220,15 +220,16 @@ class Scene:
     def copies(self) -> dict[str, list[Any]]:
         """Take the messages off the handlers' queues; return them by event id and handler."""
         found: dict[str, list[Any]] = {}
-        while True:
+        more = True
+        while more:
             if self.died:
                 time.sleep(ROUTING)
             taken = [(name, message) for name in self.handlers for message in self.eyes.take(name)]
             for name, message in taken:
                 event_id = message.headers.get(headers.EVENT_ID) or message.properties["message_id"]
                 found.setdefault(f"{event_id} {name.rpartition('.')[2]}", []).append(message)
-            if not self.died or not taken:
-                return found
+            more = self.died and bool(taken)
+        return found
 
     def empty(self) -> None:
         """Drop what a wrong run has left."""

@@ -219,20 +219,24 @@ def test_terminated_while_it_runs(prefork: Service, eyes: Eyes, number: str) -> 
 
 
 @pytest.mark.parametrize("plan", [("kill_once",), ("fail", "kill_once")], ids="-".join)
+@pytest.mark.parametrize("event", [ACT, "core.act.limited"])
 def test_a_signal_that_ended_nothing(
-    plan: tuple[str, ...], fresh_eyes: Eyes, service: Make
+    event: str, plan: tuple[str, ...], fresh_eyes: Eyes, service: Make
 ) -> None:
-    """When its process dies later, billiard calls the run of then terminated."""
+    """If the process dies later, billiard reports the run that it has then as terminated.
+
+    A retry, and an event with a time limit, is a job of its own in the pool; others are in chunks.
+    """
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()
-    core.worker("prefork", 1, "-Q", QUEUE)
+    core.worker("prefork", 1, "-Q", f"{QUEUE},core.testproject.limited")
     (revoked,) = publish(eyes, 1, "file:go")
     until(lambda: core.runs(revoked))
     name = task_id(revoked, ACT, "testproject.act")
     revoke(eyes, name, terminate=True, signal="SIGCONT")
     Archive(eyes).wait(revoked)
     (core.where / "go").touch()
-    (event_id,) = publish(eyes, 1, *plan)
+    event_id = eyes.event(event, {"plan": list(plan)})
     until(lambda: ended(core, [event_id]))
     *_, first, second = core.runs(event_id)
     assert first["pid"] == core.runs(revoked)[0]["pid"]

@@ -94,7 +94,7 @@ def test_a_node_whose_dead_letter_workers_have_ended(alone, private_node):
         return str(alone.command("events_status")[1])
 
     wait_until(lambda: "1 event past due" in status(), "the message is due")
-    assert "if it finds nothing, restart RabbitMQ" in status()
+    assert "restart the RabbitMQ node that leads the queue" in status()
     assert alone.command("events_declare", "--check")[0] == 0
     alone.vhost.node.http("DELETE", f"/api/queues/{alone.vhost.path}/billing.send_invoice")
     code, _, error = alone.command("events_declare")

@@ -64,7 +64,7 @@ def call(
     self: Any, number: int, plan: str, work: float = 0.0, padding: str = "", edit: str = ""
 ) -> None:
     """Whose calls are counted."""
-    _run("call", plan, work, edit, content(number, plan, work, padding))
+    _run("call", plan, work, edit, content_of(number, plan, work, padding))
 
 
 def effect(
@@ -75,7 +75,7 @@ def effect(
     assert event is not None
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO effects VALUES (%s, %s)", [event.id, event.attempt])
-    _run("effect", plan, work, edit, content(number, plan, work, padding))
+    _run("effect", plan, work, edit, content_of(number, plan, work, padding))
 
 
 #: A later release may have no such handler, or call it by another name.
@@ -84,8 +84,8 @@ if RELEASE != "removed":
     handler(EVENT, **POLICY, once=True, name=name)(effect)
 
 
-def content(number: int, plan: str, work: float = 0.0, padding: str = "") -> str:
-    """A payload in short."""
+def content_of(number: int, plan: str, work: float = 0.0, padding: str = "") -> str:
+    """Return a payload in short, for a ledger."""
     return f"{number} {plan} {work} {len(padding)}"
 
 

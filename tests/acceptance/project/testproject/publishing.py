@@ -2,8 +2,8 @@
 
 ``python -m testproject.publishing '{"count": 1000, "seed": 1, "mode": "outbox"}'``
 
-With ``outbox`` a transaction commits, and now and then another one with an event that nobody knows
-is rolled back; with ``immediate`` the call returns, and what it refused is
+With ``outbox`` a transaction commits, and for every ten, another one with an event of its own is
+rolled back; with ``immediate`` the call returns, and what it refused is
 published again under the same id, as the documents ask for. Each event is written down before it
 is tried and after it was accepted: between the two nobody can know.
 """
@@ -45,7 +45,7 @@ def main(
     from django_amqp_events.publish import direct_publisher
 
     from . import ledger
-    from .faulty import EVENT, content
+    from .faulty import EVENT, content_of
 
     # A busy machine confirms late, and what is late is a relay's: most rows are not about that.
     direct_publisher.CONFIRM_WAIT_SECONDS = 10.0  # type: ignore[misc]
@@ -67,7 +67,7 @@ def main(
             for event_id, payload in part:
                 publish_event(EVENT, payload, options=Options(event_id=event_id, mode=mode))
 
-    def publish_nothing() -> None:
+    def publish_and_roll_back() -> None:
         with suppress(RolledBack), transaction.atomic():
             publish_event(EVENT, {"number": -1, "plan": "fine"}, options=Options(mode=mode))
             raise RolledBack
@@ -78,13 +78,13 @@ def main(
         ledger.write(
             "intent",
             events=[event_id for event_id, _ in part],
-            contents=[content(**payload) for _, payload in part],
+            contents=[content_of(**payload) for _, payload in part],
         )
         deadline = time.monotonic() + patience
         while True:
             try:
                 if mode == "outbox" and first % (COMMITS * size) == 0:
-                    publish_nothing()
+                    publish_and_roll_back()
                 publish(part)
             except (PublishError, DatabaseError, InterfaceError) as exc:
                 ledger.write("refused", events=[event_id for event_id, _ in part], why=str(exc))
