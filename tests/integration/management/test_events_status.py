@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -72,23 +71,21 @@ def test_events_without_a_worker(billing):
 
 
 @pytest.fixture
-def alone(service, private_node):
-    """The service on a node that its test may stop."""
-    own = Vhost(
-        name="/",
-        url=private_node.amqp_url("/"),
-        management_url=private_node.management_url,
-        node=private_node,
-    )
+def alone(service, make_node):
+    """The service on a node of its own, which its test may break."""
+    node = make_node()
+    url, management_url = node.amqp_url("/"), node.management_url
+    own = Vhost(name="/", url=url, management_url=management_url, node=node)
     billing = service(own, HANDLERS=HANDLERS)
     billing.import_topology()
     return billing
 
 
-def test_a_node_whose_dead_letter_workers_have_ended(alone, private_node):
+def test_a_node_whose_dead_letter_workers_have_ended(alone):
     """RabbitMQ's issue 16652: retries wait for a restart of the node."""
+    node = alone.vhost.node
     alone.take_all("billing.book")
-    private_node.ctl("eval", "sys:terminate(rabbit_fifo_dlx_sup, shutdown).")
+    node.ctl("eval", "sys:terminate(rabbit_fifo_dlx_sup, shutdown).")
     alone.publish("billing:delay.1s", "billing.book")
 
     def status() -> str:
@@ -97,12 +94,12 @@ def test_a_node_whose_dead_letter_workers_have_ended(alone, private_node):
     wait_until(lambda: "1 event past due" in status(), "the message is due")
     assert "restart the RabbitMQ node that leads the queue" in status()
     assert alone.command("events_declare", "--check")[0] == 0
-    alone.vhost.node.http("DELETE", f"/api/queues/{alone.vhost.path}/billing.send_invoice")
+    node.http("DELETE", f"/api/queues/{alone.vhost.path}/billing.send_invoice")
     code, _, error = alone.command("events_declare")
     assert code == 2
     assert "INTERNAL_ERROR" in error
-    private_node.stop()
-    private_node.start_again()
+    node.stop()
+    node.start_again()
     assert alone.command("events_declare")[0] == 0
 
     def back() -> bool:
@@ -112,23 +109,24 @@ def test_a_node_whose_dead_letter_workers_have_ended(alone, private_node):
     wait_until(back, "it has returned", 240)
 
 
-def test_a_quorum_queue_without_a_leader(alone, private_node):
+def test_a_quorum_queue_without_a_leader(alone):
     """As RabbitMQ 3 leaves a queue whose log it cannot read; 4 begins it anew, empty."""
-    if not private_node.version.startswith("3."):
+    node = alone.vhost.node
+    if not node.version.startswith("3."):
         pytest.skip("it has a leader, and has lost its messages")
     billing = alone
     billing.publish("events", "shop.order.created")
     queue = 'rabbit_misc:r(<<"/">>, queue, <<"billing.book">>)'
-    uid = private_node.ctl(
+    uid = node.ctl(
         "eval",
         f"{{ok, Queue}} = rabbit_amqqueue:lookup({queue}), "
         "{Name, _} = amqqueue:get_pid(Queue), ra_directory:uid_of(quorum_queues, Name).",
     )
     name = uid.strip('<>"\n')
-    [config] = private_node.directory.glob(f"data/*/quorum/*/{name}/config")
-    private_node.stop()
+    [config] = node.directory.glob(f"data/*/quorum/*/{name}/config")
+    node.stop()
     config.write_text("{broken")
-    private_node.start_again()
+    node.start_again()
 
     def status() -> str:
         return line(billing.command("events_status")[1], "billing.book")
@@ -136,11 +134,10 @@ def test_a_quorum_queue_without_a_leader(alone, private_node):
     wait_until(lambda: "it has no leader" in status(), "the management API knows")
     assert status().split()[1:5] == ["?"] * 4
     assert billing.command("events_status")[0] == 1
-    # What the log of RabbitMQ cannot give back is lost; the queue can be made again.
-    private_node.ctl("delete_queue", "billing.book")
+    # What the log of RabbitMQ cannot give back is lost; the queue can be made again. The node is
+    # not fit for another test: when it starts, the new queue has no leader either.
+    node.ctl("delete_queue", "billing.book")
     assert billing.command("events_declare")[0] == 0
-    # RabbitMQ finds it again at its next start, and the new queue has no leader then.
-    shutil.rmtree(config.parent)
     wait_until(lambda: "empty, no consumer" in status(), "it has a leader")
 
 
