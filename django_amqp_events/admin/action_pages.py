@@ -294,7 +294,7 @@ class ActionPages(Pages):
         )
         report = action.run(decision)
         report.skipped += gone
-        _tell(request, action, report, len(seen))
+        tell(request, action.done, report, len(seen))
         return HttpResponseRedirect(
             self.done_url(request, action, seen, back) or self._filtered_url(request, "changelist")
         )
@@ -402,10 +402,15 @@ _SAME: Final = ngettext_lazy(
 )
 
 
-def _tell(request: HttpRequest, action: Action, report: Report, total: int) -> None:
-    """Show the result of an action as messages."""
+def tell(request: HttpRequest, done: Any, report: Report, total: int) -> None:
+    """Show the result of an action as messages.
+
+    Args:
+        done: the message about the events that were published or changed, for their ``count``.
+        total: how many events were to be.
+    """
     if report.published:
-        messages.success(request, counted(action.done, len(report.published)))
+        messages.success(request, counted(done, len(report.published)))
     returned = by_reason(report.returned)
     for say, groups, (one, more) in (
         (messages.error, returned, _RETURNED),

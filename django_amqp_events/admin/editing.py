@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+from uuid import UUID
 
 from django import forms
 from django.contrib import messages
@@ -13,11 +14,12 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
+from ..archive.replay import Report
 from ..databases import non_atomic
 from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
@@ -25,13 +27,18 @@ from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
-from .action_pages import ReasonForm
+from .action_pages import ReasonForm, tell
 from .base import alias_of, as_file, head_of
 from .payloads import PayloadPages
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
 DIFFS = 5
+_PUBLISHED: Final = ngettext_lazy(
+    "%(count)s event published with the edited payload.",
+    "%(count)s events published with the edited payload.",
+    "count",
+)
 
 
 class EditForm(ReasonForm):
@@ -149,6 +156,10 @@ class EditingPages(PayloadPages):
         form = EditForm(request.POST, required=step == "publish")
         try:
             payload = editing.parse(request.POST.get("payload", ""))
+            if step == "publish" and form.is_valid():
+                report = _publish(request, event.pk, version, payload, form, context["base"])
+                tell(request, _PUBLISHED, report, 1)
+                return self._redirect(request, "change", event.pk)
             draft = editing.draft(event, where, payload)
         except InvalidEditError as exc:
             for problem in exc.problems:
@@ -156,10 +167,6 @@ class EditingPages(PayloadPages):
             return self._editor(request, context, form)
         if step == "review":
             form = EditForm(required=True, initial={"payload": request.POST["payload"]})
-        elif form.is_valid():
-            reason, base = form.cleaned_data["reason"], context["base"]
-            _publish(request, event, version, payload, reason=reason, base=base)
-            return self._redirect(request, "change", event.pk)
         return self._review(request, context, form, payload, draft)
 
     def _context(
@@ -231,31 +238,20 @@ class EditingPages(PayloadPages):
 
 def _publish(
     request: HttpRequest,
-    event: ArchivedEvent,
+    pk: UUID,
     version: int,
     payload: Mapping[str, Any],
-    *,
-    reason: str,
+    form: EditForm,
     base: int,
-) -> None:
-    """Replay an event with another payload, and report the result."""
+) -> Report:
     user: Any = request.user
-    by = user.get_username()
+    by, reason = user.get_username(), form.cleaned_data["reason"]
     try:
-        report = replay.edit(event.pk, version, payload, by=by, reason=reason, base=base)
+        return replay.edit(pk, version, payload, by=by, reason=reason, base=base)
+    except InvalidEditError:
+        raise
     except AmqpEventsError as exc:
-        report = replay.Report(stopped=Reason.of(exc))
-    if report.published:
-        messages.success(request, _("1 event published with the edited payload."))
-    for returned in report.returned:
-        told = _("Not published; the edit is kept: %(why)s")
-        messages.error(request, code(told % {"why": text(returned.why, 500)}))
-    for skipped in report.skipped:
-        told = _("Nothing was published: %(why)s")
-        messages.warning(request, code(told % {"why": text(skipped.why, 500)}))
-    if report.stopped and not report.returned:
-        told = _("Publishing stopped: %(why)s")
-        messages.error(request, code(told % {"why": text(report.stopped, 500)}))
+        return Report(stopped=Reason.of(exc))
 
 
 def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:
