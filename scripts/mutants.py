@@ -4,10 +4,11 @@
     make mutants                                    # 300 mutants, seed 1
     make mutants ARGS="--count 60 --seed 7 --module worker/verdict"
     make mutants ARGS="--tree ../older --out older.jsonl"
+    make mutants ARGS="--again first.jsonl --out again.jsonl"
 
-The sample is the same for the same seed and source. A mutant is *killed* by the first test that
-fails or does not end; one that no test notices *survives*. Cosmic Ray makes the mutants, in an
-environment of its own (requirements/mutants.txt).
+The tests are those of `make test`. The sample is the same for the same seed and source. A mutant is
+*killed* by the first test that fails or does not end; one that no test notices *survives*. Cosmic
+Ray makes the mutants, in an environment of its own (requirements/mutants.txt).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ for line in sys.stdin:
         os.dup2(file, 1)
         os.dup2(file, 2)
         import pytest
-        code = pytest.main(["-x", "-q", "-n0", "--quick", "-p", "no:randomly", "-p",
-            "no:cacheprovider", "--reruns", "0", "--timeout", "120", line.strip()])
+        code = pytest.main(["-x", "-q", "-n0", "-p", "no:randomly", "-p", "no:cacheprovider",
+            "--reruns", "0", "--timeout", "120", *sys.argv[3:], line.strip()])
         sys.stdout.flush()
         os._exit(code)
     until = time.monotonic() + float(sys.argv[1])
@@ -172,10 +173,11 @@ def judge(mutant: Mutant, tree: Path, tester: Tester) -> dict[str, object]:
 class Tester:
     """A process that has imported the libraries, and forks one for each run of tests."""
 
-    def __init__(self, place: Path, env: dict[str, str]) -> None:
+    def __init__(self, place: Path, env: dict[str, str], options: list[str]) -> None:
         self.place = place
         server = ROOT / "tests" / "fork_server.py"
-        command = [str(ROOT / ".venv/bin/python"), "-c", FORKING, f"{TIMEOUT}", str(server)]
+        python = ROOT / ".venv/bin/python"
+        command = [str(python), "-c", FORKING, f"{TIMEOUT}", str(server), *options]
         self._process = subprocess.Popen(
             command, cwd=place, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -222,7 +224,11 @@ def main() -> int:
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to test")
     parser.add_argument("--module", action="append", choices=TESTS, default=[])
     parser.add_argument("--out", type=Path, default=WORK / "mutants.jsonl", help="a line for each")
-    parser.add_argument("--again", type=Path, help="only those that survived there")
+    parser.add_argument(
+        "--again",
+        type=Path,
+        help="only those that survived there, with the tests of `make test-all`",
+    )
     parser.add_argument("--resume", action="store_true", help="keep what --out says, and go on")
     options = parser.parse_args()
     tree: Path = options.tree.resolve()
@@ -243,7 +249,8 @@ def main() -> int:
     node = Node.start(tempfile.mkdtemp(prefix="mutants-"))
     env = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
     env |= {"AMQP_URL": node.amqp_url(), "AMQP_MANAGEMENT_URL": node.management_url}
-    testers = [Tester(place, env) for place in copies(tree, os.cpu_count() or 1)]
+    quick = [] if options.again else ["--quick"]
+    testers = [Tester(place, env, quick) for place in copies(tree, os.cpu_count() or 1)]
     free = list(testers)
 
     def judged(mutant: Mutant) -> dict[str, object]:
