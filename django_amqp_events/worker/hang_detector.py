@@ -11,7 +11,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from celery import Celery, bootsteps
-from click import Option
+from click import BadParameter, Option
 from django.db import close_old_connections
 
 from .. import signals
@@ -38,11 +38,18 @@ def add_options(app: Celery) -> None:
         options.add(
             Option(
                 [OPTION],
-                type=float,
+                type=_seconds,
                 help="Report handlers that run for longer than this many seconds; 0 reports none. "
                 "Default: 5 above the handler's time limit, or five sixths of CONSUMER_TIMEOUT",
             )
         )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1_000_000:
+        raise BadParameter(f"{text} is not a number from 0 to 1000000")
+    return value
 
 
 def ask(app: Celery, service: str, timeout: float) -> list[dict[str, Any]]:

@@ -50,6 +50,8 @@ JSON = {
 FORM = "application/x-www-form-urlencoded"
 #: In this charset there are lone surrogates.
 ESCAPES = "text/plain; charset=unicode_escape"
+#: An event of a revision, as Django's own page finds it for a form.
+RELATION = "app_label=django_amqp_events&model_name=revision&field_name=event"
 #: Parameters that the same code reads on many pages: one has all values, each other page one.
 COMMON = {
     "_changelist_filters", "pk__foo", "pk__in", "_popup", "_to_field",
@@ -196,5 +198,7 @@ def test_every_value_gives_a_page(archive_database: Database, wire: Any, quiet: 
             visitor.try_page("GET", route)
             visitor.try_page("POST", route)
             visitor.try_path(route)
+        for what, value in VALUES.items():
+            visitor.ask("GET", "/admin/autocomplete/", what, f"{RELATION}&term={value}")
     assert visitor.count > 1_000
     assert visitor.failures == []
