@@ -409,14 +409,22 @@ def _run(node: Node) -> None:
 
 #: Folders and modules whose tests of a database run once more without time zones, on any one kind.
 TIMES = (
-    "integration/archive/",
+    "integration/archive/test_mirror.py",
+    "integration/archive/test_replay.py",
     "integration/management/test_events_prune",
     "integration/management/test_events_recover",
     "integration/management/test_events_replay",
     "integration/monitor/",
-    "integration/publish/test_outbox",
+    "integration/publish/test_outbox.py",
     "integration/worker/test_once",
-    "unit/admin/",
+    "unit/admin/test_admin",
+    "unit/admin/test_batches",
+    "unit/admin/test_dashboard",
+    "unit/admin/test_editing",
+    "unit/admin/test_find",
+    "unit/admin/test_groups",
+    "unit/admin/test_hostile_values",
+    "unit/admin/test_outbox",
     "unit/archive/test_batches",
     "unit/archive/test_export",
     "unit/archive/test_failure_groups",
@@ -427,9 +435,9 @@ TIMES = (
 #: Those that store times or compare them with the database's own: without time zones on each kind.
 CLOCKS = (
     "integration/archive/test_mirror.py",
-    "integration/archive/test_replay",
+    "integration/archive/test_replay.py",
     "integration/management/test_events_prune",
-    "integration/publish/test_outbox",
+    "integration/publish/test_outbox.py",
     "unit/monitor/test_event_locations",
 )
 #: Those whose tests of PostgreSQL run once more behind PgBouncer.
