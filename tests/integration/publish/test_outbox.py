@@ -27,11 +27,13 @@ from django.test.utils import CaptureQueriesContext
 from broker import Node
 from database_server import DatabaseServer
 from django_amqp_events import (
+    BrokerUnavailableError,
     Options,
     OutboxError,
     PublishError,
     PublishTimeoutError,
     event,
+    process_identity,
     publish_event,
     publish_many,
 )
@@ -356,6 +358,36 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
         publish_event(NAME, {})
     assert lazily not in str(list(queries))
     assert not table().exists()
+
+
+# -- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_row_that_was_not_tried_is_due_at_once(wire: Wire):
+    leave(3)
+    taken = outbox_rows.claim(ALIAS, "shop", limit=3, failed=False)
+    answers = [Answer(row, BrokerUnavailableError("away")) for row in taken[:2]]
+    outbox_rows.record_answers(ALIAS, answers, get_settings())
+    again = outbox_rows.claim(ALIAS, "shop", limit=3, failed=False)
+    assert [row.id for row in again] == [row.id for row in taken[:2]]
+
+
+def test_the_leases_of_dead_processes_of_this_machine_are_ended(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    where, pid, started = process_identity.identity().split(".")
+    dead, elsewhere = f"{where}.{pid}.{int(started) - 1}", f"elsewhere.{pid}.1"
+    leave(3)
+    [mine] = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
+    left = {}
+    for holder in (dead, elsewhere):
+        with monkeypatch.context() as patch:
+            patch.setattr(process_identity, "identity", lambda: holder)  # noqa: B023
+            [left[holder]] = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
+    assert outbox_rows.end_leases_of_dead(ALIAS, "shop") == 1
+    assert outbox_rows.end_leases_of_dead(ALIAS, "shop") == 0
+    [again] = outbox_rows.claim(ALIAS, "shop", limit=3, failed=False)
+    assert again.id == left[dead].id != mine.id
 
 
 # -- a broker that does not answer ----------------------------------------------------------------
