@@ -1,8 +1,8 @@
 """Signals in the past tense, sent after the fact with the service's name as ``sender``.
 
-An error of a receiver is logged, not raised; SystemExit is raised in the main thread only. Async
-receivers do not run where the sending thread has an event loop, as in ``publish()`` without
-``await``.
+An error of a receiver is logged, not raised; SystemExit is raised in the main thread only, and a
+soft time limit of Celery after the other receivers. Async receivers do not run where the sending
+thread has an event loop, as in ``publish()`` without ``await``.
 
 ``event_published``
     ``event_id``, ``name``: RabbitMQ has confirmed the event. With the outbox it is sent in the
@@ -40,6 +40,7 @@ import logging
 import threading
 from typing import Any
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from django import dispatch
 
 from .callables import deferred, unrun
@@ -91,6 +92,10 @@ class Signal(dispatch.Signal):
         for receiver, response in responses:
             if what := unrun(response):
                 logger.error("the receiver %r of a signal returned %s", receiver, what)
+        for _receiver, response in responses:
+            # It is meant for the handler that publishes, which would have no limit any more.
+            if isinstance(response, SoftTimeLimitExceeded):
+                raise response
         return responses
 
 

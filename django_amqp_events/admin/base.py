@@ -250,8 +250,8 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Match the id of a row, or a search field."""
         pk = parse_uuid(term)
         condition = Q(pk__in=() if pk is None else (pk,))
-        # No field is longer, and SQLite refuses a LIKE of 50,000 bytes; PostgreSQL refuses NUL, which
-        # Django's autocomplete passes on.
+        # No field is longer, and SQLite refuses a LIKE of 50,000 bytes. PostgreSQL refuses NUL,
+        # which Django's autocomplete passes on.
         findable = len(term) <= LENGTH and "\0" not in term
         for column in self.search_fields if findable else ():
             condition |= self.column_matches(str(column), term, alias)

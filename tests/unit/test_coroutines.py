@@ -204,9 +204,18 @@ def test_an_interruption_at_either_end(moment: str, monkeypatch: pytest.MonkeyPa
     assert effects == []
 
 
-def test_async_receivers_of_a_signal_have_ended_too(interrupted: Callable[..., None]) -> None:
-    async def receiver(**_: Any) -> None:
+@pytest.mark.parametrize("kind", ["async", "ordinary"])
+def test_receivers_of_a_signal_have_ended_too(interrupted: Callable[..., None], kind: str) -> None:
+    async def waits(**_: Any) -> None:
         await cleans_up()
+
+    def blocks(**_: Any) -> None:
+        try:
+            time.sleep(LONG)
+        finally:
+            record("cleaned up")
+
+    receiver = waits if kind == "async" else blocks
 
     def ordinary(**_: Any) -> None:
         record("ordinary")
@@ -220,4 +229,4 @@ def test_async_receivers_of_a_signal_have_ended_too(interrupted: Callable[..., N
     finally:
         signals.event_skipped.disconnect(receiver)
         signals.event_skipped.disconnect(ordinary)
-    assert effects == ["ordinary", "cleaned up"]
+    assert sorted(effects) == ["cleaned up", "ordinary"]
