@@ -116,7 +116,7 @@ class Command(ReportCommand):
     def _show_archive(self, archived: statistics.OpenEvents) -> None:
         more = " at least" if archived.capped else ""
         since = archived.oldest
-        oldest = f", the oldest failed {since:%Y-%m-%d %H:%M:%S}" if since else ""
+        oldest = f", the oldest failed {since:%Y-%m-%d %H:%M:%S} UTC" if since else ""
         self.stdout.write(f"archive: {counted(archived.open, 'open event')}{more}{oldest}")
 
     def _show_hanging(self, run: Mapping[str, Any]) -> None:

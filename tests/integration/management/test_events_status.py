@@ -230,7 +230,7 @@ def test_open_archived_events(billing, archive_database):
         )  # fmt: skip
     code, out, _ = billing.command("events_status")
     assert code == 0
-    assert "archive: 2 open events, the oldest failed 2026-03-01 12:00:00" in out
+    assert "archive: 2 open events, the oldest failed 2026-03-01 12:00:00 UTC" in out
     _, out, _ = billing.command("events_status", "--format", "json")
     assert json.loads(out)["archive"] == {
         "open": 2, "capped": False, "oldest": "2026-03-01T12:00:00+00:00",
