@@ -159,6 +159,8 @@ class EditingPages(PayloadPages):
             if step == "publish" and form.is_valid():
                 report = _publish(request, event.pk, version, payload, form, context["base"])
                 tell(request, _PUBLISHED, report, 1)
+                if report.returned:
+                    messages.info(request, _("The edit is kept as a revision."))
                 return self._redirect(request, "change", event.pk)
             draft = editing.draft(event, where, payload)
         except InvalidEditError as exc:
