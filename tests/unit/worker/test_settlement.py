@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.concurrency.thread import TaskPool as ThreadPool
 
 from django_amqp_events import signals
 from django_amqp_events.exceptions import BrokerUnavailableError, PublishError
@@ -146,3 +149,43 @@ def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
     main.join(30)
     timer.join(30)
     assert acks.acked == [handled.message]
+
+
+def test_a_thread_waits_until_its_event_is_acked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next run may kill the worker, and this event would run again."""
+    monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
+    acks, handled = Acks(), delivery()
+    acks.may_write.clear()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(ThreadPool))
+    settler.settle(handled, HANDLED)
+    with ThreadPoolExecutor(2) as threads:
+        waits = threads.submit(settler.wait_for, handled)
+        flush = threads.submit(settler.flush)
+        assert acks.writing.wait(30)
+        with pytest.raises(TimeoutError):
+            waits.result(0.2)
+        acks.may_write.set()
+        waits.result(30)
+        flush.result(30)
+    assert acks.acked == [handled.message]
+
+
+def test_a_solo_worker_goes_on_as_soon_as_a_retry_is_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
+    acks, retried = Acks(), delivery()
+    settler = settling(acks)
+    settler.runs_in(object.__new__(SoloPool))
+    settler._open.add(retried)
+    with ThreadPoolExecutor(1) as threads:
+        solo = threads.submit(settler.catch_up)
+        with pytest.raises(TimeoutError):
+            solo.result(0.2)
+        settler._answer(retried, ack=True)
+        try:
+            solo.result(30)
+        finally:
+            settler._close(retried)
+    assert acks.acked == [retried.message]
