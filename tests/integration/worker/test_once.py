@@ -130,6 +130,23 @@ def test_raising_handler_is_rolled_back(books: Handler, archive_database: Databa
     assert effects() == [event.id]
 
 
+def test_a_conflict_in_the_handler_is_a_failure(
+    books: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a row that cannot be inserted yet is waited for: the handler runs once per attempt."""
+    monkeypatch.setattr(inbox, "is_conflict", lambda _: True)
+    event, runs = received(), []
+
+    def fail() -> None:
+        runs.append(effect(event))
+        raise OperationalError("deadlock detected") if len(runs) == 1 else ValueError("again")
+
+    with pytest.raises(OperationalError):
+        inbox.once(books, event, fail)
+    assert len(runs) == 1
+    assert not effects()
+
+
 def test_handlers_integrity_error_is_a_failure(books: Handler) -> None:
     """Only an existing inbox row means that the event was handled."""
     from django.db import IntegrityError
