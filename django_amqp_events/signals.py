@@ -1,8 +1,8 @@
 """Signals in the past tense, sent after the fact with the service's name as ``sender``.
 
-An error of a receiver is logged, not raised; SystemExit is raised in the main thread only, and a
-soft time limit of Celery after the other receivers. Async receivers do not run where the sending
-thread has an event loop, as in ``publish()`` without ``await``.
+An error of a receiver is logged, not raised; SystemExit is raised in the main thread only. Celery's
+SoftTimeLimitExceeded is raised when all receivers have run. Async receivers do not run where the
+sending thread has an event loop, as in ``publish()`` without ``await``.
 
 ``event_published``
     ``event_id``, ``name``: RabbitMQ has confirmed the event. With the outbox it is sent in the
@@ -93,7 +93,7 @@ class Signal(dispatch.Signal):
             if what := unrun(response):
                 logger.error("the receiver %r of a signal returned %s", receiver, what)
         for _receiver, response in responses:
-            # It is meant for the handler that publishes, which would have no limit any more.
+            # It is meant for the handler that publishes, and comes only once.
             if isinstance(response, SoftTimeLimitExceeded):
                 raise response
         return responses
