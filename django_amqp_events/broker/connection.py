@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -231,15 +231,31 @@ def connection(app: Celery, *, timeout: float, **transport_options: Any) -> Iter
         close_socket(conn)
 
 
-def limit_waits(conn: Connection, seconds: int) -> None:
+def limit_waits(conn: Connection, seconds: int, give_up: Callable[[], None]) -> None:
     """Let a wait for an answer of RabbitMQ end with TimeoutError after *seconds*.
 
     Unlike the socket's own time-out, it does not slow down reads in an event loop, which poll. With
     TLS, py-amqp itself limits each wait to the time-out for connecting.
+
+    Args:
+        give_up: called then; it closes the socket. A worker that ends asks for about ten answers,
+            and would wait for each.
     """
-    transport = conn.connection.transport
-    transport.raise_on_initial_eintr = True  # otherwise py-amqp waits again
-    transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+    amqp = conn.connection
+    amqp.transport.raise_on_initial_eintr = True  # otherwise py-amqp waits again
+    limit = struct.pack("ll", seconds, 0)
+    amqp.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    drain_before = amqp.drain_events
+
+    def drain_events(timeout: float | None = None) -> None:
+        try:
+            drain_before(timeout)
+        except TimeoutError:
+            if timeout is None:
+                give_up()
+            raise
+
+    amqp.drain_events = drain_events
 
 
 def close_socket(conn: Connection) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from time import monotonic, sleep
 from typing import Any, Final
 
@@ -94,7 +95,7 @@ class Login(bootsteps.StartStopStep):
     def _ensure_connected(self, conn: Any) -> Any:
         connection = self._ensure_before(conn)
         if _is_rabbitmq(connection):
-            limit_waits(connection, SILENCE_SECONDS)
+            limit_waits(connection, SILENCE_SECONDS, partial(self._give_up, connection))
         return connection
 
     def _wait_for_name(self, connection: Any) -> None:
@@ -151,17 +152,25 @@ class Login(bootsteps.StartStopStep):
         self._wait(str(refused))
 
     def _broken(self, exc: Exception) -> None:
-        # Celery waits for answers of an unreachable broker when it closes these two.
-        events = self.consumer.event_dispatcher
-        for connection in (self.consumer.connection, events and events.connection):
-            if connection is not None:
-                close_socket(connection)
+        self._close_sockets()
         self._after(exc)
         if not isinstance(exc, ResourceLocked):
             self._had_name = True
         # The login succeeded, but a permission is missing.
         if isinstance(exc, AccessRefused):
             self._wait(f"{exc.reply_text}: check the user's permissions on this vhost")
+
+    def _give_up(self, connection: Any) -> None:
+        logger.error("RabbitMQ does not answer: closing the connection")
+        close_socket(connection)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        """Close what Celery would close with a handshake, and wait for an unreachable broker."""
+        events = self.consumer.event_dispatcher
+        for connection in (self.consumer.connection, events and events.connection):
+            if connection is not None:
+                close_socket(connection)
 
     def _wait(self, refused: str) -> None:
         now = monotonic()

@@ -148,7 +148,7 @@ class QueueStep(bootsteps.StartStopStep):
             if tags:
                 channel.basic_cancel(tags[-1])
         except (*c.connection_errors, *c.channel_errors) as exc:
-            logger.info("the consumers were not cancelled, because the channel is closed: %s", exc)
+            logger.info("the consumers were not cancelled, because the channel is closed: %r", exc)
 
     def terminate(self, c: Any) -> None:
         self.stop(c)
@@ -160,7 +160,7 @@ class QueueStep(bootsteps.StartStopStep):
             try:
                 channel.close()
             except (*c.connection_errors, *c.channel_errors) as exc:
-                logger.info("the channel was closed already: %s", exc)
+                logger.info("the channel was closed already: %r", exc)
 
     @property
     def _is_stopping(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections import Counter
@@ -209,6 +210,34 @@ def test_the_broker_falls_silent_during_the_start(
         proxy.forget()
         (event_id,) = publish(fresh_eyes, 1, "ok")
         until(lambda: ended(core, [event_id]), 30, "the worker connects again")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("passes", [16, None], ids=["starting", "running"])
+def test_a_worker_ends_while_the_broker_is_silent(
+    fresh_eyes: Eyes, service: Make, pool: str, passes: int | None
+) -> None:
+    """It asks for about ten answers when it ends, of two connections, and waits for one."""
+    with Proxy.to(fresh_eyes.url) as proxy:
+        core = service(
+            fresh_eyes,
+            # Heartbeats would find the dead connection first.
+            celery={"broker_heartbeat": 0, "broker_channel_error_retry": True},
+            constants={"worker.connection_errors.SILENCE_SECONDS": 3},
+        )
+        core.declare()
+        core.url = proxy.url
+        if passes is not None:
+            proxy.everything, proxy.passes = True, passes
+        worker = core.worker(pool, 2)
+        if passes is None:
+            until(lambda: each_once(fresh_eyes), 30)
+            proxy.flowing.clear()
+        else:
+            until(lambda: any(link.held for link in proxy.links), 30, "it waits for an answer")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
+    assert worker.log.count("RabbitMQ does not answer") == 1, worker.log
 
 
 @pytest.mark.parametrize("heartbeat", [4, 0])
