@@ -17,7 +17,7 @@ from ..message import decoding
 from ..message.formats import STRUCTURED, media_type
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.types import Payload, Received, task_id
-from .base import LENGTH, AppendOnly, Moment, PartialIndex
+from .base import LENGTH, AppendOnly, DocumentField, Moment, PartialIndex
 from .groups import FailureGroup
 from .reason_field import ReasonField
 from .text import read_document, visible
@@ -77,7 +77,7 @@ class ArchivedEvent(models.Model):
     state_since = Moment(_("in this state since"))
     version = models.PositiveIntegerField(default=0)
     reason = models.CharField(max_length=32)
-    detail = models.TextField(blank=True)
+    detail = DocumentField(blank=True)
     exception = models.CharField(max_length=LENGTH, blank=True)
     message = models.CharField(max_length=LENGTH, blank=True)
     location = models.CharField(_("failing line"), max_length=LENGTH, blank=True)
@@ -333,7 +333,7 @@ class ArchivedFailure(models.Model):
     failed_at = Moment()
     mirrored_at = Moment()
     late = models.BooleanField(default=False)
-    document = models.TextField(blank=True)
+    document = DocumentField(blank=True)
 
     class Meta:
         ordering: ClassVar = ["failed_at"]

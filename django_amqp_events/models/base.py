@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from django.db import models
 
@@ -15,6 +15,29 @@ M = TypeVar("M", bound=models.Model)
 
 #: Characters of the texts that lists, filters and indexes use.
 LENGTH: Final = 255
+
+
+if TYPE_CHECKING:
+    _TextField = models.TextField[str, str]
+else:
+    _TextField = models.TextField
+
+
+class DocumentField(_TextField):
+    """A long text, such as JSON or a traceback.
+
+    For several rows, Django passes PostgreSQL each column as an array, and psycopg escapes the
+    quotes and backslashes of each element one by one, in Python. A field with a placeholder of its
+    own is passed as literals.
+    """
+
+    def get_placeholder(self, _value: object, _compiler: object, _connection: object) -> str:
+        return "%s"
+
+    def deconstruct(self) -> Any:
+        # The column is the same, so migrations do not refer to this class.
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.TextField", args, kwargs
 
 
 class PartialIndex(models.Index):

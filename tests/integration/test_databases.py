@@ -14,6 +14,7 @@ from django.core.checks import Tags
 from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import QuerySet
+from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events import conf
 from django_amqp_events.apps import CHECKS
@@ -22,7 +23,13 @@ from django_amqp_events.archive.eligibility import Examined
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import delete_by_id, error_kind, is_passing, sliced
 from django_amqp_events.message.types import Message, derived_id
-from django_amqp_events.models import ArchivedEvent, FailureGroup, InboxEntry
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
+    InboxEntry,
+    OutboxEvent,
+)
 from django_amqp_events.monitor import alerts
 from tests.archive_rows import make
 from tests.conftest import ROW_LOCKS, Database
@@ -74,6 +81,26 @@ def test_mariadb_refuses_a_uuid_of_version_8_with_byte_8_0x80(archive_database: 
     with pytest.raises(DatabaseError, match="Incorrect uuid value"):
         InboxEntry.objects.create(id=refused, handled_at=now)
     InboxEntry.objects.create(id=UUID("58ab8808-a7ac-8933-8132-93ef64232923"), handled_at=now)
+
+
+@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+def test_large_columns_are_stored_fast(archive_database: Database) -> None:
+    """Compressed with lz4 by the server, and not escaped one by one by psycopg."""
+    connection = connections[archive_database.alias]
+    with CaptureQueriesContext(connection) as captured:
+        store(*(archived(received(f"order-{n}", headers={"q": '"'})) for n in range(2)))
+    for model in (ArchivedEvent, ArchivedFailure):
+        table = model._meta.db_table
+        inserts = [q["sql"] for q in captured if q["sql"].startswith(f'INSERT INTO "{table}"')]
+        assert [sql for sql in inserts if "UNNEST" not in sql] == inserts != []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT attname, attcompression FROM pg_attribute WHERE attrelid IN "
+            "(%s::regclass, %s::regclass, %s::regclass) AND attcompression <> ''",
+            [each._meta.db_table for each in (ArchivedEvent, ArchivedFailure, OutboxEvent)],
+        )
+        found = sorted(cursor.fetchall())
+    assert found == [("body", "l"), ("body", "l"), ("document", "l"), ("envelope", "l")]
 
 
 def test_the_beginning_of_the_id_of_a_row() -> None:
