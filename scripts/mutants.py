@@ -249,7 +249,8 @@ def main() -> int:
     node = Node.start(tempfile.mkdtemp(prefix="mutants-"))
     env = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
     env |= {"AMQP_URL": node.amqp_url(), "AMQP_MANAGEMENT_URL": node.management_url}
-    quick = [] if options.again else ["--quick"]
+    # An older tree may have no selection of tests.
+    quick = ["--quick"] if not options.again and (tree / "tests/tiers.py").exists() else []
     testers = [Tester(place, env, quick) for place in copies(tree, os.cpu_count() or 1)]
     free = list(testers)
 
