@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
@@ -34,6 +35,8 @@ from ..exceptions import RolledBackError
 from ..logs import event_fields
 from ..message.types import derived_id, handling
 from ..publish import outbox_rows
+from . import round_trips
+from .round_trips import Statement
 
 if TYPE_CHECKING:
     # Handlers are declared before Django's apps are loaded.
@@ -94,19 +97,18 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
         "name": clean(event.name, LENGTH),
         "handled_at": datetime.now(UTC),
     }
+    insert, find = _statements(alias, values)
+    refused = partial(RolledBackError.of, handler.name, event.id, alias)
+    transact = round_trips.joined if round_trips.are_joined(alias) else _transact
     deadline = time.monotonic() + min(LOCK_WAIT, settings.consumer_timeout / 3)
     while True:
         inserted = False
         try:
-            with transaction.atomic(using=alias):
-                _insert(alias, values)
+            with transact(alias, insert, find, refused):
                 inserted = True
-                result = run()
-                if not _can_commit(alias, pk):
-                    raise RolledBackError.of(handler.name, event.id, alias)
-                return result
+                return run()
         except IntegrityError:
-            if inserted or not _exists(alias, pk):
+            if inserted or not _found(alias, find):
                 raise
             break
         except OperationalError as exc:
@@ -126,9 +128,51 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
     return None
 
 
+@contextmanager
+def _transact(
+    alias: str, insert: Statement, find: Statement, refused: Callable[[], Exception]
+) -> Iterator[None]:
+    """Run a block in a transaction that begins with *insert*, and check that it can be committed.
+
+    If the handler swallowed a database error, ``atomic()`` rolls back without an exception, and so
+    does PostgreSQL's COMMIT. Django knows the first case. Finding the row shows the second, and
+    also a transaction that the handler itself has ended; libpq's transaction status would not,
+    since another transaction may be open by now.
+    """
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:
+            cursor.execute(*insert)
+        yield
+        if transaction.get_rollback(using=alias):
+            raise refused()
+        try:
+            found = _found(alias, find)
+        except InternalError as exc:
+            raise refused() from exc  # PostgreSQL: the transaction is aborted
+        if not found:
+            raise refused()
+
+
+def _found(alias: str, find: Statement) -> bool:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(*find)
+        return cursor.fetchone() is not None
+
+
+def _statements(alias: str, values: Mapping[str, Any]) -> tuple[Statement, Statement]:
+    """Return an INSERT of a row, and a query that finds it."""
+    from ..models import InboxEntry
+
+    connection = connections[alias]
+    insert, find = _sql(connection.vendor, alias)
+    fields = InboxEntry._meta.concrete_fields  # noqa: SLF001 - Django's documented name for it
+    row = [field.get_db_prep_save(values[field.name], connection) for field in fields]
+    return (insert, row), (find, row[:1])
+
+
 @lru_cache(maxsize=32)
-def _statements(_vendor: str, alias: str) -> tuple[str, str]:
-    """Return an INSERT of a row, and a SELECT of one by its id.
+def _sql(_vendor: str, alias: str) -> tuple[str, str]:
+    """Return an INSERT of a row, and a SELECT of one by its id, which is the first parameter.
 
     The ORM takes several times as long to build them as the database takes to run them.
     """
@@ -138,50 +182,11 @@ def _statements(_vendor: str, alias: str) -> tuple[str, str]:
     meta = InboxEntry._meta  # noqa: SLF001 - Django's documented name for it
     columns = [quote(str(field.column)) for field in meta.concrete_fields]
     names, places = ", ".join(columns), ", ".join(["%s"] * len(columns))
-    table, pk = quote(meta.db_table), quote(str(meta.pk.column))
+    table = quote(meta.db_table)
     return (
         f"INSERT INTO {table} ({names}) VALUES ({places})",  # noqa: S608 - names of our own
-        f"SELECT 1 FROM {table} WHERE {pk} = %s",  # noqa: S608 - names of our own
+        f"SELECT 1 FROM {table} WHERE {columns[0]} = %s",  # noqa: S608 - names of our own
     )
-
-
-def _insert(alias: str, values: Mapping[str, Any]) -> None:
-    from ..models import InboxEntry
-
-    connection = connections[alias]
-    insert, _ = _statements(connection.vendor, alias)
-    fields = InboxEntry._meta.concrete_fields  # noqa: SLF001 - Django's documented name for it
-    row = [field.get_db_prep_save(values[field.name], connection) for field in fields]
-    with connection.cursor() as cursor:
-        cursor.execute(insert, row)
-
-
-def _can_commit(alias: str, pk: UUID) -> bool:
-    """Return True if the transaction that has inserted the row *pk* can still be committed.
-
-    If the handler swallowed a database error, ``atomic()`` rolls back without an exception, and so
-    does PostgreSQL's COMMIT. Django knows the first case. Reading the row shows the second, and
-    also a transaction that the handler itself has ended; libpq's transaction status would not,
-    since another transaction may be open by now.
-    """
-    if transaction.get_rollback(using=alias):
-        return False
-    try:
-        return _exists(alias, pk)
-    except InternalError:
-        # PostgreSQL: the transaction is aborted.
-        return False
-
-
-def _exists(alias: str, pk: UUID) -> bool:
-    from ..models import InboxEntry
-
-    connection = connections[alias]
-    _, find = _statements(connection.vendor, alias)
-    field = InboxEntry._meta.pk  # noqa: SLF001 - Django's documented name for it
-    with connection.cursor() as cursor:
-        cursor.execute(find, [field.get_db_prep_value(pk, connection, prepared=False)])
-        return cursor.fetchone() is not None
 
 
 def aliases(settings: Settings | None = None, registry: Registry | None = None) -> list[str]:

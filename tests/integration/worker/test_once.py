@@ -12,7 +12,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events import (
     PublishNackedError,
@@ -27,7 +29,7 @@ from django_amqp_events.message import encoding
 from django_amqp_events.models import ArchivedEvent, InboxEntry
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
-from django_amqp_events.worker import inbox
+from django_amqp_events.worker import inbox, round_trips
 from tests.conftest import ROW_LOCKS, Database
 
 from ..archiving import archived, mirror_all, publish
@@ -43,8 +45,22 @@ SHORT_LOCKS = {
 }
 
 
+POSTGRESQL = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+BOTH_WAYS = pytest.mark.parametrize("joined", [True, False])
+
+
 @pytest.fixture
-def books(archive_database: Database) -> Iterator[Handler]:
+def joined() -> bool:
+    """Whether PostgreSQL gets BEGIN and COMMIT together with other statements."""
+    return True
+
+
+@pytest.fixture
+def books(
+    archive_database: Database, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Handler]:
+    if not joined:
+        monkeypatch.setattr(round_trips, "_missing", lambda: "a private name")
     with connections[ALIAS].cursor() as cursor:
         cursor.execute("CREATE TABLE effects (event varchar(64))")
     with override_events(SERVICE="billing", AUTODISCOVER=[]):
@@ -207,9 +223,72 @@ def test_failed_commit_is_a_failure(
     check_swallowed(books, swallow)
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
-def test_aborted_postgresql_transaction_is_a_failure(books: Handler) -> None:
-    check_swallowed(books, divide)
+@POSTGRESQL
+@BOTH_WAYS
+@pytest.mark.parametrize("swallow", [again, give_up, end, close, divide])
+def test_postgresql_does_not_commit(
+    books: Handler, swallow: Callable[[ReceivedEvent], None]
+) -> None:
+    check_swallowed(books, swallow)
+
+
+@POSTGRESQL
+@BOTH_WAYS
+def test_postgresql_commits(books: Handler, joined: bool) -> None:
+    """The same things happen in fewer round trips."""
+    connection: Any = connections[ALIAS]
+    event, done = received(), []
+    locked = InboxEntry.objects.using(ALIAS).select_for_update()
+
+    def handle() -> None:
+        assert connection.in_atomic_block
+        assert not connection.connection.autocommit
+        # Its cursor could not be kept open beyond the transaction.
+        assert [entry.event_id for entry in locked.iterator()] == [event.id]
+        transaction.on_commit(lambda: done.append(connection.in_atomic_block), using=ALIAS)
+
+    with CaptureQueriesContext(connection) as captured:
+        inbox.once(books, event, handle)
+    assert done == [False]
+    assert connection.get_autocommit()
+    assert joined == any(query["sql"].startswith("BEGIN; INSERT") for query in captured)
+    # BEGIN is recorded by Django, which lets psycopg send it with the first statement.
+    assert len(captured) == (4 if joined else 5), [query["sql"] for query in captured]
+    # The next transaction of the connection is an ordinary one.
+    assert InboxEntry.objects.using(ALIAS).get().delete()[0] == 1
+    with transaction.atomic(using=ALIAS):
+        effect(event)
+    assert effects() == [event.id]
+
+
+@POSTGRESQL
+@BOTH_WAYS
+@pytest.mark.parametrize("error", [IntegrityError, SoftTimeLimitExceeded])
+def test_an_error_of_the_commit(
+    books: Handler, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constraint that is checked last, or a limit that comes behind the handler."""
+    connection: Any = connections[ALIAS]
+    event = received()
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE effects ADD UNIQUE (event) DEFERRABLE INITIALLY DEFERRED")
+
+    def interrupted(*, using: str) -> bool:
+        raise SoftTimeLimitExceeded
+
+    def twice() -> None:
+        effect(event)
+        if error is IntegrityError:
+            effect(event)
+        else:
+            monkeypatch.setattr(transaction, "get_rollback", interrupted)
+
+    with pytest.raises(error):
+        inbox.once(books, event, twice)
+    monkeypatch.undo()
+    assert not effects()
+    assert run(books, event) == "done"
+    assert effects() == [event.id]
 
 
 def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) -> None:

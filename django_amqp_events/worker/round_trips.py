@@ -1,0 +1,103 @@
+"""Transactions of handlers with ``once``, in fewer round trips to PostgreSQL.
+
+BEGIN goes with the first statement, and COMMIT with a check. psycopg sends each by itself; its
+pipeline mode, which can send several, takes more processor time than it saves. Without psycopg 3 or
+one of the private names, the transaction is an ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+from django.db import DatabaseError, connections, transaction
+
+from ..broker.private_names import PrivateName, unavailable
+
+#: A statement and its parameters.
+Statement = tuple[str, Sequence[Any]]
+
+#: Of a division by zero, and of a statement in an aborted transaction.
+_REFUSALS: Final = frozenset({"22012", "25P02"})
+
+
+_JOIN: Final = "begin and commit in one round trip with a statement"
+_NEEDED: Final = (
+    PrivateName("psycopg:Connection._autocommit", _JOIN),
+    PrivateName(
+        "django.db.backends.base.base:BaseDatabaseWrapper._commit",
+        _JOIN,
+        ("self",),
+        overridden=True,
+    ),
+)
+
+
+def are_joined(alias: str) -> bool:
+    """Return True if :func:`joined` can be used on a database now."""
+    connection: Any = connections[alias]
+    if connection.in_atomic_block or connection.vendor != "postgresql":
+        return False
+    if connection.Database.__name__ != "psycopg" or _missing():
+        return False
+    connection.ensure_connection()
+    raw = connection.connection
+    # Otherwise BEGIN has options, or parameters are bound by the server, to one statement.
+    plain = raw.isolation_level is raw.read_only is raw.deferrable is None
+    return plain and hasattr(raw.cursor_factory, "mogrify")
+
+
+@cache
+def _missing() -> str:
+    return unavailable("psycopg", "sending BEGIN with a statement", _NEEDED)
+
+
+@contextmanager
+def joined(
+    alias: str, insert: Statement, find: Statement, refused: Callable[[], Exception]
+) -> Iterator[None]:
+    """Run a block in a transaction that begins with *insert*, and is committed if *find* has a row.
+
+    Args:
+        refused: makes the error that is raised if it has none, or if the transaction is aborted.
+    """
+    connection: Any = connections[alias]
+
+    def commit() -> None:
+        query, values = find
+        # It divides by zero.
+        check = f"SELECT 1 / count(*) FROM ({query}) AS found"  # noqa: S608 - our own
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(f"{check}; COMMIT", values)
+        except DatabaseError as exc:
+            if getattr(exc.__cause__, "sqlstate", "") not in _REFUSALS:
+                raise
+            connection.rollback()
+            raise refused() from exc
+
+    try:
+        with transaction.atomic(using=alias):
+            _begin(connection, insert)
+            yield
+            # Django rolls back in silence.
+            if transaction.get_rollback(using=alias):
+                raise refused()
+            # Called by atomic(), which then runs the hooks of on_commit().
+            connection._commit = commit  # noqa: SLF001 - in _NEEDED
+    finally:
+        vars(connection).pop("_commit", None)
+
+
+def _begin(connection: Any, insert: Statement) -> None:
+    sql, values = insert
+    raw = connection.connection
+    with connection.cursor() as cursor:
+        # psycopg would send a BEGIN of its own. Its public setter works between transactions only.
+        raw._autocommit = True  # noqa: SLF001 - in _NEEDED
+        try:
+            cursor.execute(f"BEGIN; {sql}", values)
+        finally:
+            raw._autocommit = False  # noqa: SLF001
