@@ -231,15 +231,16 @@ def connection(app: Celery, *, timeout: float, **transport_options: Any) -> Iter
         close_socket(conn)
 
 
-def limit_waits(conn: Connection, seconds: int, give_up: Callable[[], None]) -> None:
+def limit_waits(conn: Connection, seconds: int, on_silence: Callable[[], None]) -> None:
     """Let a wait for an answer of RabbitMQ end with TimeoutError after *seconds*.
 
     Unlike the socket's own time-out, it does not slow down reads in an event loop, which poll. With
     TLS, py-amqp itself limits each wait to the time-out for connecting.
 
     Args:
-        give_up: called then; it closes the socket. A worker that ends asks for about ten answers,
-            and would wait for each.
+        on_silence: called before the error is raised, if the wait had no time-out of its own. It
+            must close the socket: a worker that stops asks for about ten answers, and would wait
+            for each.
     """
     amqp = conn.connection
     amqp.transport.raise_on_initial_eintr = True  # otherwise py-amqp waits again
@@ -252,7 +253,7 @@ def limit_waits(conn: Connection, seconds: int, give_up: Callable[[], None]) -> 
             drain_before(timeout)
         except TimeoutError:
             if timeout is None:
-                give_up()
+                on_silence()
             raise
 
     amqp.drain_events = drain_events

@@ -1,7 +1,8 @@
 """Check that private names of a library exist and have the expected parameters.
 
 ``broker/amqp_internals.py``, ``worker/celery_internals.py`` and ``worker/billiard_internals.py``
-list the names, ``broker/fast_paths.py`` those that only a fast path needs.
+list the names, ``broker/fast_paths.py`` and ``worker/round_trips.py`` those that only make things
+faster.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def _set(apps: Any, schema_editor: Any, model_name: str, method: str) -> None:
 
 
 def _operation(model_name: str) -> migrations.RunPython:
-    """Change one model's table, in the databases that a router sends it to."""
+    """Return an operation on one model's table, where a router lets the model be migrated."""
 
     def lz4(apps: Any, schema_editor: Any) -> None:
         _set(apps, schema_editor, model_name, "lz4")

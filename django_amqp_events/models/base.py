@@ -27,8 +27,8 @@ class DocumentField(_TextField):
     """A long text, such as JSON or a traceback.
 
     For several rows, Django passes PostgreSQL each column as an array, and psycopg escapes the
-    quotes and backslashes of each element one by one, in Python. A field with a placeholder of its
-    own is passed as literals.
+    quotes and backslashes of each element one by one, in Python. If a field has a method
+    ``get_placeholder()``, Django passes all values of the INSERT one by one instead.
     """
 
     def get_placeholder(self, _value: object, _compiler: object, _connection: object) -> str:

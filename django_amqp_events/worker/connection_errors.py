@@ -95,7 +95,7 @@ class Login(bootsteps.StartStopStep):
     def _ensure_connected(self, conn: Any) -> Any:
         connection = self._ensure_before(conn)
         if _is_rabbitmq(connection):
-            limit_waits(connection, SILENCE_SECONDS, partial(self._give_up, connection))
+            limit_waits(connection, SILENCE_SECONDS, partial(self._silent, connection))
         return connection
 
     def _wait_for_name(self, connection: Any) -> None:
@@ -160,13 +160,16 @@ class Login(bootsteps.StartStopStep):
         if isinstance(exc, AccessRefused):
             self._wait(f"{exc.reply_text}: check the user's permissions on this vhost")
 
-    def _give_up(self, connection: Any) -> None:
-        logger.error("RabbitMQ does not answer: closing the connection")
+    def _silent(self, connection: Any) -> None:
+        logger.error(
+            "RabbitMQ does not answer: closing this worker's connections. The worker connects "
+            "again, or ends if it is stopping. Check RabbitMQ and the network"
+        )
         close_socket(connection)
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        """Close what Celery would close with a handshake, and wait for an unreachable broker."""
+        """Close the connections without a handshake, which would wait for an unreachable broker."""
         events = self.consumer.event_dispatcher
         for connection in (self.consumer.connection, events and events.connection):
             if connection is not None:

@@ -135,9 +135,9 @@ def _transact(
     """Run a block in a transaction that begins with *insert*, and check that it can be committed.
 
     If the handler swallowed a database error, ``atomic()`` rolls back without an exception, and so
-    does PostgreSQL's COMMIT. Django knows the first case. Finding the row shows the second, and
-    also a transaction that the handler itself has ended; libpq's transaction status would not,
-    since another transaction may be open by now.
+    does PostgreSQL's COMMIT. Django's flag shows the first case. A query of the row shows the
+    second: it fails, or finds nothing. It also finds nothing if the handler itself has rolled back;
+    libpq's transaction status would not show that, since another transaction may be open by now.
     """
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:

@@ -148,7 +148,10 @@ class QueueStep(bootsteps.StartStopStep):
             if tags:
                 channel.basic_cancel(tags[-1])
         except (*c.connection_errors, *c.channel_errors) as exc:
-            logger.info("the consumers were not cancelled, because the channel is closed: %r", exc)
+            logger.info(
+                "the consumers could not be cancelled; RabbitMQ does it when the connection ends: %r",
+                exc,
+            )
 
     def terminate(self, c: Any) -> None:
         self.stop(c)
@@ -160,7 +163,7 @@ class QueueStep(bootsteps.StartStopStep):
             try:
                 channel.close()
             except (*c.connection_errors, *c.channel_errors) as exc:
-                logger.info("the channel was closed already: %r", exc)
+                logger.info("the channel could not be closed: %r", exc)
 
     @property
     def _is_stopping(self) -> bool:

@@ -1,8 +1,8 @@
 """Transactions of handlers with ``once``, in fewer round trips to PostgreSQL.
 
-BEGIN goes with the first statement, and COMMIT with a check. psycopg sends each by itself; its
-pipeline mode, which can send several, takes more processor time than it saves. Without psycopg 3 or
-one of the private names, the transaction is an ordinary one.
+BEGIN goes with the first statement, and COMMIT with a check. psycopg sends the two in round trips
+of their own; its pipeline mode, which could join them, takes more processor time than it saves.
+:func:`are_joined` says where the transaction remains an ordinary one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from ..broker.private_names import PrivateName, unavailable
 #: A statement and its parameters.
 Statement = tuple[str, Sequence[Any]]
 
-#: Of a division by zero, and of a statement in an aborted transaction.
+#: SQLSTATEs of a division by zero, and of a statement in an aborted transaction.
 _REFUSALS: Final = frozenset({"22012", "25P02"})
-
-
 _JOIN: Final = "begin and commit in one round trip with a statement"
-_NEEDED: Final = (
-    PrivateName("psycopg:Connection._autocommit", _JOIN),
+_PSYCOPG: Final = (PrivateName("psycopg:Connection._autocommit", _JOIN),)
+_DJANGO: Final = (
     PrivateName(
         "django.db.backends.base.base:BaseDatabaseWrapper._commit",
         _JOIN,
@@ -44,14 +42,15 @@ def are_joined(alias: str) -> bool:
         return False
     connection.ensure_connection()
     raw = connection.connection
-    # Otherwise BEGIN has options, or parameters are bound by the server, to one statement.
+    # Our BEGIN has no options, and parameters that the server binds belong to one statement.
     plain = raw.isolation_level is raw.read_only is raw.deferrable is None
     return plain and hasattr(raw.cursor_factory, "mogrify")
 
 
 @cache
 def _missing() -> str:
-    return unavailable("psycopg", "sending BEGIN with a statement", _NEEDED)
+    feature = "saving round trips of handlers with once"
+    return unavailable("django", feature, _DJANGO) or unavailable("psycopg", feature, _PSYCOPG)
 
 
 @contextmanager
@@ -61,13 +60,14 @@ def joined(
     """Run a block in a transaction that begins with *insert*, and is committed if *find* has a row.
 
     Args:
-        refused: makes the error that is raised if it has none, or if the transaction is aborted.
+        refused: makes the error that is raised if it has none, if the transaction is aborted, or if
+            Django would roll it back.
     """
     connection: Any = connections[alias]
 
     def commit() -> None:
         query, values = find
-        # It divides by zero.
+        # Without a row it divides by zero, so COMMIT does not run.
         check = f"SELECT 1 / count(*) FROM ({query}) AS found"  # noqa: S608 - our own
         try:
             with connection.cursor() as cursor:
@@ -82,11 +82,11 @@ def joined(
         with transaction.atomic(using=alias):
             _begin(connection, insert)
             yield
-            # Django rolls back in silence.
+            # With this flag, atomic() rolls back without an error.
             if transaction.get_rollback(using=alias):
                 raise refused()
             # Called by atomic(), which then runs the hooks of on_commit().
-            connection._commit = commit  # noqa: SLF001 - in _NEEDED
+            connection._commit = commit  # noqa: SLF001 - in _DJANGO
     finally:
         vars(connection).pop("_commit", None)
 
@@ -96,7 +96,7 @@ def _begin(connection: Any, insert: Statement) -> None:
     raw = connection.connection
     with connection.cursor() as cursor:
         # psycopg would send a BEGIN of its own. Its public setter works between transactions only.
-        raw._autocommit = True  # noqa: SLF001 - in _NEEDED
+        raw._autocommit = True  # noqa: SLF001 - in _PSYCOPG
         try:
             cursor.execute(f"BEGIN; {sql}", values)
         finally:

@@ -49,7 +49,7 @@ PASSING, LASTING, DEADLY, HANGING, LARGE = 0.15, 0.1, 0.002, 0.002, 0.005
 PAUSE: Final = 0.25
 CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
 PATIENCE: Final = 300.0  # seconds
-#: Seconds of a warm shutdown. A connection may have become half-open, which takes a minute.
+#: Seconds of a warm shutdown. It takes a minute to notice that a connection is half-open.
 STOP: Final = 90.0
 ROUNDS: Final = 10  # of replays at the end
 ALERTED: Final = 90.0  # seconds; the mirror looks for alerts twice a minute

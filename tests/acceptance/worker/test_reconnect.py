@@ -217,7 +217,7 @@ def test_the_broker_falls_silent_during_the_start(
 def test_a_worker_ends_while_the_broker_is_silent(
     fresh_eyes: Eyes, service: Make, pool: str, passes: int | None
 ) -> None:
-    """It asks for about ten answers when it ends, of two connections, and waits for one."""
+    """When it stops it asks for about ten answers, on two connections, and waits for one."""
     with Proxy.to(fresh_eyes.url) as proxy:
         core = service(
             fresh_eyes,

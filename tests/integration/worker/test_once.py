@@ -243,7 +243,7 @@ def test_postgresql_commits(books: Handler, joined: bool) -> None:
     def handle() -> None:
         assert connection.in_atomic_block
         assert not connection.connection.autocommit
-        # Its cursor could not be kept open beyond the transaction.
+        # PostgreSQL refuses FOR UPDATE to the cursor that Django opens under autocommit.
         assert [entry.event_id for entry in locked.iterator()] == [event.id]
         transaction.on_commit(lambda: done.append(connection.in_atomic_block), using=ALIAS)
 
@@ -252,7 +252,7 @@ def test_postgresql_commits(books: Handler, joined: bool) -> None:
     assert done == [False]
     assert connection.get_autocommit()
     assert joined == any(query["sql"].startswith("BEGIN; INSERT") for query in captured)
-    # BEGIN is recorded by Django, which lets psycopg send it with the first statement.
+    # Django records a BEGIN of its own when it switches autocommit off.
     assert len(captured) == (4 if joined else 5), [query["sql"] for query in captured]
     # The next transaction of the connection is an ordinary one.
     assert InboxEntry.objects.using(ALIAS).get().delete()[0] == 1
@@ -267,7 +267,7 @@ def test_postgresql_commits(books: Handler, joined: bool) -> None:
 def test_an_error_of_the_commit(
     books: Handler, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A constraint that is checked last, or a limit that comes behind the handler."""
+    """A constraint that is checked last, or a soft time limit that is raised after it."""
     connection: Any = connections[ALIAS]
     event = received()
     with connection.cursor() as cursor:
