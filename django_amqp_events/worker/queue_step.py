@@ -148,10 +148,7 @@ class QueueStep(bootsteps.StartStopStep):
             if tags:
                 channel.basic_cancel(tags[-1])
         except (*c.connection_errors, *c.channel_errors) as exc:
-            logger.info(
-                "the consumers could not be cancelled; RabbitMQ does it when the connection ends: %r",
-                exc,
-            )
+            logger.info("the consumers end with their connection, not before: %r", exc)
 
     def terminate(self, c: Any) -> None:
         self.stop(c)
