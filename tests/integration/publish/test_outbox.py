@@ -353,10 +353,10 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
     with CaptureQueriesContext(connection) as queries_of_relay:
         # A relay leases up to 900 rows.
         outbox_rows.delete_confirmed(ALIAS, taken)
-    assert lazily not in str([*queries, *queries_of_relay])
+    assert not any(lazily in query["sql"] for query in [*queries, *queries_of_relay])
     with override_events(FAST_PATHS=[]), CaptureQueriesContext(connection) as queries:
         publish_event(NAME, {})
-    assert lazily not in str(list(queries))
+    assert not any(lazily in query["sql"] for query in queries)
     assert not table().exists()
 
 

@@ -16,6 +16,7 @@ from psycopg.errors import ReadOnlySqlTransaction
 
 from django_amqp_events import conf, service_loop
 from django_amqp_events.archive import eligibility, replay, states
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -631,3 +632,20 @@ def test_the_lease_is_longer_than_a_publish_may_take() -> None:
     confirm = conf.get_settings().confirm_timeout
     ArchivedEvent.objects.update(state_since=datetime.now(UTC) - timedelta(seconds=3 * confirm))
     assert replay.resume() == 0
+
+
+@pytest.mark.parametrize("name", ["send_invoice", "old", "older", "slow", "nobody", ""])
+def test_the_database_knows_what_is_overdue(settings: Any, name: str) -> None:
+    """The same as :func:`.is_overdue`, for a handler by each of its names."""
+    settings.AMQP_EVENTS["RENAMED_HANDLERS"] |= {"older": "slow"}
+    handlers = get_registry().handlers.values()
+    limits = [eligibility.patience(*each) for each in ((), *((handler,) for handler in handlers))]
+    assert len(set(limits)) == 3
+    second = timedelta(seconds=1)
+    rows = [
+        make(number, State.REPLAYING, handler=name, queue="billing.slow", state_since=NOW - age)
+        for number, age in enumerate(age for each in limits for age in (each - second, each))
+    ]
+    found = set(ArchivedEvent.objects.filter(eligibility.overdue(NOW)))
+    assert found == {row for row in rows if eligibility.is_overdue(row, NOW)}
+    assert min(limits) - second < NOW - max(row.state_since for row in found) <= max(limits)

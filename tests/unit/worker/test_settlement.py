@@ -132,6 +132,29 @@ def test_an_event_whose_message_cannot_be_built_is_requeued() -> None:
     assert (acks.acked, acks.requeued) == ([], [bad.message])
 
 
+def test_a_stop_waits_for_a_publish(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is in the queue of jobs any more, and RabbitMQ has not confirmed yet."""
+    publishing, confirmed = threading.Event(), threading.Event()
+
+    def publish(messages: Sequence[Message], **_: Any) -> list[None]:
+        publishing.set()
+        assert confirmed.wait(30)
+        return [None] * len(messages)
+
+    monkeypatch.setattr(channel, "publish", publish)
+    acks, archived = Acks(), delivery()
+    settler = settling(acks)
+    settler.settle(archived, Verdict(kind="archive", reason="malformed"))
+    assert publishing.wait(30)
+    with ThreadPoolExecutor(1) as threads:
+        drained = threads.submit(settler.drain, 30)
+        with pytest.raises(TimeoutError):
+            drained.result(0.3)
+        confirmed.set()
+        assert drained.result(30)
+    assert acks.acked == [archived.message]
+
+
 def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
     """Celery's timer thread may run a flush when the main thread is about to close the channel."""
     acks, handled = Acks(), delivery()
