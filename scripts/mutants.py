@@ -81,7 +81,8 @@ TESTS = {
     "acceptance/worker/test_settlement.py acceptance/worker/test_options.py",
     "archive/row_writer": "unit/archive/test_mirror.py unit/archive/test_failure_groups.py "
     "unit/archive/test_states.py integration/archive/test_mirror.py "
-    "integration/archive/test_mirror_hostile.py acceptance/archive/test_replay.py",
+    "integration/archive/test_mirror_hostile.py integration/management/test_events_recover.py "
+    "acceptance/archive/test_replay.py",
     "broker/confirms": "integration/broker/test_confirms.py integration/publish/test_publisher.py",
     "worker/inbox": "unit/worker/test_once.py integration/worker/test_once.py "
     "acceptance/worker/test_once.py",

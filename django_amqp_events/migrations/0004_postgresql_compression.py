@@ -47,6 +47,9 @@ def _operation(model_name: str) -> migrations.RunPython:
 
 
 class Migration(migrations.Migration):
+    # So that each table is locked for a moment, and not all of them at once.
+    atomic = False
+
     dependencies = [
         ("django_amqp_events", "0003_mysql_collation"),
     ]

@@ -77,7 +77,7 @@ class ArchivedEvent(models.Model):
     state_since = Moment(_("in this state since"))
     version = models.PositiveIntegerField(default=0)
     reason = models.CharField(max_length=32)
-    detail = DocumentField(blank=True)
+    detail = models.TextField(blank=True)
     exception = models.CharField(max_length=LENGTH, blank=True)
     message = models.CharField(max_length=LENGTH, blank=True)
     location = models.CharField(_("failing line"), max_length=LENGTH, blank=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
 from django.db import models
@@ -27,12 +27,21 @@ class DocumentField(_TextField):
     """A long text, such as JSON or a traceback.
 
     For several rows, Django passes PostgreSQL each column as an array, and psycopg escapes the
-    quotes and backslashes of each element one by one, in Python. If a field has a method
-    ``get_placeholder()``, Django passes all values of the INSERT one by one instead.
+    quotes and backslashes of each element one by one, in Python. If a field has such a
+    method, Django passes all values of the INSERT one by one instead.
     """
 
     def get_placeholder(self, _value: object, _compiler: object, _connection: object) -> str:
         return "%s"
+
+    def get_placeholder_sql(
+        self, value: Any, compiler: Any, _connection: object
+    ) -> tuple[str, Sequence[Any]]:
+        # As Django 6.1 calls it.
+        if hasattr(value, "as_sql"):
+            sql, parameters = compiler.compile(value)
+            return sql, parameters
+        return "%s", (value,)
 
     def deconstruct(self) -> Any:
         # The column is the same, so migrations do not refer to this class.

@@ -38,6 +38,9 @@ def are_joined(alias: str) -> bool:
     connection: Any = connections[alias]
     if connection.in_atomic_block or connection.vendor != "postgresql":
         return False
+    # A wrapper may have queries of its own, before BEGIN or after COMMIT.
+    if connection.execute_wrappers:
+        return False
     if connection.Database.__name__ != "psycopg" or _missing():
         return False
     connection.ensure_connection()
@@ -64,8 +67,12 @@ def joined(
             Django would roll it back.
     """
     connection: Any = connections[alias]
+    committed = False
 
     def commit() -> None:
+        nonlocal committed
+        # The hooks of on_commit() may have transactions of their own.
+        del connection._commit  # noqa: SLF001 - in _DJANGO
         query, values = find
         # Without a row it divides by zero, so COMMIT does not run.
         check = f"SELECT 1 / count(*) FROM ({query}) AS found"  # noqa: S608 - our own
@@ -73,10 +80,15 @@ def joined(
             with connection.cursor() as cursor:
                 cursor.execute(f"{check}; COMMIT", values)
         except DatabaseError as exc:
-            if getattr(exc.__cause__, "sqlstate", "") not in _REFUSALS:
+            if not _is_refusal(exc.__cause__):
                 raise
             connection.rollback()
             raise refused() from exc
+        except BaseException:
+            # A time limit. Django rolls back for a DatabaseError alone.
+            connection.close()
+            raise
+        committed = True
 
     try:
         with transaction.atomic(using=alias):
@@ -87,8 +99,16 @@ def joined(
                 raise refused()
             # Called by atomic(), which then runs the hooks of on_commit().
             connection._commit = commit  # noqa: SLF001 - in _DJANGO
+        # The handler has closed the connection, and cleared the flag.
+        if not committed:
+            raise refused()
     finally:
         vars(connection).pop("_commit", None)
+
+
+def _is_refusal(error: Any) -> bool:
+    """Return True for an error of the check; one in a trigger, at COMMIT, has a context."""
+    return getattr(error, "sqlstate", "") in _REFUSALS and error.diag.context is None
 
 
 def _begin(connection: Any, insert: Statement) -> None:

@@ -13,7 +13,15 @@ from uuid import uuid4
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
-from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    connections,
+    transaction,
+)
 from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events import (
@@ -305,6 +313,93 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
     assert not InboxEntry.objects.using(ALIAS).exists()
     assert run(books, event) == "done"
     assert effects() == [event.id]
+
+
+@POSTGRESQL
+@BOTH_WAYS
+def test_a_limit_during_the_check(books: Handler) -> None:
+    """It is raised as it is, and the connection has no transaction any more."""
+    connection: Any = connections[ALIAS]
+    event, done = received(), []
+
+    def interrupt(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("SELECT 1"):
+            raise SoftTimeLimitExceeded
+        return execute(sql, *rest)
+
+    def handle() -> None:
+        effect(event)
+        transaction.on_commit(lambda: done.append("hook"), using=ALIAS)
+        connection.execute_wrappers.append(interrupt)
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        inbox.once(books, event, handle)
+    connection.execute_wrappers.clear()
+    assert connection.get_autocommit()
+    assert run(books, event) == "done"
+    assert effects() == [event.id]
+    assert not done
+
+
+@POSTGRESQL
+@BOTH_WAYS
+def test_hooks_have_transactions_of_their_own(books: Handler) -> None:
+    event, rows = received(), InboxEntry.objects.using(ALIAS)
+
+    def hook() -> None:
+        with transaction.atomic(using=ALIAS):
+            rows.all().delete()
+
+    inbox.once(books, event, lambda: transaction.on_commit(hook, using=ALIAS))
+    assert not rows.exists()
+
+
+@POSTGRESQL
+@BOTH_WAYS
+def test_a_trigger_of_the_commit_fails(books: Handler) -> None:
+    event = received()
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM 1 / 0; RETURN NEW; END';"
+            "CREATE CONSTRAINT TRIGGER last AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION divide()"
+        )
+    with pytest.raises(DataError, match="division by zero"):
+        run(books, event)
+    assert not InboxEntry.objects.using(ALIAS).exists()
+
+
+@POSTGRESQL
+@BOTH_WAYS
+def test_a_closed_connection_commits_nothing(books: Handler) -> None:
+    def close_and_deny() -> None:
+        connections[ALIAS].close()
+        transaction.set_rollback(False, using=ALIAS)
+
+    with pytest.raises((RolledBackError, DatabaseError, InterfaceError)):
+        inbox.once(books, received(), close_and_deny)
+    assert not InboxEntry.objects.using(ALIAS).exists()
+
+
+@POSTGRESQL
+def test_the_statements_of_a_wrapper_stay_where_they_are(books: Handler) -> None:
+    """It may query before the first statement, which would not be rolled back with the rest."""
+    connection = connections[ALIAS]
+    event = received()
+
+    def audit(execute: Any, sql: str, *rest: Any) -> Any:
+        if "inboxentry" in sql:
+            with connection.cursor() as cursor:
+                cursor.cursor.execute("INSERT INTO effects VALUES ('audit')")
+        return execute(sql, *rest)
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with connection.execute_wrapper(audit), pytest.raises(ValueError, match="no"):
+        inbox.once(books, event, fail)
+    assert not effects()
 
 
 def test_swallowed_database_error_in_a_savepoint_is_harmless(books: Handler) -> None:
