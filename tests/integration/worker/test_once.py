@@ -171,6 +171,24 @@ def test_a_conflict_in_the_handler_is_a_failure(
     assert not effects()
 
 
+@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+def test_nothing_is_waited_for_in_the_transaction_of_a_caller(
+    books: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may have ended it, and the caller's locks would last as long."""
+    tries = []
+
+    def locked(*_: Any) -> Any:
+        tries.append(1)
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(inbox, "_transact", locked)
+    monkeypatch.setattr(inbox, "is_locked", lambda _: True)
+    with pytest.raises(OperationalError), transaction.atomic(using=ALIAS):
+        run(books, received())
+    assert len(tries) == 1
+
+
 def test_handlers_integrity_error_is_a_failure(books: Handler) -> None:
     """Only an existing inbox row means that the event was handled."""
     from django.db import IntegrityError

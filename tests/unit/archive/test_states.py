@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +14,8 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events.archive import states, tables
+from django_amqp_events.archive import row_writer, states, tables
+from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.models import (
@@ -377,6 +380,20 @@ def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
     with pytest.raises(OperationalError), transaction.atomic(using=using):
         contested()
     assert len(tries) == 1, "in the caller's transaction there is nothing to try again"
+
+
+@ONE
+@pytest.mark.parametrize("module", [states, batch_states, row_writer])
+def test_what_locks_rows_is_tried_again(module: ModuleType) -> None:
+    """Each function that has a transaction of its own."""
+    known = 0
+    for name, function in inspect.getmembers(module, inspect.isfunction):
+        own = inspect.unwrap(function).__module__ == module.__name__
+        source = inspect.getsource(function) if own else ""
+        if "with tables.locking(" in source or "with transaction.atomic(" in source:
+            known += 1
+            assert source.startswith("@tables.retry_on_conflict"), name
+    assert known
 
 
 def elsewhere(using: str, pk: UUID) -> None:
