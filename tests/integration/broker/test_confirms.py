@@ -119,9 +119,17 @@ def tag(frame: bytes) -> int:
     return int(struct.unpack(">Q", frame[11:19])[0])
 
 
-def held_link(proxy: Proxy, count: int = 1) -> Link:
-    """Wait until the broker's confirm is here, and not yet there."""
-    until(lambda: len(proxy.links) >= count and proxy.links[count - 1].held, "a held confirm")
+def held_link(proxy: Proxy, count: int = 1, *, last: int = 1) -> Link:
+    """Wait until the broker's confirm of a connection's message is here, and not yet there.
+
+    The first message of several is written before the others.
+    """
+
+    def held() -> bool:
+        links = proxy.links[count - 1 :]
+        return bool(links) and max(map(tag, links[0].held), default=0) >= last
+
+    until(held, f"a held confirm of {last}")
     return proxy.links[count - 1]
 
 
@@ -282,8 +290,7 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     )
     thread.start()
     # The return comes before its confirm, whatever order the confirms come in.
-    until(lambda: proxy.links and max(map(tag, proxy.links[0].held), default=0) == 2, "confirm 2")
-    proxy.links[0].write(ack(2, multiple=True))
+    held_link(proxy, last=2).write(ack(2, multiple=True))
     finished(thread)
     assert [type(result) for result in publishing] == [type(None), UnroutableError]
 
@@ -742,9 +749,8 @@ def test_in_the_middle_of_a_window(wire: Wire):
         target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
     )
     publishing.start()
-    held_link(proxy)
-    link = proxy.links[0]
     # Tag 1 was the first event's.
+    link = held_link(proxy, last=9)
     link.write(ack(3))
     link.write(ack(5, multiple=True))
     link.write(ack(8, nack=True))
@@ -784,10 +790,10 @@ def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
         )
     )
     publishing.start()
-    link = held_link(proxy)
-    for tag in (1, 2, 3):
+    link = held_link(proxy, last=3)
+    for number in (1, 2, 3):
         publishing.join(1.4)
-        link.write(ack(tag))
+        link.write(ack(number))
     finished(publishing)
     assert results == [None] * 3
 
@@ -821,7 +827,7 @@ def test_nack_of_several_messages(wire: Wire):
         )
     )
     publishing.start()
-    link = held_link(proxy)
+    link = held_link(proxy, last=4)
     link.write(ack(2))
     link.write(ack(3, multiple=True, nack=True))
     link.write(ack(4))
