@@ -29,7 +29,7 @@ LEARN = 40
 
 @pytest.fixture
 def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes)
+    made = service(fresh_eyes, events={"FAST_PATHS": list(FAST_PATHS)})
     made.declare()
     return made
 
@@ -67,7 +67,11 @@ def counts(core: Service, what: str) -> dict[str, int]:
 
 def test_a_backlog_goes_in_few_jobs(service: Make, fresh_eyes: Eyes) -> None:
     # A handler that waits for the disk would soon get jobs of its own.
-    core = service(fresh_eyes, environ={"TESTPROJECT_UNSYNCED": "yes"})
+    core = service(
+        fresh_eyes,
+        environ={"TESTPROJECT_UNSYNCED": "yes"},
+        events={"FAST_PATHS": list(FAST_PATHS)},
+    )
     core.declare()
     ids = publish(fresh_eyes, *[["ok"]] * 300)
     core.worker("prefork", 2, *MANY).wait_ready()
