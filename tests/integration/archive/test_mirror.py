@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -18,6 +19,7 @@ from django_amqp_events.models import (
 from tests.conftest import KINDS
 
 from ..archiving import (
+    FAILURE,
     archived,
     mirror_all,
     outcome,
@@ -139,11 +141,19 @@ def test_failed_replay_keeps_the_row_and_counts_attempts(billing):
     replay.replay({row.pk: row.version}, by="ada")
     made = Replay.objects.get()
     billing.take("billing.send_invoice")
-    publish(billing, archived(delivery, attempt=2, replay_id=str(made.pk)))
+    # A second failure with another cause, whose clock is behind that of the first.
+    other = replace(FAILURE, exception="billing.errors.Closed", message="the books are closed")
+    early = row.last_failed_at - timedelta(minutes=1)
+    again = archived(delivery, attempt=2, replay_id=str(made.pk), failure=other, at=early)
+    publish(billing, again)
     counts = mirror_all(billing)
     assert (counts.events, counts.failures) == (0, 1)
+    last = row.last_failed_at
     row.refresh_from_db()
     assert (row.state, row.attempts, row.replays) == (State.ARCHIVED, 5, 1)
+    assert (row.exception, row.message) == (other.exception, other.message)
+    assert (row.first_failed_at, row.last_failed_at) == (early, last)
+    assert not row.unconfirmed
     made.refresh_from_db()
     assert made.state == "failed"
     assert made.failure_set.count() == 1
