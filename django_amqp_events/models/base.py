@@ -27,8 +27,8 @@ class DocumentField(_TextField):
     """A long text, such as JSON or a traceback.
 
     For several rows, Django passes PostgreSQL each column as an array, and psycopg escapes the
-    quotes and backslashes of each element one by one, in Python. If a field has such a
-    method, Django passes all values of the INSERT one by one instead.
+    quotes and backslashes of each element one by one, in Python. If a field has a placeholder
+    of its own, Django passes all values of the INSERT one by one instead.
     """
 
     def get_placeholder(self, _value: object, _compiler: object, _connection: object) -> str:
@@ -37,7 +37,7 @@ class DocumentField(_TextField):
     def get_placeholder_sql(
         self, value: Any, compiler: Any, _connection: object
     ) -> tuple[str, Sequence[Any]]:
-        # As Django 6.1 calls it.
+        # Since Django 6.1, instead of get_placeholder().
         if hasattr(value, "as_sql"):
             sql, parameters = compiler.compile(value)
             return sql, parameters
