@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from broker import Node
@@ -37,17 +39,10 @@ def loses_one(world: World, *, cut: bool) -> None:
             None if cut else signal.SIGKILL,
         )
     )
-    if cut:
-        cut_off(leader, *(node for node in nodes if node is not leader))
-    else:
-        leader.kill()
-    until(lambda: leader.nodename not in _leaders(world), 60, "others lead")
-    time.sleep(3)
-    if cut:
-        heal(leader, *(node for node in nodes if node is not leader))
-        until(lambda: runs(world, leader), 60, "it is back")
-    else:
-        leader.start_again()
+    with cut_off(leader, nodes) if cut else down(leader):
+        until(lambda: leader.nodename not in _leaders(world), 60, "others lead")
+        time.sleep(3)
+    until(lambda: runs(world, leader), 60, "it is back")
     world.settle()
 
 
@@ -71,13 +66,35 @@ def runs(world: World, node: Node) -> bool:
     return any(each["name"] == node.nodename and each["running"] for each in found)
 
 
-def cut_off(node: Node, *others: Node) -> None:
-    """End its links to the others, and let none be made again: the nodes' cookies differ now."""
-    names = ",".join(f"'{other.nodename}'" for other in others)
-    node.ctl("eval", f"[begin erlang:set_cookie(N, other), erlang:disconnect_node(N) end "
-                     f"|| N <- [{names}]].")  # fmt: skip
+@contextmanager
+def down(node: Node) -> Iterator[None]:
+    """A node that is killed, and started again in the end."""
+    node.kill()
+    try:
+        yield
+    finally:
+        node.start_again()
 
 
-def heal(node: Node, *others: Node) -> None:
+@contextmanager
+def cut_off(node: Node, nodes: Sequence[Node]) -> Iterator[None]:
+    """A node of a cluster without links to the other *nodes*: the nodes' cookies differ.
+
+    The links end one after the other. A node whose link is gone asks the others, and while one of
+    them still has its link, this is a partial partition: the node that asked pauses too, until the
+    whole cluster is back. So nobody asks before all links are gone.
+    """
+    others = [other for other in nodes if other is not node]
     names = ",".join(f"'{other.nodename}'" for other in others)
-    node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{names}]].")
+    try:
+        try:
+            for other in others:
+                other.ctl("eval", "sys:suspend(rabbit_node_monitor).")
+            node.ctl("eval", f"[begin erlang:set_cookie(N, other), erlang:disconnect_node(N) end "
+                             f"|| N <- [{names}]].")  # fmt: skip
+        finally:
+            for other in others:
+                other.ctl("eval", "sys:resume(rabbit_node_monitor).")
+        yield
+    finally:
+        node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{names}]].")

@@ -143,6 +143,8 @@ class Grounds:
         for node in self._cluster:
             if not node.alive:
                 node.start_again()
+        for node in self._cluster:
+            node.wait_ready()
         return self._cluster
 
     def database(self) -> Database:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from broker import BrokerError, Node
 from django_amqp_events.message.types import Message
 from tests.acceptance.harness import Worker
-from tests.faults.clusters import cut_off, heal, runs
+from tests.faults.clusters import cut_off, down, runs
 from tests.waiting import until
 
 from . import clocks, disks
@@ -134,11 +134,8 @@ def node_of(soak: Soak, step: Step) -> Node:
 
 @fault("broker killed")
 def broker_killed(soak: Soak, step: Step) -> None:
-    with soak.alone("broker"):
-        node = node_of(soak, step)
-        node.kill()
+    with soak.alone("broker"), down(node_of(soak, step)):
         time.sleep(step.seconds)
-        node.start_again()
 
 
 @fault("broker suspended")
@@ -159,13 +156,8 @@ def node_cut_off(soak: Soak, step: Step) -> None:
     with soak.alone("broker"):
         if len(soak.nodes) == 1:
             raise Missed("there is one node")
-        node = node_of(soak, step)
-        others = [other for other in soak.nodes if other is not node]
-        cut_off(node, *others)
-        try:
+        with cut_off(node_of(soak, step), soak.nodes):
             time.sleep(step.seconds)
-        finally:
-            heal(node, *others)
 
 
 #: The command that raises each alarm, and the one that ends it.
