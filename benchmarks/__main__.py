@@ -2,7 +2,7 @@
 
 ``make bench``, ``make bench ARGS="publish handle"``, ``make bench ARGS=--short``. Each benchmark
 replaces its part of RESULTS.md and results.json; the rest stays. It appends its figures to
-history.jsonl and prints those that differ from the last run on the same machine.
+history.jsonl and prints those that differ from the last run on the same machine and RabbitMQ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ def main() -> int:
     parser.add_argument(
         "--scale", type=float, default=1.0, help="factor of all numbers of messages, to try it (1)"
     )
-    parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
+    parser.add_argument(
+        "--elsewhere",
+        action="store_true",
+        help="on another machine or release than RESULTS.md: only its ratios go there",
+    )
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     options = parser.parse_args()
     if options.list:
@@ -75,12 +79,12 @@ def main() -> int:
             for found in measured:
                 for line in results.told(found):
                     print(line, flush=True)
-            if not (size.short or options.no_write or size.scale != 1):
+            if not (size.short or size.scale != 1):
                 # Now: a later benchmark may fail.
-                kept: dict[str, Any] = {**results.load(), name: result}
-                results.keep(kept, known)
                 for line in results.record(result):
                     print(f"  {line}", flush=True)
+                kept: dict[str, Any] = {} if options.elsewhere else {name: result}
+                results.keep({**results.load(), **kept}, known)
     return 1 if wrong else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -33,6 +34,11 @@ better. Compare within one table only: others were measured at another time, in 
 *Reached* does not include the stretch target unless it says so.
 *Code* is the output of `git rev-parse HEAD:django_amqp_events` for the measured package.
 """
+#: A machine with a cgroup's quota stands for a slow one.
+ELSEWHERE = """\
+The last ratios of `make bench ARGS=--elsewhere`, and of earlier runs, by RabbitMQ's release and the
+machine. *At 33%*: a cgroup allowed all processes together a third of the cores' time."""
+SPREAD = tuple(Spread.__dataclass_fields__)
 
 
 def versions() -> dict[str, str]:
@@ -48,13 +54,31 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Return processor and number of cores."""
+    """Return processor, number of cores, and the share of their time that a cgroup allows."""
     model = platform.machine()
     for line in _lines(Path("/proc/cpuinfo")):
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, {platform.system()}"
+    cores = len(os.sched_getaffinity(0))
+    share = _quota() / cores
+    limited = f" at {share:.0%}" if share < 1 else ""
+    return f"{model}, {cores} cores{limited}, {platform.system()}"
+
+
+def _quota() -> float:
+    """Return the cores' worth of time that this process's cgroup allows; infinity if all."""
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        base = Path("/sys/fs/cgroup")
+        if controllers:  # version 1
+            place = base / controllers / path.lstrip("/")
+            words = [*_lines(place / "cpu.cfs_quota_us"), *_lines(place / "cpu.cfs_period_us")]
+        else:
+            words = " ".join(_lines(base / path.lstrip("/") / "cpu.max")).split()
+        if len(words) == 2 and words[0] not in ("max", "-1"):
+            return int(words[0]) / int(words[1])
+    return math.inf
 
 
 def _lines(path: Path) -> list[str]:
@@ -128,13 +152,11 @@ def record(result: Result, history: Path = HISTORY) -> list[str]:
     """Append the figures that have targets to the history.
 
     Returns:
-        what differs from the last run on the same machine: the spreads do not overlap.
+        what differs from the last run on the same machine and RabbitMQ: the spreads do not overlap.
     """
     lines = _lines(history)
-    machine_, before = result.versions.get("machine", ""), {}
-    for entry in map(json.loads, lines):
-        if entry["machine"] == machine_:
-            before[entry["what"], entry["against"]] = entry
+    place = _place(result.versions)
+    before = latest(history).get(place, {})
     changes = []
     for table in result.measured:
         if not isinstance(table, Table):
@@ -143,8 +165,8 @@ def record(result: Result, history: Path = HISTORY) -> list[str]:
             spread = table.figure(target)
             lines.append(
                 json.dumps(
-                    {"at": result.at, "code": result.code, "machine": machine_,
-                     "RabbitMQ": result.versions.get("RabbitMQ", ""), "what": table.what,
+                    {"at": result.at, "code": result.code, "machine": place[0],
+                     "RabbitMQ": place[1], "what": table.what,
                      "against": against, **asdict(spread)}
                 )
             )  # fmt: skip
@@ -161,6 +183,18 @@ def record(result: Result, history: Path = HISTORY) -> list[str]:
     return changes
 
 
+def latest(history: Path = HISTORY) -> dict[tuple[str, str], dict[tuple[str, str], Any]]:
+    """Return the last entry of each figure, by machine and RabbitMQ, then by what and against."""
+    found: dict[tuple[str, str], dict[tuple[str, str], Any]] = {}
+    for entry in map(json.loads, _lines(history)):
+        found.setdefault(_place(entry), {})[entry["what"], entry["against"]] = entry
+    return found
+
+
+def _place(versions: Mapping[str, str]) -> tuple[str, str]:
+    return versions.get("machine", ""), versions.get("RabbitMQ", "")
+
+
 def picture(result: Result, number: int) -> str:
     """Return the name of a chart's file."""
     return f"{result.name}-{number}.svg"
@@ -172,6 +206,7 @@ def picture(result: Result, number: int) -> str:
 def page(results: Mapping[str, Result]) -> str:
     """Return the page."""
     lines = [INTRODUCTION, "## Targets", "", *_rows(SUMMARY, summary(results)), ""]
+    lines += elsewhere(results, latest())
     for result in results.values():
         lines += [f"## {result.title}", "", result.about.strip(), ""]
         for number, each in enumerate(result.measured, 1):
@@ -199,6 +234,32 @@ def summary(results: Mapping[str, Result]) -> list[list[str]]:
         for each in result.measured:
             rows += _summary_of(each)
     return rows
+
+
+def elsewhere(
+    results: Mapping[str, Result],
+    entries: Mapping[tuple[str, str], Mapping[tuple[str, str], Any]],
+) -> list[str]:
+    """Return a table of the ratios that were measured on other machines and releases."""
+    rows: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for result in results.values():
+        for table in result.measured:
+            for target in table.targets if isinstance(table, Table) else ():
+                if target.against:
+                    name = (table.what, target.against)
+                    rows[name] = {
+                        place: ratio(Spread(**{key: of[name][key] for key in SPREAD}))
+                        for place, of in entries.items()
+                        if place != _place(result.versions) and name in of
+                    }
+    places = [place for place in entries if any(place in row for row in rows.values())]
+    if not places:
+        return []
+    head = ("what", "against", *(f"RabbitMQ {rabbit}; {machine}" for machine, rabbit in places))
+    cells = [
+        [*name, *(row.get(place, "") for place in places)] for name, row in rows.items() if row
+    ]
+    return ["## Other machines and releases", "", ELSEWHERE, "", *_rows(head, cells), ""]
 
 
 def _summary_of(measured: Measured) -> list[list[str]]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Run the tests on fresh Debian systems, and here on other databases and older Celerys.
 
-    sudo python3 scripts/matrix.py [all | faults | soak] [system ...] [-- arguments of the tests]
+    sudo python3 scripts/matrix.py [all | faults | soak | bench] [system ...] [-- arguments]
 
-Runs `make test`; with `all` `make test-all`, with `faults` `make faults`, with `soak` `make soak`.
+Runs `make test`; with `all` `make test-all`, with another word the command of that name.
 The systems:
 
     debian12      Python 3.11, RabbitMQ 3.10, Django 5.2
@@ -37,7 +37,7 @@ from machine import ScriptError, exit_with, run
 ROOT = Path(__file__).resolve().parent.parent
 MATRIX = ROOT / ".run" / "matrix"
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
-TARGETS = {"all": "test-all", "faults": "faults", "soak": "soak"}
+TARGETS = {"all": "test-all", "faults": "faults", "soak": "soak", "bench": "bench"}
 DEBIAN = {"debian12": "bookworm", "debian13": "trixie", "forky": "forky"}
 DATABASES = ("postgresql", "mariadb")
 CELERYS = ("celery-5.5", "celery-5.6")
@@ -51,7 +51,7 @@ def main() -> int:
     target = TARGETS[systems.pop(0)] if systems and systems[0] in TARGETS else "test"
     if unknown := set(systems) - set(SYSTEMS):
         raise ScriptError(f"Unknown: {' '.join(unknown)}. Choose from {', '.join(SYSTEMS)}.")
-    # Faults and soak start a database of their own on each system.
+    # The others start a database of their own on each system.
     own = () if target.startswith("test") else DATABASES
     systems = systems or [each for each in SYSTEMS if each not in own]
     if os.geteuid() != 0 and set(systems) & set(DEBIAN):
@@ -108,10 +108,9 @@ def in_chroot(name: str, make: str) -> list[str]:
         "mount -t proc proc proc",
         "mount --rbind /dev dev",
     ]
-    # The fault table is written here.
-    mounts = {path: root / str(path).lstrip("/") for path in paths} | {
-        ROOT / "docs": root / "src" / "docs"
-    }
+    # Fault table and ratios are written here.
+    written = {ROOT / name: root / "src" / name for name in ("docs", "benchmarks")}
+    mounts = {path: root / str(path).lstrip("/") for path in paths} | written
     for path, inside in mounts.items():
         inside.parent.mkdir(parents=True, exist_ok=True)
         inside.mkdir(exist_ok=True) if path.is_dir() else inside.touch()

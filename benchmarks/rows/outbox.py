@@ -110,7 +110,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                     size.turns(7),
                     tell,
                 ),
-                targets=Target.pair(INSERT, reach=1.25, stretch=1.1),
+                targets=Target.pair(INSERT, reach=1.2, stretch=1.1),
                 counted=counted,
             )
         )

@@ -136,6 +136,28 @@ def test_the_history_names_what_has_changed(tmp_path) -> None:
     assert len(history.read_text().splitlines()) == 6
 
 
+def test_ratios_of_another_release_are_a_column(tmp_path) -> None:
+    history = tmp_path / "history.jsonl"
+
+    def made(rabbit: str, *values: float) -> Result:
+        return Result(
+            name="publish", title="Publishing", about="", at="now", code="abc", seconds=3,
+            versions={"machine": "here", "RabbitMQ": rabbit},
+            measured=[table(values={OURS: list(values), PLAIN: [1.0, 1.0]}), curve()],
+        )  # fmt: skip
+
+    ours = made("3.10.8", 2.0, 2.0)
+    for result in (ours, made("4.3.6", 9.0, 9.0), made("4.3.6", 3.0, 4.0)):
+        results.record(result, history)
+    lines = results.elsewhere({"publish": ours}, results.latest(history))
+
+    assert "RabbitMQ 4.3.6; here" in "".join(lines)
+    assert "RabbitMQ 3.10.8" not in "".join(lines), "that is the page's own table"
+    assert "3.50x (3 to 4)" in "".join(lines), "the last run's"
+    assert "9" not in "".join(lines).replace("4.3.6", "")
+    assert results.elsewhere({"publish": ours}, {}) == []
+
+
 @pytest.mark.parametrize("measured", [table(), curve(), curve(values={OURS: {1.0: [0.0]}})])
 def test_pictures_are_well_formed(measured) -> None:
     picture = ET.fromstring(charts.chart(measured))  # noqa: S314 - our own
