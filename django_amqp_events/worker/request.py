@@ -315,13 +315,14 @@ class EventRequest(SettledRequest):
         return True
 
     def _settle(self, verdict: Verdict) -> None:
+        seconds = time.monotonic() - self.began if self.began is not None else 0.0
         if self.began is not None and self.settler.on_ended is not None:
-            self.settler.on_ended(self.name, time.monotonic() - self.began)
+            self.settler.on_ended(self.name, seconds)
         if verdict.kind == "requeue" and not self.acknowledged:
             self.send_event("task-rejected", requeue=True)
         self.acknowledged = True
         self.settler.settle(self.delivery, verdict)
-        self.settler.wait_for(self.delivery)
+        self.settler.wait_for(self.delivery, seconds=seconds)
 
     def acknowledge(self) -> None:
         """Do nothing: Celery's own ack is not a verdict."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,10 +76,11 @@ def settling(acks: Acks, build: Callable[..., Any] = lambda *_: MESSAGE) -> Sett
     return Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
 
 
-def delivery() -> Delivery:
+def delivery(*, redelivered: bool = False) -> Delivery:
     received = Received(
-        queue="q", exchange="events", routing_key="a.b", body=b"", headers={}, properties={}
-    )
+        queue="q", exchange="events", routing_key="a.b", body=b"", headers={}, properties={},
+        redelivered=redelivered,
+    )  # fmt: skip
     message: Any = SimpleNamespace(channel=SimpleNamespace(connection=object()))
     return Delivery(received=received, message=message)
 
@@ -174,16 +175,21 @@ def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
     assert acks.acked == [handled.message]
 
 
-def test_a_thread_waits_until_its_event_is_acked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "redelivered"), [(settlement.QUICK, False), (0.0, True), (settlement.QUICK, True)]
+)
+def test_a_thread_waits_until_its_event_is_acked(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, redelivered: bool
+) -> None:
     """Its next run may kill the worker, and this event would run again."""
     monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
-    acks, handled = Acks(), delivery()
+    acks, handled = Acks(), delivery(redelivered=redelivered)
     acks.may_write.clear()
     settler = settling(acks, lambda *_: None)
     settler.runs_in(object.__new__(ThreadPool))
     settler.settle(handled, HANDLED)
     with ThreadPoolExecutor(2) as threads:
-        waits = threads.submit(settler.wait_for, handled)
+        waits = threads.submit(settler.wait_for, handled, seconds=seconds)
         flush = threads.submit(settler.flush)
         assert acks.writing.wait(30)
         with pytest.raises(TimeoutError):
@@ -192,6 +198,32 @@ def test_a_thread_waits_until_its_event_is_acked(monkeypatch: pytest.MonkeyPatch
         waits.result(30)
         flush.result(30)
     assert acks.acked == [handled.message]
+
+
+def test_a_thread_goes_on_after_a_few_quick_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many threads there are: each has its own."""
+    monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
+    acks = Acks()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(ThreadPool))
+
+    def run(thread: ThreadPoolExecutor) -> Future[None]:
+        handled = delivery()
+        settler.settle(handled, HANDLED)
+        return thread.submit(settler.wait_for, handled, seconds=0.0)
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for _ in range(settlement.AHEAD):
+            run(one).result(30)
+        waits = run(one)
+        run(other).result(30)
+        with pytest.raises(TimeoutError):
+            waits.result(0.2)
+        settler.flush()
+        waits.result(30)
+        for _ in range(settlement.AHEAD):
+            run(one).result(30)
+    assert len(acks.acked) == settlement.AHEAD + 2
 
 
 def test_a_solo_worker_goes_on_as_soon_as_a_retry_is_confirmed(
