@@ -30,6 +30,8 @@ SHORT_SECONDS: Final = 10.0
 #: Earlier deliveries of an event that let a worker hold few events, and for how long (seconds): if
 #: it dies once more, fewer are delivered again.
 OFTEN, CALM_SECONDS = 2, 60.0
+#: Shortest time in seconds between two turns that only learn of a handler's first run.
+PAUSE: Final = 0.05
 #: Longest time in seconds between two turns, and its part of the time that an event may wait.
 TURN, TURN_PART = 1.0, 1 / 4
 
@@ -56,6 +58,7 @@ class Intake:
             queue: [handler.name for handler in handlers]
             for queue, handlers in registry.by_queue().items()
         }
+        self._queues = {name: queue for queue, names in self._handlers.items() for name in names}
         self._timeout = timeout
         self.wait = timeout * WAITING
         self.interval = min(TURN, self.wait * TURN_PART)
@@ -68,6 +71,7 @@ class Intake:
         # When a run of a short handler ended last.
         self._short_ended: float | None = None
         self._soon = False
+        self._turned = 0.0
         # Handlers whose queues are not consumed until a process is free.
         self._awaited: set[str] = set()
         # No process has become free in time, so nothing is consumed until one is.
@@ -76,6 +80,8 @@ class Intake:
         self._accepted = 0
         #: Of the current consumers.
         self.windows: dict[str, Window] = {}
+        # Those of which each event is decided on.
+        self._slow: set[str] = set()
         self._received: Counter[str] = Counter()
         # When a queue was last consumed anew, for a fair order.
         self._since: dict[str, float] = {}
@@ -85,6 +91,7 @@ class Intake:
         self._stuck = self._soon = False
         self._awaited.clear()
         self.windows.clear()
+        self._slow.clear()
         self._received.clear()
 
     # -- from the step --------------------------------------------------------------------
@@ -93,6 +100,7 @@ class Intake:
         """Return the prefetch count of a queue that is about to be consumed."""
         decided = self._window(queue, self._load())
         self.windows[queue] = decided
+        (self._slow.add if decided.why == "slow" else self._slow.discard)(queue)
         self._received[queue] = 0
         self._since[queue] = monotonic()
         return decided.count
@@ -131,15 +139,14 @@ class Intake:
         self._seconds[handler] = average
         if average <= LONG_SECONDS:
             self._short_ended = monotonic()
-        if not self._soon and (
-            known is None or seconds > self.interval or handler in self._awaited
-        ):
+        urgent = seconds > self.interval or handler in self._awaited
+        if not self._soon and (urgent or (known is None and monotonic() - self._turned > PAUSE)):
             self._soon = True
             self._turn_soon()
 
     def turn(self) -> None:
         """Adapt the counts, and requeue events that have waited too long."""
-        self._soon = False
+        self._soon, self._turned = False, monotonic()
         if self._release():
             self._stuck, self._accepted = True, state.all_total_count[0]
         elif self._stuck and self._has_free_process():
@@ -162,43 +169,41 @@ class Intake:
         return max(1, int(self._c.pool.num_processes), int(most))
 
     def _load(self) -> Load:
+        """Return what the worker can do now; in time that does not grow with its idle handlers."""
         processes, reserved = self._processes, _reserved_events()
         multiplier = getattr(self._c.controller, "prefetch_multiplier", DEFAULT_MULTIPLIER)
+        seconds = self._run_seconds(reserved)
         return Load(
             budget=int(self._c.initial_prefetch_count or DEFAULT_MULTIPLIER * processes),
             configured=multiplier not in (0, DEFAULT_MULTIPLIER),
             processes=processes,
-            free=processes - round(sum(map(self._part, reserved))),
-            spare=self._spare(processes, reserved),
+            free=self._free(processes, reserved),
+            spare=self._spare(processes, reserved, seconds),
             queues=len(self._step.queues),
             wait=self.wait,
             calm=self._often_delivered is None
             or monotonic() - self._often_delivered > CALM_SECONDS,
+            seconds=seconds,
         )
 
-    def _run_seconds(self, queue: str) -> float | None:
-        """Return the average run of the slowest handler of a queue; None if it is not known.
+    def _run_seconds(self, reserved: list[EventRequest]) -> dict[str, float]:
+        """Return the average run by handler; of a long first run, what it has taken so far."""
+        found, now = dict(self._seconds), monotonic()
+        for request in reserved:
+            name, began = request.name, request.began
+            if name not in self._seconds and began is not None and now - began > LONG_SECONDS:
+                found[name] = max(found.get(name, 0.0), now - began)
+        return found
 
-        Before a run has ended, it is what a long one has taken so far.
-        """
-        names, now = self._handlers.get(queue, ()), monotonic()
-        known = [self._seconds[name] for name in names if name in self._seconds]
-        if not known:
-            known = [
-                now - request.began
-                for request in _reserved_events()
-                if request.name in names
-                and request.began is not None
-                and now - request.began > LONG_SECONDS
-            ]
-        return max(known, default=None)
-
-    def _spare(self, processes: int, reserved: list[EventRequest]) -> int:
+    def _spare(
+        self, processes: int, reserved: list[EventRequest], seconds: dict[str, float]
+    ) -> int:
         """Return how many processes further long runs may take; not the last if others arrive."""
-        queues, now = self._step.queues, monotonic()
-        slow = {queue for queue in queues if (self._run_seconds(queue) or 0.0) > LONG_SECONDS}
+        now = monotonic()
+        slow = {self._queues[name] for name, average in seconds.items() if average > LONG_SECONDS}
+        slow.intersection_update(self._step.queues)
         short = self._short_ended is not None and now - self._short_ended < SHORT_SECONDS
-        long = sum(map(self._expected, queues))
+        long = sum(map(self._expected, self._slow))
         for request in reserved:
             began = request.began
             runs_long = began is not None and now - began > LONG_SECONDS
@@ -208,12 +213,17 @@ class Intake:
                 short = True
         return processes - long - 1 if short and slow and processes > 1 else processes
 
-    def _part(self, request: EventRequest) -> float:
-        """Return the share of a process that an event occupies; a short run soon leaves it."""
-        seconds = self._seconds.get(request.name, self.wait)
-        if request.began is not None:
-            seconds = max(seconds, monotonic() - request.began)
-        return min(1.0, 2 * seconds / self.wait)
+    def _free(self, processes: int, reserved: list[EventRequest]) -> int:
+        """Return how many processes no event occupies; a short run soon leaves its own."""
+        occupied, now = 0.0, monotonic()
+        for request in reserved:
+            seconds = self._seconds.get(request.name, self.wait)
+            if request.began is not None:
+                seconds = max(seconds, now - request.began)
+            occupied += min(1.0, 2 * seconds / self.wait)
+            if occupied >= processes:
+                return 0
+        return processes - round(occupied)
 
     def _buckets(self, queue: str) -> list[Any]:
         """Return Celery's token buckets of the handlers with a rate limit."""
@@ -234,9 +244,13 @@ class Intake:
         if self._stuck:
             return Window(0, "slow")
         rates = [bucket.fill_rate for bucket in self._buckets(queue)]
+        names = self._handlers.get(queue, ())
         decided = window(
             load,
-            seconds=self._run_seconds(queue),
+            # Of the slowest handler.
+            seconds=max(
+                (load.seconds[name] for name in names if name in load.seconds), default=None
+            ),
             rate=min(rates, default=None),
             size=self._sizes.get(queue, 0.0),
         )

@@ -6,7 +6,8 @@ too. After it RabbitMQ closes the channel, and all events of the worker run agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from celery.utils.time import rate as per_second
@@ -44,6 +45,7 @@ class Load:
         queues: queues that it consumes.
         wait: seconds that an event may wait for its run.
         calm: whether no event came that was delivered several times, as after several deaths.
+        seconds: the average run of each handler, if one has ended or takes long.
     """
 
     budget: int
@@ -54,6 +56,7 @@ class Load:
     queues: int
     wait: float
     calm: bool = True
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
