@@ -33,6 +33,9 @@ class Acks:
         errors: connection errors that an ack on a lost channel may raise.
     """
 
+    #: Events that a thread may leave unacked after quick runs.
+    ahead = 0
+
     def __init__(self, errors: tuple[type[BaseException], ...]) -> None:
         self._errors = errors
         self._channel: Any = None

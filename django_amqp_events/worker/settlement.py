@@ -44,10 +44,8 @@ logger = logging.getLogger(__name__)
 BACKOFF: Final = Backoff(0.5, 30.0)
 #: Longest time in seconds that a run waits for the settlement of the last event.
 SETTLE_TIMEOUT: Final = 2.0
-#: After a run of fewer seconds than this, a thread goes on with so many events unacked. Their acks
-#: follow in milliseconds, many in a frame; if the worker is killed first, they run again.
+#: After a run of fewer seconds than this, a thread may go on before its event is acked.
 QUICK: Final = 0.01
-AHEAD: Final = 8
 #: Seconds after which a flush is requested again: an event loop that has ended drops callbacks.
 FLUSH_TIMEOUT: Final = 1.0
 
@@ -144,7 +142,9 @@ class Settler:
     def wait_for(self, delivery: Delivery, *, seconds: float) -> None:
         """In a thread pool, wait until *delivery* is acked before the thread's next run.
 
-        Of runs that were quick, a few may be unacked: waiting would take longer than they did.
+        Of runs that were quick, :attr:`Acks.ahead` may be unacked: waiting would take longer than
+        they did. Their acks follow in milliseconds, many in a frame; if the worker is killed first,
+        they run again.
 
         Args:
             seconds: that its run took.
@@ -156,7 +156,7 @@ class Settler:
         with self._answered:
             unacked = self._unacked[threading.get_ident()]
             unacked.add(delivery)
-            while len(unacked.intersection(self._open)) > (AHEAD if quick else 0):
+            while len(unacked.intersection(self._open)) > (self.acks.ahead if quick else 0):
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ending or shutdown_requested():
                     return

@@ -31,6 +31,8 @@ def _ack(channel: int, tag: int, *, multiple: bool) -> bytes:
 class BatchedAcks(Acks):
     """Write all acks that are ready at once, as few frames as possible."""
 
+    ahead = 8
+
     def __init__(self, errors: tuple[type[BaseException], ...]) -> None:
         super().__init__(errors)
         # Unsettled delivery tags in order; a dict, because a set has no order.

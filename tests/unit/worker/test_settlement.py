@@ -40,6 +40,8 @@ class Channel:
 
 
 class Acks:
+    ahead = 8
+
     def __init__(self) -> None:
         self.acked: list[Any] = []
         self.requeued: list[Any] = []
@@ -176,14 +178,22 @@ def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "redelivered"), [(settlement.QUICK, False), (0.0, True), (settlement.QUICK, True)]
+    ("seconds", "redelivered", "ahead"),
+    [
+        (seconds, redelivered, ahead)
+        for seconds in (0.0, settlement.QUICK)
+        for redelivered in (False, True)
+        for ahead in (0, Acks.ahead)
+        if (seconds, redelivered, ahead) != (0.0, False, Acks.ahead)
+    ],
 )
 def test_a_thread_waits_until_its_event_is_acked(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, redelivered: bool
+    monkeypatch: pytest.MonkeyPatch, seconds: float, redelivered: bool, ahead: int
 ) -> None:
     """Its next run may kill the worker, and this event would run again."""
     monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
     acks, handled = Acks(), delivery(redelivered=redelivered)
+    acks.ahead = ahead
     acks.may_write.clear()
     settler = settling(acks, lambda *_: None)
     settler.runs_in(object.__new__(ThreadPool))
@@ -213,7 +223,7 @@ def test_a_thread_goes_on_after_a_few_quick_runs(monkeypatch: pytest.MonkeyPatch
         return thread.submit(settler.wait_for, handled, seconds=0.0)
 
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        for _ in range(settlement.AHEAD):
+        for _ in range(Acks.ahead):
             run(one).result(30)
         waits = run(one)
         run(other).result(30)
@@ -221,9 +231,9 @@ def test_a_thread_goes_on_after_a_few_quick_runs(monkeypatch: pytest.MonkeyPatch
             waits.result(0.2)
         settler.flush()
         waits.result(30)
-        for _ in range(settlement.AHEAD):
+        for _ in range(Acks.ahead):
             run(one).result(30)
-    assert len(acks.acked) == settlement.AHEAD + 2
+    assert len(acks.acked) == Acks.ahead + 2
 
 
 def test_a_solo_worker_goes_on_as_soon_as_a_retry_is_confirmed(
