@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from celery import signals, states
 from celery.concurrency.thread import TaskPool as ThreadPool
@@ -39,6 +39,9 @@ from .settlement import Settler
 from .task import PROCESS_EXITS, HandlerRun
 from .tracing import trace_event
 from .verdict import REQUEUE, Verdict, describe
+
+#: After handling an event in fewer seconds than this, a thread may go on before the event is acked.
+QUICK: Final = 0.01
 
 #: Arguments of :func:`trace_event`.
 Job = tuple[dict[str, Any], bool]
@@ -322,7 +325,8 @@ class EventRequest(SettledRequest):
             self.send_event("task-rejected", requeue=True)
         self.acknowledged = True
         self.settler.settle(self.delivery, verdict)
-        self.settler.wait_for(self.delivery, seconds=seconds)
+        # A retry whose delivery is not acked would double the event for good.
+        self.settler.wait_for(self.delivery, quick=verdict.kind == "handled" and seconds < QUICK)
 
     def acknowledge(self) -> None:
         """Do nothing: Celery's own ack is not a verdict."""

@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 BACKOFF: Final = Backoff(0.5, 30.0)
 #: Longest time in seconds that a run waits for the settlement of the last event.
 SETTLE_TIMEOUT: Final = 2.0
-#: After a run of fewer seconds than this, a thread may go on before its event is acked.
-QUICK: Final = 0.01
 #: Seconds after which a flush is requested again: an event loop that has ended drops callbacks.
 FLUSH_TIMEOUT: Final = 1.0
 
@@ -139,19 +137,17 @@ class Settler:
                     self._answered.wait(left)
                 self.flush()
 
-    def wait_for(self, delivery: Delivery, *, seconds: float) -> None:
+    def wait_for(self, delivery: Delivery, *, quick: bool) -> None:
         """In a thread pool, wait until *delivery* is acked before the thread's next run.
 
-        Of runs that were quick, :attr:`Acks.ahead` may be unacked: waiting would take longer than
-        they did. Their acks follow in milliseconds, many in a frame; if the worker is killed first,
-        they run again.
-
         Args:
-            seconds: that its run took.
+            quick: it was handled in so little time that waiting would take longer. Of these,
+                :attr:`Acks.ahead` may be unacked, unless they have been delivered before. Their
+                acks follow in milliseconds; if the worker is killed first, they run again.
         """
         if not self._threads:
             return
-        quick = seconds < QUICK and not delivery.received.redelivered
+        quick = quick and not delivery.received.redelivered
         deadline = time.monotonic() + SETTLE_TIMEOUT
         with self._answered:
             unacked = self._unacked[threading.get_ident()]

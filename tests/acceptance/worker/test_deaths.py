@@ -134,7 +134,11 @@ def test_solo_answers_before_the_next_run(fresh_eyes: Eyes, service: Make) -> No
 def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """All deliveries have been read, so the kernel still sends a written ack."""
     eyes = fresh_eyes
-    core = service(eyes, constants={"worker.settlement.SETTLE_TIMEOUT": 20})
+    core = service(
+        eyes,
+        constants={"worker.settlement.SETTLE_TIMEOUT": 20},
+        events={"FAST_PATHS": ["reads"]},
+    )
     core.declare()
     (failing,) = publish(eyes, 1, "fail", "ok")
     (first,) = publish(eyes, 1, "kill_once:first")
@@ -150,6 +154,39 @@ def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Ma
     assert starts == {
         (failing, 1): 1, (failing, 2): 1, (handled, 1): 1, (first, 1): 2, (second, 1): 2,
     }  # fmt: skip
+
+
+def test_a_killed_thread_repeats_a_few_quick_events(fresh_eyes: Eyes, service: Make) -> None:
+    """Of the new ones that it has handled; no retry, and none a third time."""
+    eyes = fresh_eyes
+    core = service(
+        eyes,
+        constants={"worker.settlement.SETTLE_TIMEOUT": 20},
+        events={"FAST_PATHS": ["reads", "acks"]},
+    )
+    core.declare()
+    quick, failing = [], []
+    for _ in range(20):
+        quick += publish(eyes, 1, "ok")
+        failing += publish(eyes, 1, "fail", "ok")
+    quick += publish(eyes, 20, "ok")
+    killers = []
+    for number in range(2):
+        killers += publish(eyes, 1, f"kill_once:{number}")
+        assert core.worker("threads", 1, "-Q", QUEUE).wait() == -signal.SIGKILL
+    core.worker("threads", 1, "-Q", QUEUE)
+    until(lambda: ended(core, [*quick, *failing, *killers]), 30)
+    eyes.empty(QUEUE, "core:delay.1s")
+    starts = Counter((line["event"], line["attempt"]) for line in core.ledger(what="start"))
+    repeated = {key for key, number in starts.items() if number > 1} - {(k, 1) for k in killers}
+    assert max(starts.values()) == 2
+    assert repeated <= {(event_id, 1) for event_id in quick} | {(f, 2) for f in failing}
+    # After each kill; a retry is a new message.
+    assert len(repeated) <= 2 * 8
+    again = [line for line in core.ledger(what="start") if line["redelivered"]]
+    assert {(line["event"], line["attempt"]) for line in again} == repeated | {
+        (killer, 1) for killer in killers
+    }
 
 
 @pytest.fixture(scope="module")

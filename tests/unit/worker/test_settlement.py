@@ -178,17 +178,17 @@ def test_a_stop_waits_for_acks_that_another_thread_writes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "redelivered", "ahead"),
+    ("quick", "redelivered", "ahead"),
     [
-        (seconds, redelivered, ahead)
-        for seconds in (0.0, settlement.QUICK)
+        (quick, redelivered, ahead)
+        for quick in (False, True)
         for redelivered in (False, True)
         for ahead in (0, Acks.ahead)
-        if (seconds, redelivered, ahead) != (0.0, False, Acks.ahead)
+        if (quick, redelivered, ahead) != (True, False, Acks.ahead)
     ],
 )
 def test_a_thread_waits_until_its_event_is_acked(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, redelivered: bool, ahead: int
+    monkeypatch: pytest.MonkeyPatch, quick: bool, redelivered: bool, ahead: int
 ) -> None:
     """Its next run may kill the worker, and this event would run again."""
     monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
@@ -199,7 +199,7 @@ def test_a_thread_waits_until_its_event_is_acked(
     settler.runs_in(object.__new__(ThreadPool))
     settler.settle(handled, HANDLED)
     with ThreadPoolExecutor(2) as threads:
-        waits = threads.submit(settler.wait_for, handled, seconds=seconds)
+        waits = threads.submit(settler.wait_for, handled, quick=quick)
         flush = threads.submit(settler.flush)
         assert acks.writing.wait(30)
         with pytest.raises(TimeoutError):
@@ -220,7 +220,7 @@ def test_a_thread_goes_on_after_a_few_quick_runs(monkeypatch: pytest.MonkeyPatch
     def run(thread: ThreadPoolExecutor) -> Future[None]:
         handled = delivery()
         settler.settle(handled, HANDLED)
-        return thread.submit(settler.wait_for, handled, seconds=0.0)
+        return thread.submit(settler.wait_for, handled, quick=True)
 
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         for _ in range(Acks.ahead):
