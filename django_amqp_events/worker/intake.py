@@ -188,12 +188,12 @@ class Intake:
 
     def _run_seconds(self, reserved: list[EventRequest]) -> dict[str, float]:
         """Return the average run by handler; of a long first run, what it has taken so far."""
-        found, now = dict(self._seconds), monotonic()
+        averages, now = dict(self._seconds), monotonic()
         for request in reserved:
             name, began = request.name, request.began
             if name not in self._seconds and began is not None and now - began > LONG_SECONDS:
-                found[name] = max(found.get(name, 0.0), now - began)
-        return found
+                averages[name] = max(averages.get(name, 0.0), now - began)
+        return averages
 
     def _spare(
         self, processes: int, reserved: list[EventRequest], seconds: dict[str, float]
