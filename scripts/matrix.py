@@ -3,8 +3,8 @@
 
     sudo python3 scripts/matrix.py [all | faults | soak | bench] [system ...] [-- arguments]
 
-Runs `make test`; with `all` `make test-all`, with another word the command of that name.
-The systems:
+Runs `make test`; with `all` `make test-all`, with `faults`, `soak` or `bench` the command of that
+name. The systems:
 
     debian12      Python 3.11, RabbitMQ 3.10, Django 5.2
     debian13      Python 3.13, RabbitMQ 4.0, the newest Django
@@ -53,6 +53,10 @@ def main() -> int:
         raise ScriptError(f"Unknown: {' '.join(unknown)}. Choose from {', '.join(SYSTEMS)}.")
     # The others start a database of their own on each system.
     own = () if target.startswith("test") else DATABASES
+    if target == "bench":
+        # RESULTS.md is this machine's, and names no release of Celery.
+        own = (*own, *CELERYS)
+        arguments += " --elsewhere"
     systems = systems or [each for each in SYSTEMS if each not in own]
     if os.geteuid() != 0 and set(systems) & set(DEBIAN):
         raise ScriptError("chroot needs root: sudo make matrix. ARGS=postgresql does not.")

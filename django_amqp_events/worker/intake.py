@@ -169,7 +169,7 @@ class Intake:
         return max(1, int(self._c.pool.num_processes), int(most))
 
     def _load(self) -> Load:
-        """Return what the worker can do now; in time that does not grow with its idle handlers."""
+        """Return what the worker can do now, in one pass over its events and the known averages."""
         processes, reserved = self._processes, _reserved_events()
         multiplier = getattr(self._c.controller, "prefetch_multiplier", DEFAULT_MULTIPLIER)
         seconds = self._run_seconds(reserved)
@@ -188,10 +188,12 @@ class Intake:
 
     def _run_seconds(self, reserved: list[EventRequest]) -> dict[str, float]:
         """Return the average run by handler; of a long first run, what it has taken so far."""
-        averages, now = dict(self._seconds), monotonic()
+        # A copy: threads of the pool add to it.
+        known, now = dict(self._seconds), monotonic()
+        averages = dict(known)
         for request in reserved:
             name, began = request.name, request.began
-            if name not in self._seconds and began is not None and now - began > LONG_SECONDS:
+            if name not in known and began is not None and now - began > LONG_SECONDS:
                 averages[name] = max(averages.get(name, 0.0), now - began)
         return averages
 

@@ -325,8 +325,10 @@ class EventRequest(SettledRequest):
             self.send_event("task-rejected", requeue=True)
         self.acknowledged = True
         self.settler.settle(self.delivery, verdict)
-        # A retry whose delivery is not acked would double the event for good.
-        self.settler.wait_for(self.delivery, quick=verdict.kind == "handled" and seconds < QUICK)
+        # What is published besides, a retry or a replay's outcome, would be doubled for good.
+        event = self.delivery.event
+        acked_only = verdict.kind == "handled" and not (event and event.replay_id)
+        self.settler.wait_for(self.delivery, quick=acked_only and seconds < QUICK)
 
     def acknowledge(self) -> None:
         """Do nothing: Celery's own ack is not a verdict."""

@@ -99,7 +99,7 @@ class Settler:
         self._may_be_blocked = False
         # Deliveries with a verdict and without an ack that runs wait for.
         self._open: set[Delivery] = set()
-        # Those of each thread of a pool.
+        # Those that each thread of a pool has handled.
         self._unacked: defaultdict[int, set[Delivery]] = defaultdict(set)
         self._inline = self._threads = self._ending = False
 
@@ -145,19 +145,20 @@ class Settler:
                 :attr:`Acks.ahead` may be unacked, unless they have been delivered before. Their
                 acks follow in milliseconds; if the worker is killed first, they run again.
         """
-        if not self._threads:
+        # The main thread writes the acks: it settles what is revoked or rejected before a run.
+        if not self._threads or threading.current_thread() is threading.main_thread():
             return
         quick = quick and not delivery.received.redelivered
         deadline = time.monotonic() + SETTLE_TIMEOUT
         with self._answered:
             unacked = self._unacked[threading.get_ident()]
             unacked.add(delivery)
-            while len(unacked.intersection(self._open)) > (self.acks.ahead if quick else 0):
+            unacked &= self._open
+            while len(unacked) > (self.acks.ahead if quick else 0):
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ending or shutdown_requested():
                     return
                 self._answered.wait(min(left, 0.1))
-            unacked &= self._open
 
     def settle(self, delivery: Delivery, verdict: Verdict) -> None:
         """Carry out *verdict*, unless the delivery has one already."""
@@ -264,6 +265,8 @@ class Settler:
         """Release the runs that wait for these deliveries."""
         with self._answered:
             self._open.difference_update(deliveries)
+            for unacked in self._unacked.values():
+                unacked.difference_update(deliveries)
             self._answered.notify_all()
 
     def _log_lost(self, delivery: Delivery) -> None:

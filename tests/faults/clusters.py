@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from broker import Node
@@ -87,14 +87,12 @@ def cut_off(node: Node, nodes: Sequence[Node]) -> Iterator[None]:
     others = [other for other in nodes if other is not node]
     names = ",".join(f"'{other.nodename}'" for other in others)
     try:
-        try:
+        with ExitStack() as stack:
             for other in others:
+                stack.callback(other.ctl, "eval", "sys:resume(rabbit_node_monitor).")
                 other.ctl("eval", "sys:suspend(rabbit_node_monitor).")
             node.ctl("eval", f"[begin erlang:set_cookie(N, other), erlang:disconnect_node(N) end "
                              f"|| N <- [{names}]].")  # fmt: skip
-        finally:
-            for other in others:
-                other.ctl("eval", "sys:resume(rabbit_node_monitor).")
         yield
     finally:
         node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{names}]].")

@@ -210,6 +210,18 @@ def test_a_thread_waits_until_its_event_is_acked(
     assert acks.acked == [handled.message]
 
 
+def test_the_main_thread_does_not_wait_for_its_own_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It settles what is revoked before a run."""
+    monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
+    acks, revoked = Acks(), delivery()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(ThreadPool))
+    settler.settle(revoked, HANDLED)
+    settler.wait_for(revoked, quick=False)
+    settler.flush()
+    assert acks.acked == [revoked.message]
+
+
 def test_a_thread_goes_on_after_a_few_quick_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many threads there are: each has its own."""
     monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
