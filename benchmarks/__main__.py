@@ -36,8 +36,8 @@ def main() -> int:
     )
     parser.add_argument(
         "--elsewhere",
-        action="store_true",
-        help="on another machine or release than RESULTS.md: only its ratios go there",
+        metavar="PLACE",
+        help="name of another machine or system than RESULTS.md's, where only the ratios go",
     )
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     options = parser.parse_args()
@@ -73,7 +73,7 @@ def main() -> int:
                 about=benchmark.about,
                 at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
                 seconds=round(time.monotonic() - began),
-                versions={**ground.versions, **results.versions()},
+                versions={**ground.versions, **results.versions(options.elsewhere)},
                 measured=measured,
             )
             for found in measured:

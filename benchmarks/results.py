@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import subprocess
@@ -34,51 +33,31 @@ better. Compare within one table only: others were measured at another time, in 
 *Reached* does not include the stretch target unless it says so.
 *Code* is the output of `git rev-parse HEAD:django_amqp_events` for the measured package.
 """
-#: A machine with a cgroup's quota stands for a slow one.
 ELSEWHERE = """\
-The last ratios of `make bench ARGS=--elsewhere`, and of earlier runs, by RabbitMQ's release and the
-machine. *At 33%*: a cgroup allowed all processes together a third of the cores' time."""
-SPREAD = tuple(Spread.__dataclass_fields__)
+The latest ratios of `make bench ARGS="--elsewhere PLACE"` and of earlier runs. Code may be older
+than that of the tables below."""
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries, and the machine."""
+def versions(place: str | None = None) -> dict[str, str]:
+    """Return the versions of the libraries, and the machine, with the name of another place."""
     found = {"Python": platform.python_version()}
     for name in ("django", "celery", "kombu", "amqp", "psycopg"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    found["machine"] = machine()
+    found["machine"] = f"{place}: {machine()}" if place else machine()
     return found
 
 
 def machine() -> str:
-    """Return processor, number of cores, and the share of their time that a cgroup allows."""
+    """Return processor and number of cores."""
     model = platform.machine()
     for line in _lines(Path("/proc/cpuinfo")):
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    cores = len(os.sched_getaffinity(0))
-    share = _quota() / cores
-    limited = f" at {share:.0%}" if share < 1 else ""
-    return f"{model}, {cores} cores{limited}, {platform.system()}"
-
-
-def _quota() -> float:
-    """Return the cores' worth of time that this process's cgroup allows; infinity if all."""
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, controllers, path = line.split(":", 2)
-        base = Path("/sys/fs/cgroup")
-        if controllers:  # version 1
-            place = base / controllers / path.lstrip("/")
-            words = [*_lines(place / "cpu.cfs_quota_us"), *_lines(place / "cpu.cfs_period_us")]
-        else:
-            words = " ".join(_lines(base / path.lstrip("/") / "cpu.max")).split()
-        if len(words) == 2 and words[0] not in ("max", "-1"):
-            return int(words[0]) / int(words[1])
-    return math.inf
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, {platform.system()}"
 
 
 def _lines(path: Path) -> list[str]:
@@ -248,7 +227,7 @@ def elsewhere(
                 if target.against:
                     name = (table.what, target.against)
                     rows[name] = {
-                        place: ratio(Spread(**{key: of[name][key] for key in SPREAD}))
+                        place: f"{_ratio_of(of[name])}, {of[name]['at'].split()[0]}"
                         for place, of in entries.items()
                         if place != _place(result.versions) and name in of
                     }
@@ -260,6 +239,10 @@ def elsewhere(
         [*name, *(row.get(place, "") for place in places)] for name, row in rows.items() if row
     ]
     return ["## Other machines and releases", "", ELSEWHERE, "", *_rows(head, cells), ""]
+
+
+def _ratio_of(entry: Mapping[str, Any]) -> str:
+    return ratio(Spread(median=entry["median"], least=entry["least"], most=entry["most"]))
 
 
 def _summary_of(measured: Measured) -> list[list[str]]:

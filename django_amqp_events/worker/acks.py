@@ -33,7 +33,7 @@ class Acks:
         errors: connection errors that an ack on a lost channel may raise.
     """
 
-    #: Events that a thread may leave unacked after quick runs.
+    #: How many events a thread may leave unacked when it goes on after a quick run.
     ahead = 0
 
     def __init__(self, errors: tuple[type[BaseException], ...]) -> None:

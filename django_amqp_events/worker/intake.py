@@ -30,7 +30,7 @@ SHORT_SECONDS: Final = 10.0
 #: Earlier deliveries of an event that let a worker hold few events, and for how long (seconds): if
 #: it dies once more, fewer are delivered again.
 OFTEN, CALM_SECONDS = 2, 60.0
-#: Shortest time in seconds between two turns that only learn of a handler's first run.
+#: Seconds after a turn in which a handler's first run alone causes no other turn.
 PAUSE: Final = 0.05
 #: Longest time in seconds between two turns, and its part of the time that an event may wait.
 TURN, TURN_PART = 1.0, 1 / 4
@@ -80,7 +80,7 @@ class Intake:
         self._accepted = 0
         #: Of the current consumers.
         self.windows: dict[str, Window] = {}
-        # Those of which each event is decided on.
+        # Queues whose events are decided on one by one.
         self._slow: set[str] = set()
         self._received: Counter[str] = Counter()
         # When a queue was last consumed anew, for a fair order.

@@ -45,7 +45,7 @@ class Load:
         queues: queues that it consumes.
         wait: seconds that an event may wait for its run.
         calm: whether no event came that was delivered several times, as after several deaths.
-        seconds: the average run of each handler, if one has ended or takes long.
+        seconds: the average run by handler; only of those of which a run has ended or takes long.
     """
 
     budget: int

@@ -70,17 +70,17 @@ class Isolation(Settler):
         #: Events settled, and those of them that were archived as poison.
         self.isolated = self.poison = 0
 
-    def settle(self, delivery: Delivery, verdict: Verdict) -> None:
+    def settle(self, delivery: Delivery, verdict: Verdict) -> bool:
         if verdict is AGAIN:
             delivery.wait_again()
             self.call_soon(self.again, delivery)
-            return
+            return False
         if verdict.kind != "requeue":
             self.isolated += 1
             self.poison += verdict.reason == "poison"
             if delivery.event is not None and delivery.handler:
                 self._deaths.pop(self._key(delivery), None)
-        super().settle(delivery, verdict)
+        return super().settle(delivery, verdict)
 
     def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
         key = self._key(delivery)

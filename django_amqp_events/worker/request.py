@@ -40,7 +40,7 @@ from .task import PROCESS_EXITS, HandlerRun
 from .tracing import trace_event
 from .verdict import REQUEUE, Verdict, describe
 
-#: After handling an event in fewer seconds than this, a thread may go on before the event is acked.
+#: After a run of fewer seconds than this, a thread may go on before its event is acked.
 QUICK: Final = 0.01
 
 #: Arguments of :func:`trace_event`.
@@ -324,11 +324,8 @@ class EventRequest(SettledRequest):
         if verdict.kind == "requeue" and not self.acknowledged:
             self.send_event("task-rejected", requeue=True)
         self.acknowledged = True
-        self.settler.settle(self.delivery, verdict)
-        # What is published besides, a retry or a replay's outcome, would be doubled for good.
-        event = self.delivery.event
-        acked_only = verdict.kind == "handled" and not (event and event.replay_id)
-        self.settler.wait_for(self.delivery, quick=acked_only and seconds < QUICK)
+        acks_only = self.settler.settle(self.delivery, verdict)
+        self.settler.wait_for(self.delivery, quick=acks_only and seconds < QUICK)
 
     def acknowledge(self) -> None:
         """Do nothing: Celery's own ack is not a verdict."""

@@ -2,9 +2,9 @@
 
 A thread publishes, on a connection of its own: the consuming connection would receive further
 deliveries while it waits for a confirm. The main thread, which owns the consuming channel, writes
-acks and rejects. In a solo or thread pool the next run begins when the last event is settled (after
-quick runs in a thread, when all but a few are): a run may end the worker, and an event that is not
-acked runs again. A failed publish is repeated without running the handler again, until shortly
+acks and rejects. In a solo or thread pool the next run begins when the last event is settled; in a
+thread, after quick runs, when at most a few are not: a run may end the worker, and an event that is
+not acked runs again. A failed publish is repeated without running the handler again, until shortly
 before RabbitMQ's consumer timeout.
 """
 
@@ -99,7 +99,7 @@ class Settler:
         self._may_be_blocked = False
         # Deliveries with a verdict and without an ack that runs wait for.
         self._open: set[Delivery] = set()
-        # Those that each thread of a pool has handled.
+        # Those whose runs ended in a thread of the pool, by thread.
         self._unacked: defaultdict[int, set[Delivery]] = defaultdict(set)
         self._inline = self._threads = self._ending = False
 
@@ -138,32 +138,36 @@ class Settler:
                 self.flush()
 
     def wait_for(self, delivery: Delivery, *, quick: bool) -> None:
-        """In a thread pool, wait until *delivery* is acked before the thread's next run.
+        """In a thread pool, wait until all deliveries of this thread, or all but a few, are acked.
 
         Args:
-            quick: it was handled in so little time that waiting would take longer. Of these,
-                :attr:`Acks.ahead` may be unacked, unless they have been delivered before. Their
-                acks follow in milliseconds; if the worker is killed first, they run again.
+            quick: the run of *delivery* took less time than waiting would, and only an ack is left
+                to write. Then :attr:`Acks.ahead` may be unacked; after a redelivered one, none.
+                Acks follow in milliseconds; if the worker is killed first, the events run again.
         """
-        # The main thread writes the acks: it settles what is revoked or rejected before a run.
+        # The main thread, which writes the acks, settles what is revoked or rejected before a run.
         if not self._threads or threading.current_thread() is threading.main_thread():
             return
         quick = quick and not delivery.received.redelivered
         deadline = time.monotonic() + SETTLE_TIMEOUT
         with self._answered:
             unacked = self._unacked[threading.get_ident()]
-            unacked.add(delivery)
-            unacked &= self._open
+            if delivery in self._open:
+                unacked.add(delivery)
             while len(unacked) > (self.acks.ahead if quick else 0):
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ending or shutdown_requested():
                     return
                 self._answered.wait(min(left, 0.1))
 
-    def settle(self, delivery: Delivery, verdict: Verdict) -> None:
-        """Carry out *verdict*, unless the delivery has one already."""
+    def settle(self, delivery: Delivery, verdict: Verdict) -> bool:
+        """Carry out *verdict*, unless the delivery has one already.
+
+        Return True if only an ack is left to write. A message that is published before the ack
+        would be published again if the event ran again.
+        """
         if delivery.settled:
-            return
+            return False
         delivery.settled = True
         if delivery.lost:
             self._log_lost(delivery)
@@ -181,11 +185,12 @@ class Settler:
                     extra=delivery.log_fields,
                 )
                 self._answer(delivery, ack=False)
-                return
+                return False
             if message is None:
                 self._answer(delivery, ack=True)
-            else:
-                self._add(Job(delivery, verdict, message))
+                return True
+            self._add(Job(delivery, verdict, message))
+        return False
 
     def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
         """Return the verdict for a delivery whose run ended without one; the reaper isolates it."""

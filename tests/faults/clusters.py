@@ -80,9 +80,9 @@ def down(node: Node) -> Iterator[None]:
 def cut_off(node: Node, nodes: Sequence[Node]) -> Iterator[None]:
     """A node of a cluster without links to the other *nodes*: the nodes' cookies differ.
 
-    The links end one after the other. A node whose link is gone asks the others, and while one of
-    them still has its link, this is a partial partition: the node that asked pauses too, until the
-    whole cluster is back. So nobody asks before all links are gone.
+    The links end one after another. A node that has lost its link asks the others. If one of them
+    still has a link to the node that is cut off, that is a partial partition, and the node that
+    asked pauses too, until the whole cluster is back. So none asks before all links are gone.
     """
     others = [other for other in nodes if other is not node]
     names = ",".join(f"'{other.nodename}'" for other in others)

@@ -18,7 +18,7 @@ from django_amqp_events.message.types import Message, Received
 from django_amqp_events.worker import outgoing, settlement
 from django_amqp_events.worker.dispatch import Delivery
 from django_amqp_events.worker.settlement import Settler
-from django_amqp_events.worker.verdict import HANDLED, Verdict
+from django_amqp_events.worker.verdict import HANDLED, REQUEUE, Verdict
 
 MESSAGE = Message(exchange="", routing_key="", body=b"", headers={}, properties={})
 
@@ -208,6 +208,19 @@ def test_a_thread_waits_until_its_event_is_acked(
         waits.result(30)
         flush.result(30)
     assert acks.acked == [handled.message]
+
+
+@pytest.mark.parametrize("message", [None, MESSAGE])
+def test_only_what_publishes_nothing_may_wait_for_its_ack(
+    message: Message | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry, or the outcome of a replay, would be published again if the event ran again."""
+    settler = settling(Acks(), lambda *_: message)
+    monkeypatch.setattr(settler, "_add", bool)
+    handled = delivery()
+    assert settler.settle(handled, HANDLED) is (message is None)
+    assert settler.settle(handled, HANDLED) is False, "it has a verdict"
+    assert settler.settle(delivery(), REQUEUE) is False
 
 
 def test_the_main_thread_does_not_wait_for_its_own_acks(monkeypatch: pytest.MonkeyPatch) -> None:
