@@ -7,9 +7,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from celery import signals, states
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import (
     InvalidTaskError,
@@ -35,13 +36,10 @@ from .billiard_internals import (
 )
 from .celery_internals import SettledRequest, apply_rate_limit, shutdown_requested, state
 from .dispatch import Delivery, celery_headers, delivery_info
-from .settlement import Settler
+from .settlement import QUICK, Settler
 from .task import PROCESS_EXITS, HandlerRun
 from .tracing import trace_event
 from .verdict import REQUEUE, Verdict, describe
-
-#: After a run of fewer seconds than this, a thread may go on before its event is acked.
-QUICK: Final = 0.01
 
 #: Arguments of :func:`trace_event`.
 Job = tuple[dict[str, Any], bool]
@@ -116,9 +114,14 @@ class EventRequest(SettledRequest):
         in_thread = isinstance(pool, ThreadPool)
         if self.revoked() or not (in_thread or self.delivery.begin()):
             raise TaskRevokedError(self.id)  # Celery releases the process
-        self.settler.catch_up()
+        self.settler.catch_up(self.delivery)
+        run: Callable[..., Any] = trace_event
+        if in_thread:
+            run = self._run_in_thread
+        elif isinstance(pool, SoloPool):
+            run = self._run_inline
         self.pool_result = result = pool.apply_async(
-            self._run_in_thread if in_thread else trace_event,
+            run,
             args=self.job,
             accept_callback=None if in_thread else self.on_accepted,
             timeout_callback=self.on_timeout,
@@ -128,8 +131,11 @@ class EventRequest(SettledRequest):
             timeout=self.task.time_limit,
             correlation_id=self.id,
         )
-        self.settler.catch_up()
         return result
+
+    def _run_inline(self, *job: Any) -> Verdict | ExceptionInfo:
+        with self.settler.running():
+            return trace_event(*job)
 
     def _run_in_thread(self, *job: Any) -> Verdict | ExceptionInfo:
         """Run the event when a thread is free, unless its connection is lost or the worker stops.

@@ -37,7 +37,11 @@ class ResultStore:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._backend, name)
-        return self._guarded(name, attribute) if name in WRITES else attribute
+        if name not in WRITES:
+            return attribute
+        # Kept, since Celery reads it for each run.
+        guarded = self.__dict__[name] = self._guarded(name, attribute)
+        return guarded
 
     def _guarded(self, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(write)

@@ -2,10 +2,11 @@
 
 A thread publishes, on a connection of its own: the consuming connection would receive further
 deliveries while it waits for a confirm. The main thread, which owns the consuming channel, writes
-acks and rejects. In a solo or thread pool the next run begins when the last event is settled; in a
-thread, after quick runs, when at most a few are not: a run may end the worker, and an event that is
-not acked runs again. A failed publish is repeated without running the handler again, until shortly
-before RabbitMQ's consumer timeout.
+acks and rejects. In a solo or thread pool the next run begins when the last event is settled, or
+after quick runs when at most a few are not acked: a run may end the worker, and an event that is
+not acked runs again. If a solo worker's run takes longer, another thread writes these acks
+meanwhile. A failed publish is repeated without running the handler again, until shortly before
+RabbitMQ's consumer timeout.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from celery import Celery
+from celery import Celery, signals
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from django.db import close_old_connections
@@ -36,12 +37,15 @@ from .celery_internals import shutdown_requested
 from .dispatch import Delivery
 from .outgoing import OutgoingMessages, announce
 from .prefetch import HOLDING
+from .task import HandlerTask
 from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
 #: Delays before a failed publish is repeated.
 BACKOFF: Final = Backoff(0.5, 30.0)
+#: After a run of fewer seconds than this, the next may begin before the event is acked.
+QUICK: Final = 0.01
 #: Longest time in seconds that a run waits for the settlement of the last event.
 SETTLE_TIMEOUT: Final = 2.0
 #: Seconds after which a flush is requested again: an event loop that has ended drops callbacks.
@@ -99,9 +103,13 @@ class Settler:
         self._may_be_blocked = False
         # Deliveries with a verdict and without an ack that runs wait for.
         self._open: set[Delivery] = set()
-        # Those whose runs ended in a thread of the pool, by thread.
+        # Those whose runs ended in a thread of the pool or in a solo worker, by thread.
         self._unacked: defaultdict[int, set[Delivery]] = defaultdict(set)
         self._inline = self._threads = self._ending = False
+        # Held by the main thread of a solo worker, except while it runs an event.
+        self._present = threading.Lock()
+        # A run has begun before all acks were written.
+        self._left = threading.Event()
 
     # -- from the worker ------------------------------------------------------------------
 
@@ -109,6 +117,10 @@ class Settler:
         """Set the pool; in a solo or thread pool a run waits for the last settlement."""
         self._inline = isinstance(pool, SoloPool)
         self._threads = isinstance(pool, ThreadPool)
+        if self._inline:
+            self._present.acquire()
+            signals.task_prerun.connect(self._before_task)
+            threading.Thread(target=self._ack_late, name="amqp-events-acks", daemon=True).start()
 
     def begin(self) -> None:
         """Start at first, and after a lost connection."""
@@ -121,13 +133,19 @@ class Settler:
             self._ending = True
             self._answered.notify_all()
 
-    def catch_up(self) -> None:
+    def catch_up(self, following: Delivery | None = None) -> None:
         """Write the acks of settled events before a solo worker runs anything else.
 
-        Celery's loop would first run the next message if it has arrived. That run may take an hour
-        or end the process, while the messages are published and their deliveries not acked.
+        That run may take an hour or end the process.
+
+        Args:
+            following: the event that it runs next. If that is delivered for the first time, quick
+                runs may stay unacked.
         """
-        if not self._inline:
+        if not (self._inline and self._present.locked()):
+            return  # or a task is called within a run
+        fresh = following is not None and not following.received.redelivered
+        if fresh and self._open == self._unacked[threading.get_ident()]:
             return
         deadline = time.monotonic() + SETTLE_TIMEOUT
         self.flush()
@@ -137,28 +155,63 @@ class Settler:
                     self._answered.wait(left)
                 self.flush()
 
+    def _before_task(self, sender: Any = None, **_: Any) -> None:
+        """Write all acks before a solo worker runs a task, except one that a handler calls."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and not isinstance(sender, HandlerTask):
+            self.catch_up()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let another thread write the acks that are left, while a solo worker runs an event."""
+        if not self._inline:
+            yield
+            return
+        if self._open:
+            self._left.set()
+        self._present.release()
+        try:
+            yield
+        finally:
+            self._present.acquire()
+
+    def _ack_late(self) -> None:
+        """Write the acks that are left if a run takes longer; it does not use the connection."""
+        while True:
+            self._left.wait()
+            self._left.clear()
+            time.sleep(QUICK)
+            # An error is a lost connection, which the main thread will find as well.
+            with self._present, suppress(Exception):
+                self.flush()
+
     def wait_for(self, delivery: Delivery, *, quick: bool) -> None:
-        """In a thread pool, wait until all deliveries of this thread, or all but a few, are acked.
+        """Wait until all deliveries of this thread, or all but a few, are acked.
+
+        In a solo or thread pool, whose next run may end the process.
 
         Args:
-            quick: the run of *delivery* took less time than waiting would, and only an ack is left
-                to write. Then :attr:`Acks.ahead` may be unacked; after a redelivered one, none.
-                Acks follow in milliseconds; if the worker is killed first, the events run again.
+            quick: the run of *delivery* took less than :data:`QUICK`, and only an ack is left to
+                write. Then :attr:`Acks.ahead` may be unacked; after a redelivered one, none. Acks
+                follow in milliseconds; if the worker is killed first, the events run again.
         """
         # The main thread, which writes the acks, settles what is revoked or rejected before a run.
-        if not self._threads or threading.current_thread() is threading.main_thread():
+        in_thread = self._threads and threading.current_thread() is not threading.main_thread()
+        if not (in_thread or self._inline):
             return
-        quick = quick and not delivery.received.redelivered
+        ahead = self.acks.ahead if quick and not delivery.received.redelivered else 0
         deadline = time.monotonic() + SETTLE_TIMEOUT
         with self._answered:
             unacked = self._unacked[threading.get_ident()]
             if delivery in self._open:
                 unacked.add(delivery)
-            while len(unacked) > (self.acks.ahead if quick else 0):
+            while in_thread and len(unacked) > ahead:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ending or shutdown_requested():
                     return
                 self._answered.wait(min(left, 0.1))
+        if len(unacked) > ahead:
+            self.catch_up()
 
     def settle(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Carry out *verdict*, unless the delivery has one already.

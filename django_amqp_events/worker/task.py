@@ -94,6 +94,8 @@ class HandlerTask(Task):
     handler: ClassVar[Handler]
     #: The tracer that ``trace_event`` has built; Celery may have replaced it in ``__trace__``.
     amqp_tracer: Callable[..., Any] | None = None
+    # The backend that was read last, and what it was read as.
+    _stored: tuple[Any, ResultStore | None] = None, None
     #: How the tracer handles a failed run; ``bootstrap`` may set a faster one.
     trace_info: ClassVar[type[EventTraceInfo]] = EventTraceInfo
 
@@ -112,7 +114,12 @@ class HandlerTask(Task):
     @property
     def backend(self) -> ResultStore:
         """The result backend, whose errors are logged."""
-        return ResultStore(self, super().backend)
+        backend = super().backend
+        known, store = self._stored
+        if store is None or known is not backend:  # each thread has its own
+            store = ResultStore(self, backend)
+            self._stored = backend, store
+        return store
 
     @backend.setter
     def backend(self, value: Any) -> None:

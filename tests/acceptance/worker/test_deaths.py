@@ -158,7 +158,8 @@ def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Ma
     }  # fmt: skip
 
 
-def test_a_killed_thread_repeats_a_few_quick_events(fresh_eyes: Eyes, service: Make) -> None:
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_kill_repeats_a_few_quick_events(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """Of the new ones that it has handled; no retry, and none a third time."""
     eyes = fresh_eyes
     core = service(
@@ -170,8 +171,8 @@ def test_a_killed_thread_repeats_a_few_quick_events(fresh_eyes: Eyes, service: M
     quick, failing, killers = publish(eyes, 20, "ok"), publish(eyes, 5, "fail", "ok"), []
     for number in range(2):
         killers += publish(eyes, 1, f"kill_once:{number}")
-        assert core.worker("threads", 1, "-Q", QUEUE).wait() == -signal.SIGKILL
-    core.worker("threads", 1, "-Q", QUEUE)
+        assert core.worker(pool, 1, "-Q", QUEUE).wait() == -signal.SIGKILL
+    core.worker(pool, 1, "-Q", QUEUE)
     until(lambda: ended(core, [*quick, *failing, *killers]), 30)
     eyes.empty(QUEUE, "core:delay.1s")
     starts = Counter((line["event"], line["attempt"]) for line in core.ledger(what="start"))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Task
+from celery import signals as celery_signals
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 
@@ -18,7 +21,9 @@ from django_amqp_events.message.types import Message, Received
 from django_amqp_events.worker import outgoing, settlement
 from django_amqp_events.worker.dispatch import Delivery
 from django_amqp_events.worker.settlement import Settler
+from django_amqp_events.worker.task import HandlerTask
 from django_amqp_events.worker.verdict import HANDLED, REQUEUE, Verdict
+from tests.waiting import until
 
 MESSAGE = Message(exchange="", routing_key="", body=b"", headers={}, properties={})
 
@@ -45,12 +50,15 @@ class Acks:
     def __init__(self) -> None:
         self.acked: list[Any] = []
         self.requeued: list[Any] = []
+        self.error: Exception | None = None
         self.writing, self.may_write = threading.Event(), threading.Event()
         self.may_write.set()
 
     def ack(self, messages: Sequence[Any]) -> None:
         self.writing.set()
         assert self.may_write.wait(30)
+        if self.error is not None:
+            raise self.error
         self.acked += messages
 
     def reject(self, message: Any) -> None:
@@ -259,6 +267,96 @@ def test_a_thread_goes_on_after_a_few_quick_runs(monkeypatch: pytest.MonkeyPatch
         for _ in range(Acks.ahead):
             run(one).result(30)
     assert len(acks.acked) == Acks.ahead + 2
+
+
+@pytest.mark.parametrize("ahead", [0, Acks.ahead])
+@pytest.mark.parametrize("redelivered", [False, True])
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_solo_worker_acks_before_it_goes_on(
+    quick: bool, redelivered: bool, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but a few quick new events, and these too if the next is not new, or a task."""
+    monkeypatch.setattr(settlement, "QUICK", 600)
+    for following, waits in (
+        (delivery(), True),
+        (delivery(redelivered=True), False),
+        (None, False),
+    ):
+        acks, handled = Acks(), delivery(redelivered=redelivered)
+        acks.ahead = ahead
+        settler = settling(acks, lambda *_: None)
+        settler.runs_in(object.__new__(SoloPool))
+        settler.settle(handled, HANDLED)
+        settler.wait_for(handled, quick=quick)
+        left = quick and not redelivered and ahead > 0
+        assert bool(acks.acked) is not left
+        settler.catch_up(following)
+        assert bool(acks.acked) is not (left and waits)
+
+
+def test_a_solo_worker_leaves_no_more_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlement, "QUICK", 600)
+    acks = Acks()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(SoloPool))
+    for number in range(3 * acks.ahead):
+        handled = delivery()
+        settler.catch_up(handled)
+        settler.settle(handled, HANDLED)
+        settler.wait_for(handled, quick=True)
+        assert number + 1 - len(acks.acked) <= acks.ahead
+
+
+@pytest.mark.parametrize("build", [lambda *_: None, lambda *_: MESSAGE], ids=["ack", "retry"])
+def test_a_solo_worker_acks_what_had_no_run(build: Callable[..., Any], channel: Channel) -> None:
+    """Such as a malformed message, whose copy in the archive would double."""
+    acks, malformed = Acks(), delivery()
+    settler = settling(acks, build)
+    settler.runs_in(object.__new__(SoloPool))
+    settler.settle(malformed, HANDLED)
+    settler.catch_up(delivery())
+    assert acks.acked == [malformed.message]
+
+
+def test_a_long_run_of_a_solo_worker_acks_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the run, when the main thread does not use the connection; also after an error."""
+    monkeypatch.setattr(settlement, "QUICK", 0.0)
+    acks = Acks()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(SoloPool))
+    acks.error = OSError("the connection is lost")
+    for number in range(3):
+        handled = delivery()
+        settler.settle(handled, HANDLED)
+        settler.wait_for(handled, quick=True)
+        settler.catch_up(delivery())
+        settler._left.set()  # by a run that has ended
+        assert not acks.writing.wait(0.05)
+        with settler.running():
+            assert acks.writing.wait(30)
+            settler.catch_up()  # the handler calls a task
+        until(lambda: not settler._open, "the ack is written, or its error has been handled")
+        assert len(acks.acked) == number
+        acks.error = None
+        acks.writing.clear()
+
+
+@pytest.mark.parametrize("in_run", [False, True])
+@pytest.mark.parametrize("of", ["task", "handler"])
+def test_a_solo_worker_acks_before_a_task(
+    of: str, in_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may take an hour, and of which the thread that acks later does not know."""
+    monkeypatch.setattr(settlement, "QUICK", 600)
+    acks, handled = Acks(), delivery()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(SoloPool))
+    settler.settle(handled, HANDLED)
+    settler.wait_for(handled, quick=True)
+    sender = object.__new__(HandlerTask if of == "handler" else Task)
+    with settler.running() if in_run else nullcontext():
+        celery_signals.task_prerun.send(sender=sender)
+    assert bool(acks.acked) is (of == "task" and not in_run)
 
 
 def test_a_solo_worker_goes_on_as_soon_as_a_retry_is_confirmed(
