@@ -154,7 +154,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fast-paths",
         type=lambda names: names.split(",") if names else [],
         metavar="NAMES",
-        help="FAST_PATHS of the acceptance tests' services, separated by commas; empty for none.",
+        help="FAST_PATHS of acceptance and fault tests, separated by commas; empty for none.",
     )
 
 
