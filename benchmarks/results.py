@@ -30,7 +30,7 @@ Written by `make bench`; [what is compared, and how](README.md). Raw figures:
 A ratio compares figures of the same round. Shown is the median of all rounds with the minimum and
 the maximum, which differs from the ratio of the medians. For times, memory and latency, smaller is
 better. Compare within one table only: others were measured at another time, in another way.
-*Reached* does not include the stretch target unless it says so.
+*Reach* is a target, *stretch* a harder one. Machine and date are below the tables of each benchmark.
 *Code* is the output of `git rev-parse HEAD:django_amqp_events` for the measured package.
 """
 ELSEWHERE = """\
@@ -293,7 +293,7 @@ def table_lines(table: Table) -> list[str]:
     for target, spread, met in table.verdicts():
         figure = ratio(spread) if target.against else f"{_spread(spread)} {table.unit}"
         of = f" of {target.against}" if target.against else ""
-        verdict = "**met**" if met else "**missed**"
+        verdict = "**reached**" if met else "**missed**"
         wanted = f"{target.level.capitalize()}: {_factor(target, table.unit)}{of}"
         lines += ["", f"{wanted}; measured {figure}: {verdict}."]
     return lines
@@ -324,7 +324,7 @@ def curve_lines(measured: Curve) -> list[str]:
     if measured.met is not None:
         lines += [
             "",
-            f"Flat within {measured.flat:g}x: {'**met**' if measured.met else '**missed**'}.",
+            f"Flat within {measured.flat:g}x: {'**reached**' if measured.met else '**missed**'}.",
         ]
     return lines
 

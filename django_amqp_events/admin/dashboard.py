@@ -42,6 +42,7 @@ from ..models import (
 )
 from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Kind, Record
+from ..monitor.state_texts import PREFETCH_REASONS
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from . import charts, pictures
@@ -407,6 +408,10 @@ def _queues(
                 "severity": severity,
                 "meaning": text(Reason.from_json(figures.get("meaning", _("not read yet"))), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
+                "prefetch": [
+                    (count, PREFETCH_REASONS.get(why, why))
+                    for why, count in figures.get("prefetch", {}).items()
+                ],
                 "consumed": moment(consumed.get(name)),
                 "limit": _limit(queue) if queue else "",
                 "drift": visible(drift, TEXT),

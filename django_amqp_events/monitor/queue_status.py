@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Final, Literal
 
@@ -29,6 +30,9 @@ Severity = Literal["ok", "warning", "error", "unknown"]
 #: Seconds to wait for the answers of workers.
 ANSWERS_TIMEOUT: Final = 1.0
 
+#: What workers answer to ``stats``, by their names.
+Workers = Mapping[str, Mapping[str, Any]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
@@ -40,6 +44,8 @@ class QueueStatus:
             includes dead letters in transfer.
         published, delivered: messages per second, if the management API has statistics.
         paused: no worker consumes it now, but one will by itself.
+        prefetch: prefetch counts of all workers together by reason, as in
+            ``worker.prefetch.Why``; ``None`` if no worker was asked.
     """
 
     name: str
@@ -54,6 +60,7 @@ class QueueStatus:
     published: float | None = None
     delivered: float | None = None
     paused: bool = False
+    prefetch: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +69,14 @@ class Status:
 
     Attributes:
         exact: the management API was read, so totals and left-over queues are included.
+        workers: the answers of the workers, if they were asked.
     """
 
     queues: tuple[QueueStatus, ...]
     exact: bool
     version: str = ""
     vhost: str = "/"
+    workers: Workers = field(default_factory=dict)
 
     @property
     def result(self) -> Literal["ok", "error", "unknown"]:
@@ -79,12 +88,19 @@ class Status:
 
 
 def status(
-    app: Celery, settings: Settings, topology: Topology, *, api: ManagementApi | None = None
+    app: Celery,
+    settings: Settings,
+    topology: Topology,
+    *,
+    api: ManagementApi | None = None,
+    ask: float | None = None,
 ) -> Status:
     """Return the depth, consumers and status of every queue.
 
-    Asks the workers if events wait in a queue without consumers. A solo worker does not answer
-    while it handles an event, and none without remote control.
+    Args:
+        ask: seconds to wait for the answers of workers; ``None`` asks them only if events wait in a
+            queue without consumers. A solo worker does not answer while it handles an event, and
+            none without remote control.
 
     Raises:
         BrokerUnavailableError: no connection, or it broke.
@@ -104,7 +120,7 @@ def status(
                 if name not in declared
                 and drift.left_over_queue(names, name, of_queue.get("arguments") or {})
             ]
-        paused = cache(partial(_paused, amqp, app))
+        answers = cache(partial(_ask_workers, amqp, app, ask or ANSWERS_TIMEOUT))
         found_queues = tuple(
             _status_of(
                 amqp,
@@ -112,7 +128,8 @@ def status(
                 queue,
                 stats.get(queue.name, {}),
                 stale=stale,
-                paused=paused,
+                paused=lambda: _paused(answers()),
+                prefetch=_prefetch(answers(), queue.name) if ask is not None else None,
             )
             for queue, stale in queues
         )
@@ -121,17 +138,35 @@ def status(
             exact=api is not None,
             version=str(amqp.server.get("version", "")),
             vhost=amqp.vhost,
+            workers=answers() if ask is not None else {},
         )
 
 
-def _paused(amqp: Amqp, app: Celery) -> Collection[str]:
-    """Return the queues that workers do not consume now, but will by themselves."""
+def _ask_workers(amqp: Amqp, app: Celery, timeout: float) -> Workers:
     try:
-        answers = amqp.ask_workers(app, "stats", ANSWERS_TIMEOUT)
+        return amqp.ask_workers(app, "stats", timeout)
     except amqp_errors.ChannelError:
-        return ()  # this user may not use remote control
-    parts = [answer.get("amqp_events") or {} for answer in answers]
-    return {queue for part in parts for queue in part.get("paused", ())}
+        return {}  # this user may not use remote control
+
+
+def _parts(workers: Workers) -> Iterator[Mapping[str, Any]]:
+    """Return what the bootsteps of workers say of their queues."""
+    for answer in workers.values():
+        yield answer.get("amqp_events") or {}
+
+
+def _paused(workers: Workers) -> Collection[str]:
+    """Return the queues that workers do not consume now, but will by themselves."""
+    return {queue for part in _parts(workers) for queue in part.get("paused", ())}
+
+
+def _prefetch(workers: Workers, queue: str) -> Mapping[str, int]:
+    counts: Counter[str] = Counter()
+    for part in _parts(workers):
+        if found := (part.get("prefetch_counts") or {}).get(queue):
+            count, why = found
+            counts[why] += count
+    return dict(sorted(counts.items()))
 
 
 def _status_of(
@@ -142,8 +177,9 @@ def _status_of(
     *,
     stale: bool,
     paused: Callable[[], Collection[str]],
+    prefetch: Mapping[str, int] | None,
 ) -> QueueStatus:
-    build = partial(QueueStatus, name=queue.name, role=queue.role)
+    build = partial(QueueStatus, name=queue.name, role=queue.role, prefetch=prefetch)
     if "leader" in stats and not stats["leader"]:
         # Asked for its depth, RabbitMQ closes the connection, or answers 0 whatever is in it.
         return build(state="unknown", severity="error", meaning=Reason("queue-no-leader"))

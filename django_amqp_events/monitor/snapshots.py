@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from celery import Celery
@@ -29,7 +30,7 @@ from ..publish import outbox
 from ..reasons import Reason
 from ..service_loop import ServiceLoop
 from . import alerts, queue_status, statistics
-from .queue_status import Status
+from .queue_status import ANSWERS_TIMEOUT, Status
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,9 @@ class SnapshotTaker:
             ``version``, ``vhost``, ``exact`` and ``alarms`` if known; ``api_error``.
         ``queues``
             by name: role, severity, meaning, state, ready, unacked, total, consumers, published,
-            delivered, paused, without unknown values. Empty while RabbitMQ is unreachable. A
-            meaning, and the broker's error, is a reason (:mod:`django_amqp_events.reasons`).
+            delivered, paused, prefetch, without unknown values. Empty while RabbitMQ is
+            unreachable. A meaning, and the broker's error, is a reason
+            (:mod:`django_amqp_events.reasons`).
         ``consumed``
             when each queue last had a consumer, by name.
         ``drift``
@@ -113,16 +115,19 @@ class SnapshotTaker:
     ) -> tuple[Status | None, dict[str, Any]]:
         """Return the queues and the document's part about the broker."""
         part: dict[str, Any] = {"error": "", "away": 0.0, "seen_at": now}
+        read = partial(
+            queue_status.status, self.app, self.settings, self.topology, ask=ANSWERS_TIMEOUT
+        )
         try:
             try:
                 api = inspection.management(self.app, self.settings)
-                status = queue_status.status(self.app, self.settings, self.topology, api=api)
+                status = read(api=api)
                 if api is not None:
                     part["alarms"] = api.alarms()
             except ManagementApiError as exc:
                 # AMQP reports less, but it reports.
                 part["api_error"] = visible(exc, 500)
-                status = queue_status.status(self.app, self.settings, self.topology)
+                status = read()
         except Exception as exc:
             if not isinstance(exc, AmqpEventsError):
                 logger.exception("cannot read the state of RabbitMQ")

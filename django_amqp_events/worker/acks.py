@@ -27,13 +27,13 @@ def is_lost(message: Message) -> bool:
 
 
 class Acks:
-    """Write acks and rejects, one frame for each; used in the main thread only.
+    """Write acks and rejects, one frame for each; used in one thread at a time.
 
     Args:
         errors: connection errors that an ack on a lost channel may raise.
     """
 
-    #: How many events a thread may leave unacked when it goes on after a quick run.
+    #: How many events a thread, or a solo worker, may leave unacked when it starts its next run.
     ahead = 0
 
     def __init__(self, errors: tuple[type[BaseException], ...]) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -52,16 +52,11 @@ def _seconds(text: str) -> float:
     return value
 
 
-def ask(app: Celery, service: str, timeout: float) -> list[dict[str, Any]]:
-    """Return the hanging runs of a service, as all workers report them.
-
-    Args:
-        timeout: seconds to wait for answers. A solo worker does not answer while it handles.
-    """
-    answers = app.control.inspect(timeout=timeout).stats() or {}
+def reported(workers: Mapping[str, Mapping[str, Any]], service: str) -> list[dict[str, Any]]:
+    """Return the hanging runs of a service in the stats of workers, by name."""
     return [
         {"worker": worker, **run}
-        for worker, stats in sorted(answers.items())
+        for worker, stats in sorted(workers.items())
         for run in stats.get("amqp_events_hanging", ())
         if run.get("service") == service
     ]

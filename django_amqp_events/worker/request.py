@@ -110,7 +110,7 @@ class EventRequest(SettledRequest):
         return self.request_dict, self.observed
 
     def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
-        # In a thread pool it waits for a thread yet.
+        # In a thread pool it still has to wait for a thread.
         in_thread = isinstance(pool, ThreadPool)
         if self.revoked() or not (in_thread or self.delivery.begin()):
             raise TaskRevokedError(self.id)  # Celery releases the process
@@ -144,6 +144,7 @@ class EventRequest(SettledRequest):
         """
         if shutdown_requested() or not self.delivery.begin():
             return REQUEUE
+        self.settler.catch_up(self.delivery)
         self.on_accepted(os.getpid(), time.monotonic())
         try:
             return trace_event(*job)

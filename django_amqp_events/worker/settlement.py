@@ -2,11 +2,11 @@
 
 A thread publishes, on a connection of its own: the consuming connection would receive further
 deliveries while it waits for a confirm. The main thread, which owns the consuming channel, writes
-acks and rejects. In a solo or thread pool the next run begins when the last event is settled, or
-after quick runs when at most a few are not acked: a run may end the worker, and an event that is
-not acked runs again. If a solo worker's run takes longer, another thread writes these acks
-meanwhile. A failed publish is repeated without running the handler again, until shortly before
-RabbitMQ's consumer timeout.
+acks and rejects. In a solo or thread pool a run may end the worker, and an event that is not acked
+runs again. So a run starts only when the previous event of its thread is settled; after quick runs,
+up to :attr:`Acks.ahead` events may still be unacked. While a solo worker runs an event for longer,
+another thread writes their acks. A failed publish is repeated without running the handler again,
+until shortly before RabbitMQ's consumer timeout.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: Delays before a failed publish is repeated.
 BACKOFF: Final = Backoff(0.5, 30.0)
-#: After a run of fewer seconds than this, the next may begin before the event is acked.
+#: After a run of fewer seconds than this, the next may begin before the event is acked. Also how
+#: long a solo worker may run it before another thread writes the ack.
 QUICK: Final = 0.01
 #: Longest time in seconds that a run waits for the settlement of the last event.
 SETTLE_TIMEOUT: Final = 2.0
@@ -108,7 +109,7 @@ class Settler:
         self._inline = self._threads = self._ending = False
         # Held by the main thread of a solo worker, except while it runs an event.
         self._present = threading.Lock()
-        # A run has begun before all acks were written.
+        # Set when a run begins while acks remain to be written.
         self._left = threading.Event()
 
     # -- from the worker ------------------------------------------------------------------
@@ -134,17 +135,19 @@ class Settler:
             self._answered.notify_all()
 
     def catch_up(self, following: Delivery | None = None) -> None:
-        """Write the acks of settled events before a solo worker runs anything else.
+        """Settle all events of this thread before it runs anything else, in a solo or thread pool.
 
         That run may take an hour or end the process.
 
         Args:
             following: the event that it runs next. If that is delivered for the first time, quick
-                runs may stay unacked.
+                runs may stay unacked; a redelivered one may have ended a worker before.
         """
-        if not (self._inline and self._present.locked()):
-            return  # or a task is called within a run
         fresh = following is not None and not following.received.redelivered
+        if self._in_thread and not fresh:
+            self._wait_for_acks(0)
+        if not (self._inline and self._present.locked()):
+            return  # or a handler calls a task during its run
         if fresh and self._open == self._unacked[threading.get_ident()]:
             return
         deadline = time.monotonic() + SETTLE_TIMEOUT
@@ -176,7 +179,10 @@ class Settler:
             self._present.acquire()
 
     def _ack_late(self) -> None:
-        """Write the acks that are left if a run takes longer; it does not use the connection."""
+        """Write the remaining acks while a run takes longer than :data:`QUICK`.
+
+        During a run the main thread does not use the connection.
+        """
         while True:
             self._left.wait()
             self._left.clear()
@@ -188,30 +194,45 @@ class Settler:
     def wait_for(self, delivery: Delivery, *, quick: bool) -> None:
         """Wait until all deliveries of this thread, or all but a few, are acked.
 
-        In a solo or thread pool, whose next run may end the process.
+        Does nothing in other pools: only in a solo or thread pool can the next run end the worker.
 
         Args:
             quick: the run of *delivery* took less than :data:`QUICK`, and only an ack is left to
                 write. Then :attr:`Acks.ahead` may be unacked; after a redelivered one, none. Acks
                 follow in milliseconds; if the worker is killed first, the events run again.
         """
-        # The main thread, which writes the acks, settles what is revoked or rejected before a run.
-        in_thread = self._threads and threading.current_thread() is not threading.main_thread()
-        if not (in_thread or self._inline):
+        if not (self._in_thread or self._inline):
             return
         ahead = self.acks.ahead if quick and not delivery.received.redelivered else 0
-        deadline = time.monotonic() + SETTLE_TIMEOUT
         with self._answered:
             unacked = self._unacked[threading.get_ident()]
             if delivery in self._open:
                 unacked.add(delivery)
-            while in_thread and len(unacked) > ahead:
+        if len(unacked) <= ahead:
+            return
+        if self._inline:
+            self.catch_up()
+        else:
+            self._wait_for_acks(ahead)
+
+    @property
+    def _in_thread(self) -> bool:
+        """Whether this is a thread of the pool.
+
+        The main thread, which writes the acks, settles what is revoked or rejected before a run.
+        """
+        return self._threads and threading.current_thread() is not threading.main_thread()
+
+    def _wait_for_acks(self, most: int) -> None:
+        """Wait until at most so many deliveries of this thread are unacked."""
+        deadline = time.monotonic() + SETTLE_TIMEOUT
+        with self._answered:
+            unacked = self._unacked[threading.get_ident()]
+            while len(unacked) > most:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ending or shutdown_requested():
                     return
                 self._answered.wait(min(left, 0.1))
-        if len(unacked) > ahead:
-            self.catch_up()
 
     def settle(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Carry out *verdict*, unless the delivery has one already.
@@ -284,8 +305,9 @@ class Settler:
     def flush(self) -> None:
         """Write the acks and rejects that are ready.
 
-        In the main thread only, or in Celery's timer thread while the pool stops. Celery does not
-        wait for that thread's end, so it may still write when the main thread closes the channel.
+        In the main thread, and while it runs an event in the thread that acks late. While the pool
+        stops, also in Celery's timer thread. Celery does not wait for that thread's end, so it may
+        still write when the main thread closes the channel.
         """
         with self._flushing:
             self._flush_requested = None

@@ -162,8 +162,8 @@ class Amqp:
                 Reason("connection-lost", error=error, remedy=remedy)
             ) from exc
 
-    def ask_workers(self, app: Celery, command: str, timeout: float) -> list[dict[str, Any]]:
-        """Return the answers of all workers on the vhost to a command of remote control.
+    def ask_workers(self, app: Celery, command: str, timeout: float) -> dict[str, dict[str, Any]]:
+        """Return the answers of all workers on the vhost to a command of remote control, by name.
 
         Args:
             timeout: seconds to wait for the next answer.
@@ -189,7 +189,7 @@ class Amqp:
         )
         with self._opened() as channel:
             answers = mailbox.multi_call(command, timeout=timeout, channel=channel)
-        return [reply for answer in answers or () for reply in answer.values()]
+        return {name: reply for answer in answers or () for name, reply in answer.items()}
 
     def ask(self, requests: Sequence[Request]) -> Iterator[None]:
         """Carry out requests in order, sent ahead of their answers; yield at each answer.

@@ -33,7 +33,7 @@ from django_amqp_events.publish import outbox
 from django_amqp_events.worker import hang_detector
 
 _COLUMNS: Final = ("ready", "unacked", "total", "consumers")
-_QUEUE: Final = ("name", "role", "state", "severity", *_COLUMNS, "paused", "meaning")
+_QUEUE: Final = ("name", "role", "state", "severity", *_COLUMNS, "paused", "prefetch", "meaning")
 #: Attributes of an outbox; an unreachable one has not all of them.
 _OUTBOX: Final = ("severity", "total", "held", "failing", "overdue", "oldest", "meaning")
 _CODES: Final = {"ok": 0, "error": 1, "unknown": 2}
@@ -49,8 +49,8 @@ class Command(ReportCommand):
             nargs="?",
             const=2.0,
             metavar="SECONDS",
-            help="Ask the workers which handlers hang; wait this long for answers (default: "
-            "%(const)g).",
+            help="Ask the workers for their prefetch counts and for handlers that hang; wait this "
+            "long for answers (default: %(const)g).",
         )
         super().add_arguments(parser)
 
@@ -61,7 +61,7 @@ class Command(ReportCommand):
         status, error = None, ""
         try:
             api = inspection.management(app, settings)
-            status = queue_status.status(app, settings, expected, api=api)
+            status = queue_status.status(app, settings, expected, api=api, ask=options["workers"])
         except AmqpEventsError as exc:
             # The outbox fills while RabbitMQ is unreachable, so it is printed all the same.
             error = str(exc)
@@ -74,8 +74,8 @@ class Command(ReportCommand):
             code = code or 2
         archived = self._archived()
         hanging: list[dict[str, Any]] | None = None
-        if options["workers"] is not None and not error:
-            hanging = hang_detector.ask(app, settings.service, options["workers"])
+        if options["workers"] is not None and status is not None:
+            hanging = hang_detector.reported(status.workers, settings.service)
             code = 1 if hanging else code
 
         def show() -> None:
@@ -141,10 +141,15 @@ class Command(ReportCommand):
             if (self.verbosity > 0 or queue.severity != "ok")
             and (self.verbosity > 1 or not _is_idle_delay(queue))
         ]
-        rows = [("QUEUE", *map(str.upper, _COLUMNS), "MEANING")] if shown else []
+        asked = any(queue.prefetch is not None for queue in shown)
+        further = ("PREFETCH",) if asked else ()
+        rows = [("QUEUE", *map(str.upper, _COLUMNS), *further, "MEANING")] if shown else []
         for queue in shown:
             numbers = [getattr(queue, column) for column in _COLUMNS]
-            cells = ("?" if number is None else str(number) for number in numbers)
+            cells = ["?" if number is None else str(number) for number in numbers]
+            if asked:
+                counts = (queue.prefetch or {}).items()
+                cells.append(", ".join(f"{count} {why}" for why, count in counts))
             rows.append((queue.name, *cells, str(queue.meaning)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for index, (name, *figures, meaning) in enumerate(rows):

@@ -130,6 +130,9 @@ def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -
     assert samples["amqp_events_broker_up", ()] == 1
     queue = (("queue", f"core.{ACT}"), ("role", "handler"))
     assert samples["amqp_events_queue_consumers", queue] >= 1
+    counts = {labels: n for (name, labels), n in samples.items() if name.endswith("queue_prefetch")}
+    assert {dict(labels)["queue"] for labels in counts} >= {f"core.{ACT}"}
+    assert min(counts.values()) >= 1
     assert samples["amqp_events_outbox_pending", (("database", "default"),)] == 0
     assert {base(name) for name, _ in samples} == documented() - {"amqp_events_replayed_total"}
     folders = list(Path(tempfile.gettempdir()).glob(f"amqp-events-metrics-{worker.pid}-*"))

@@ -58,6 +58,9 @@ def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_
         code, told = status(core)
         assert code == 1
         (line,) = json.loads(told)["hanging"]
+        (queue,) = (each for each in json.loads(told)["queues"] if each["name"] == QUEUE)
+        ((why, count),) = queue["prefetch"].items()
+        assert f"  {count} {why}  " in status(core, "text")[1]
         assert (line["event"], line["handler"]) == (event_id, "testproject.act")
         assert line["worker"] == f"{worker.name}@localhost"
         assert (

@@ -215,7 +215,7 @@ def test_json_is_one_document(billing):
     }  # fmt: skip
     assert set(answer["queues"][0]) == {
         "name", "role", "state", "severity", "ready", "unacked", "total", "consumers", "paused",
-        "meaning",
+        "prefetch", "meaning",
     }  # fmt: skip
     assert len(answer["queues"]) == 13 + 2 + 4
 

@@ -87,6 +87,7 @@ def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> S
             "ready": 42,
             "unacked": 3,
             "consumers": 0,
+            "prefetch": {"measured": 48, "rate": 1},
             "published": 1.5,
             "delivered": 0.0,
         },
@@ -159,6 +160,8 @@ def test_dashboard_shows_open_events_and_queues(ada):
         "grace",
         "a duplicate",
         "last March 1, 2026",
+        "prefetch count 48 (measured)",
+        "prefetch count 1 (rate limit)",
         "Outbox in database “default”: due",
         "And 12 empty delay queues.",
     ):

@@ -269,6 +269,26 @@ def test_a_thread_goes_on_after_a_few_quick_runs(monkeypatch: pytest.MonkeyPatch
     assert len(acks.acked) == Acks.ahead + 2
 
 
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_a_thread_acks_before_it_runs_a_redelivered_event(
+    redelivered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have ended a worker before."""
+    monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
+    settler = settling(Acks(), lambda *_: None)
+    settler.runs_in(object.__new__(ThreadPool))
+    handled = delivery()
+    settler.settle(handled, HANDLED)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(settler.wait_for, handled, quick=True).result(30)
+        waits = thread.submit(settler.catch_up, delivery(redelivered=redelivered))
+        if redelivered:
+            with pytest.raises(TimeoutError):
+                waits.result(0.2)
+            settler.flush()
+        waits.result(30)
+
+
 @pytest.mark.parametrize("ahead", [0, Acks.ahead])
 @pytest.mark.parametrize("redelivered", [False, True])
 @pytest.mark.parametrize("quick", [False, True])
