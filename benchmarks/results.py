@@ -30,7 +30,7 @@ Written by `make bench`; [what is compared, and how](README.md). Raw figures:
 A ratio compares figures of the same round. Shown is the median of all rounds with the minimum and
 the maximum, which differs from the ratio of the medians. For times, memory and latency, smaller is
 better. Compare within one table only: others were measured at another time, in another way.
-*Reach* is a target, *stretch* a harder one. Machine and date are below the tables of each benchmark.
+*Reach* is a target, *stretch* a harder one. Machine and date are below each benchmark's tables.
 *Code* is the output of `git rev-parse HEAD:django_amqp_events` for the measured package.
 """
 ELSEWHERE = """\

@@ -407,6 +407,7 @@ def test_a_handler_that_ends_its_process_leaves_no_event_of_a_thread_open(
         answer_of(app, leaving, {})
     run: Any = EventRequest.__new__(EventRequest)
     run.delivery = SimpleNamespace(begin=lambda: True)
+    run.settler = SimpleNamespace(catch_up=lambda _: None)
     monkeypatch.setattr(EventRequest, "on_accepted", lambda *_: None)
     monkeypatch.setattr(request, "trace_event", lambda *_: answer_of(app, leaving, {}))
     assert run._run_in_thread({}, False) is REQUEUE
