@@ -345,7 +345,8 @@ class EventStep(QueueStep):
             self._handle(delivery, payload)
 
     def _handle(self, delivery: Delivery, payload: Payload) -> None:
-        if self._is_stopping or delivery.lost:
+        # Celery's handler of SIGQUIT reads deliveries while a solo worker runs another event.
+        if self._is_stopping or delivery.lost or self.settler.runs_event:
             return  # RabbitMQ delivers it again
         received = delivery.received
         fresh = received.exchange == self.names.events and not received.redelivered

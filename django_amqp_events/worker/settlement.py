@@ -12,6 +12,7 @@ until shortly before RabbitMQ's consumer timeout.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import defaultdict, deque
@@ -104,11 +105,14 @@ class Settler:
         self._may_be_blocked = False
         # Deliveries with a verdict and without an ack that runs wait for.
         self._open: set[Delivery] = set()
-        # Those whose runs ended in a thread of the pool or in a solo worker, by thread.
+        # Those whose runs ended in a thread of the pool, or quickly in a solo worker, by thread.
         self._unacked: defaultdict[int, set[Delivery]] = defaultdict(set)
         self._inline = self._threads = self._ending = False
-        # Held by the main thread of a solo worker, except while it runs an event.
+        #: Whether a solo worker runs an event; its main thread holds the lock at all other times.
+        self.runs_event = False
         self._present = threading.Lock()
+        # Process and thread of a solo worker.
+        self._home = (0, 0)
         # Set when a run begins while acks remain to be written.
         self._left = threading.Event()
 
@@ -120,6 +124,7 @@ class Settler:
         self._threads = isinstance(pool, ThreadPool)
         if self._inline:
             self._present.acquire()
+            self._home = os.getpid(), threading.get_ident()
             signals.task_prerun.connect(self._before_task)
             threading.Thread(target=self._ack_late, name="amqp-events-acks", daemon=True).start()
 
@@ -146,8 +151,8 @@ class Settler:
         fresh = following is not None and not following.received.redelivered
         if self._in_thread and not fresh:
             self._wait_for_acks(0)
-        if not (self._inline and self._present.locked()):
-            return  # or a handler calls a task during its run
+        if not self._inline or self.runs_event:
+            return
         if fresh and self._open == self._unacked[threading.get_ident()]:
             return
         deadline = time.monotonic() + SETTLE_TIMEOUT
@@ -160,9 +165,9 @@ class Settler:
 
     def _before_task(self, sender: Any = None, **_: Any) -> None:
         """Write all acks before a solo worker runs a task, except one that a handler calls."""
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread and not isinstance(sender, HandlerTask):
-            self.catch_up()
+        if isinstance(sender, HandlerTask) or self._home != (os.getpid(), threading.get_ident()):
+            return  # or a child or thread of a handler or task calls it
+        self.catch_up()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -172,11 +177,13 @@ class Settler:
             return
         if self._open:
             self._left.set()
+        self.runs_event = True
         self._present.release()
         try:
             yield
         finally:
             self._present.acquire()
+            self.runs_event = False
 
     def _ack_late(self) -> None:
         """Write the remaining acks while a run takes longer than :data:`QUICK`.
@@ -206,14 +213,12 @@ class Settler:
         ahead = self.acks.ahead if quick and not delivery.received.redelivered else 0
         with self._answered:
             unacked = self._unacked[threading.get_ident()]
-            if delivery in self._open:
+            if delivery in self._open and (ahead or not self._inline):
                 unacked.add(delivery)
-        if len(unacked) <= ahead:
-            return
-        if self._inline:
-            self.catch_up()
-        else:
+        if not self._inline:
             self._wait_for_acks(ahead)
+        elif not ahead or len(unacked) > ahead:
+            self.catch_up()
 
     @property
     def _in_thread(self) -> bool:

@@ -132,6 +132,25 @@ def test_solo_answers_before_the_next_run(fresh_eyes: Eyes, service: Make) -> No
     assert len(Archive(eyes).of("rubbish")) == 1
 
 
+def test_a_cold_shutdown_of_solo_runs_nothing_within_a_run(fresh_eyes: Eyes, service: Make) -> None:
+    """Celery's signal handler waits for an answer of RabbitMQ, and reads deliveries meanwhile."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    worker = core.worker("solo", 1, "-Q", f"{QUEUE},ordinary").wait_ready()
+    (held,) = publish(eyes, 1, "sleep:2")
+    until(lambda: core.runs(held))
+    behind = publish(eyes, 3, "ok")
+    until(lambda: not eyes.ready(QUEUE), 20, "they are delivered")
+    worker.signal(signal.SIGQUIT)
+    worker.wait(30)
+    assert not any(core.runs(event_id) for event_id in behind)
+    assert "could not be read" not in worker.log
+    core.worker("threads", 1, "-Q", QUEUE)
+    until(lambda: ended(core, [held, *behind]))
+    eyes.empty(QUEUE)
+    assert [len(core.runs(event_id)) for event_id in behind] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """All deliveries have been read, so the kernel still sends a written ack."""

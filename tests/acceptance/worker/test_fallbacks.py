@@ -9,6 +9,8 @@ from importlib.metadata import version
 
 import pytest
 
+from django_amqp_events.conf import FAST_PATHS
+
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, task_id, until
 
@@ -50,7 +52,9 @@ def core_with(service: Make, eyes: Eyes, missing: str) -> Service:
     if missing == "FAST_PATHS":
         made = service(eyes, events={"FAST_PATHS": []})
     else:
-        made = service(eyes, environ={"TESTPROJECT_WITHOUT": missing})
+        # Whatever --fast-paths says.
+        events = {"FAST_PATHS": list(FAST_PATHS)}
+        made = service(eyes, events=events, environ={"TESTPROJECT_WITHOUT": missing})
     made.declare()
     return made
 

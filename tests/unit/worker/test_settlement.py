@@ -361,6 +361,57 @@ def test_a_long_run_of_a_solo_worker_acks_what_is_left(monkeypatch: pytest.Monke
         acks.writing.clear()
 
 
+def test_a_solo_worker_acks_a_retry_that_is_confirmed_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run may end the worker, and the retry would double."""
+    monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 0.02)
+    acks, retried = Acks(), delivery()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(SoloPool))
+    settler._open.add(retried)
+    settler.wait_for(retried, quick=False)
+    assert not acks.acked
+    settler._answer(retried, ack=True)
+    settler.catch_up(delivery())
+    assert acks.acked == [retried.message]
+
+
+def test_a_task_within_a_run_waits_for_no_ack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the thread that acks late writes, it has the lock that the main thread had."""
+    monkeypatch.setattr(settlement, "QUICK", 0.0)
+    monkeypatch.setattr(settlement, "SETTLE_TIMEOUT", 600)
+    acks, handled, retried = Acks(), delivery(), delivery()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(SoloPool))
+    settler.settle(handled, HANDLED)
+    settler._open.add(retried)
+    acks.may_write.clear()
+    with settler.running():
+        assert acks.writing.wait(30)
+        celery_signals.task_prerun.send(sender=object.__new__(Task))
+        acks.may_write.set()
+    settler._close(retried)
+
+
+@pytest.mark.parametrize("elsewhere", ["process", "thread"])
+def test_only_the_worker_itself_acks_before_a_task(
+    elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a child or a thread of a task, which calls another: the worker uses the connection."""
+    monkeypatch.setattr(settlement, "QUICK", 600)
+    acks, handled = Acks(), delivery()
+    settler = settling(acks, lambda *_: None)
+    settler.runs_in(object.__new__(SoloPool))
+    settler.settle(handled, HANDLED)
+    settler.wait_for(handled, quick=True)
+    what = "os.getpid" if elsewhere == "process" else "threading.get_ident"
+    with monkeypatch.context() as there:
+        there.setattr(f"django_amqp_events.worker.settlement.{what}", lambda: -1)
+        celery_signals.task_prerun.send(sender=object.__new__(Task))
+    assert not acks.acked
+    celery_signals.task_prerun.send(sender=object.__new__(Task))
+    assert acks.acked == [handled.message]
+
+
 @pytest.mark.parametrize("in_run", [False, True])
 @pytest.mark.parametrize("of", ["task", "handler"])
 def test_a_solo_worker_acks_before_a_task(
