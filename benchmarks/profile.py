@@ -33,7 +33,8 @@ _WAITS = {
 WAITS = {
     "publisher": set[str](),
     "main": _WAITS,
-    "thread": _WAITS,
+    # The thread that answers for the process's health waits for questions.
+    "thread": {*_WAITS, "<method '_accept' of '_socket.socket' objects>"},
     # A pool process also waits while it reads its next job.
     "child": {*_WAITS, "<built-in method posix.read>"},
 }
