@@ -72,6 +72,8 @@ class Intake:
         self._short_ended: float | None = None
         self._soon = False
         self._turned = 0.0
+        # When an event came or a run ended last.
+        self._active = monotonic()
         # Handlers whose queues are not consumed until a process is free.
         self._awaited: set[str] = set()
         # No process has become free in time, so nothing is consumed until one is.
@@ -106,6 +108,7 @@ class Intake:
         return decided.count
 
     def received(self, received: Received) -> None:
+        self._active = monotonic()
         queue, size = received.queue, len(received.body)
         self._received[queue] += 1
         average = self._sizes.get(queue, size)
@@ -131,6 +134,7 @@ class Intake:
 
     def ended(self, handler: str, seconds: float) -> None:
         """Record the duration of a run; in any thread."""
+        self._active = monotonic()
         known = self._seconds.get(handler)
         if known is None or seconds > self.wait:
             average = seconds  # more of them may follow
@@ -147,11 +151,21 @@ class Intake:
     def turn(self) -> None:
         """Adapt the counts, and requeue events that have waited too long."""
         self._soon, self._turned = False, monotonic()
+        if self._is_idle():
+            return
         if self._release():
             self._stuck, self._accepted = True, state.all_total_count[0]
         elif self._stuck and self._has_free_process():
             self._stuck = False
         self._adapt()
+
+    def _is_idle(self) -> bool:
+        """Return True if there is nothing to release, and time alone changes no count any more."""
+        return (
+            self._turned - self._active > CALM_SECONDS
+            and not (self._step.paused or state.reserved_requests)
+            and not any(self._c.task_buckets.values())
+        )
 
     def _has_free_process(self) -> bool:
         """Return True if a process has become free; ordinary tasks may occupy them too."""

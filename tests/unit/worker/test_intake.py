@@ -278,6 +278,31 @@ def test_short_events_do_not_wait_for_long_ones(
     assert worker.now <= total / processes + 2 * seconds + intake.SHORT_SECONDS
 
 
+@pytest.mark.parametrize("what", ["idle", "paused", "reserved", "rate limit", "recent", "changed"])
+def test_an_idle_worker_decides_nothing(
+    what: str, model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn of a thousand queues takes 10 ms. What waits has a deadline, and is looked at."""
+    worker = model(2, {"a": [SHORT] * 40})
+    worker.run(100)
+    turns: list[float] = []
+    monkeypatch.setattr(worker.intake, "_adapt", lambda: turns.append(worker.now))
+    worker.now += intake.CALM_SECONDS + 1
+    match what:
+        case "paused":
+            worker.paused.add("a")
+        case "reserved":
+            state.task_reserved(Request(worker, Event("a", SHORT), "tag"))
+        case "rate limit":
+            worker.buckets["a"] = limits.TokenBucket(0.1)
+        case "recent":
+            worker.intake.ended("a", SHORT)
+        case "changed":
+            worker.intake.received(SimpleNamespace(queue="a", body=b"", delivery_count=0))  # type: ignore[arg-type]
+    worker.intake.turn()
+    assert bool(turns) is (what != "idle")
+
+
 def test_many_handlers_do_not_slow_a_worker_down(model: Callable[..., Model]) -> None:
     """A worker of a thousand handlers once took minutes for the first event of each."""
 
