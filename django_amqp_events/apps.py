@@ -80,6 +80,8 @@ def discover(names: tuple[str, ...]) -> None:
             )
             if isinstance(exc, SystemExit):  # of a script, whose name is the same
                 raise ImportError(f"{module} ends the process. {note}") from exc  # noqa: TRY004
+            if isinstance(exc, SyntaxError):  # whose notes Python 3.11.2 does not print
+                raise ImportError(f"{module} has a syntax error. {note}") from exc  # noqa: TRY004
             exc.add_note(note)
             raise
 
