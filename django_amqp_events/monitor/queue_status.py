@@ -121,6 +121,7 @@ def status(
                 and drift.left_over_queue(names, name, of_queue.get("arguments") or {})
             ]
         answers = cache(partial(_ask_workers, amqp, app, ask or ANSWERS_TIMEOUT))
+        paused = cache(lambda: _paused(answers()))
         found_queues = tuple(
             _status_of(
                 amqp,
@@ -128,7 +129,7 @@ def status(
                 queue,
                 stats.get(queue.name, {}),
                 stale=stale,
-                paused=lambda: _paused(answers()),
+                paused=paused,
                 prefetch=_prefetch(answers(), queue.name) if ask is not None else None,
             )
             for queue, stale in queues
@@ -163,8 +164,9 @@ def _paused(workers: Workers) -> Collection[str]:
 def _prefetch(workers: Workers, queue: str) -> Mapping[str, int]:
     counts: Counter[str] = Counter()
     for part in _parts(workers):
-        if found := (part.get("prefetch_counts") or {}).get(queue):
-            count, why = found
+        windows = part.get("prefetch_counts") or {}
+        if queue in windows:
+            count, why = windows[queue]
             counts[why] += count
     return dict(sorted(counts.items()))
 

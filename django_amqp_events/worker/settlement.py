@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 #: Delays before a failed publish is repeated.
 BACKOFF: Final = Backoff(0.5, 30.0)
-#: After a run of fewer seconds than this, the next may begin before the event is acked. Also how
-#: long a solo worker may run it before another thread writes the ack.
+#: After a run of fewer seconds than this, the next may begin before the event is acked. If that run
+#: takes longer in a solo worker, another thread writes the ack.
 QUICK: Final = 0.01
 #: Longest time in seconds that a run waits for the settlement of the last event.
 SETTLE_TIMEOUT: Final = 2.0

@@ -94,7 +94,7 @@ class HandlerTask(Task):
     handler: ClassVar[Handler]
     #: The tracer that ``trace_event`` has built; Celery may have replaced it in ``__trace__``.
     amqp_tracer: Callable[..., Any] | None = None
-    # The backend that was read last, and what it was read as.
+    # The result backend that was read last, and its guard.
     _stored: tuple[Any, ResultStore | None] = None, None
     #: How the tracer handles a failed run; ``bootstrap`` may set a faster one.
     trace_info: ClassVar[type[EventTraceInfo]] = EventTraceInfo
