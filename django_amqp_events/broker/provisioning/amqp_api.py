@@ -165,6 +165,9 @@ class Amqp:
     def ask_workers(self, app: Celery, command: str, timeout: float) -> dict[str, dict[str, Any]]:
         """Return the answers of all workers on the vhost to a command of remote control, by name.
 
+        None are asked if the project does without it: its user may lack the permissions, and
+        RabbitMQ logs each refusal.
+
         Args:
             timeout: seconds to wait for the next answer.
 
@@ -172,6 +175,8 @@ class Amqp:
             amqp.exceptions.ChannelError: the broker refused the request.
         """
         conf = app.conf
+        if not conf.worker_enable_remote_control:
+            return {}
         # Celery 5.5 has neither.
         options = {
             name: getattr(conf, f"control_{name}")

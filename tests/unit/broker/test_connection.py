@@ -60,10 +60,12 @@ def test_workers_are_asked_as_celery_is_configured(
     monkeypatch.setattr(Mailbox, "multi_call", lambda mailbox, *_, **__: [{"a": vars(mailbox)}])
     amqp: Any = amqp_api.Amqp.__new__(amqp_api.Amqp)
     amqp._connection, amqp._channel = object(), object()
-    app: Any = SimpleNamespace(conf=SimpleNamespace(**conf))
+    app: Any = SimpleNamespace(conf=SimpleNamespace(**conf, worker_enable_remote_control=True))
     asked = amqp.ask_workers(app, "stats", 1.0)["a"]
     assert asked.items() >= newer.items()
     assert asked["connection"] is amqp._connection
+    app.conf.worker_enable_remote_control = False
+    assert amqp.ask_workers(app, "stats", 1.0) == {}
 
 
 @pytest.mark.parametrize(
