@@ -405,8 +405,8 @@ class Chaos:
         state = self.random.choice([State.SUCCEEDED, State.ARCHIVED])
         times = ArchivedEvent.objects.filter(state=state).values_list("state_since", flat=True)
         if times:
-            before = self.random.choice(times)
-            pruned = retention.prune({state: 0}, service=conf.get_settings().service, now=before)
+            after = self.random.choice(times) + timedelta.resolution
+            pruned = retention.prune({state: 0}, service=conf.get_settings().service, now=after)
             self.did["pruned"] += pruned.counts[state]
 
 
