@@ -64,8 +64,6 @@ BackendName = Literal["amqp", "memory", "inline"]
 TopologyMode = Literal["verify", "auto", "external"]
 
 PUBLISH_MODES: Final = get_args(PublishMode)
-#: Optional ways that are faster than those of py-amqp, Celery and the database.
-FAST_PATHS: Final = ("reads", "acks", "deletes", "chunks", "retries")
 
 
 # -- readers of single keys ---------------------------------------------------------------
@@ -117,13 +115,6 @@ def _autodiscover(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _fast_paths(value: Any) -> frozenset[str]:
-    listed = isinstance(value, (list, tuple, set, frozenset))
-    if not listed or not all(name in FAST_PATHS for name in value):
-        raise Invalid(f"a list of {', '.join(map(repr, FAST_PATHS))}, or []", instead=frozenset())
-    return frozenset(value)
-
-
 def _redact(value: Any) -> str:
     if not isinstance(value, str):
         # A path that cannot be imported: payloads stay hidden.
@@ -170,7 +161,7 @@ class RetentionSettings:
     """How long ``events_prune`` keeps settled rows; ``None`` is for ever.
 
     A retry schedule can keep inbox rows longer
-    (:func:`django_amqp_events.worker.inbox.minimum_retention`).
+    (:func:`django_amqp_events.archive.inbox_retention.minimum_retention`).
     """
 
     succeeded: float | None = option(_age, default=30 * DAY)
@@ -251,7 +242,6 @@ class Settings:
     editing: bool = option(boolean, default=False)
     redact: str = option(_redact, default="")
     metrics: bool = option(boolean, default=False)
-    fast_paths: frozenset[str] = option(_fast_paths, default=frozenset(FAST_PATHS))
     validate: bool = option(boolean, default=False)
 
 

@@ -14,10 +14,10 @@ sending thread has an event loop, as in ``publish()`` without ``await``.
     ``event_id``, ``name``: confirmed, but no queue was bound for it (``UNROUTED``).
 ``event_retried``
     ``handler``, ``event`` (:class:`~django_amqp_events.ReceivedEvent`), ``exception`` (text),
-    ``due_at``; sent in the worker's main process after the broker confirmed the delayed copy.
+    ``due_at``; sent in the pool process after the broker confirmed the delayed copy.
 ``event_archived``
     ``handler`` (``None`` for an unreadable message), ``event`` (or ``None``), ``reason``,
-    ``exception``; sent in the worker's main process after the broker confirmed the archive copy.
+    ``exception``; sent in the pool process after the broker confirmed the archive copy.
 ``event_replayed``
     ``handler``, ``event``: RabbitMQ has confirmed the replay of an archived event; sent in the
     process that replays.

@@ -77,8 +77,10 @@ TESTS = {
     "unit/archive/test_batches.py unit/archive/test_editing.py integration/archive/test_replay.py",
     "publish/outbox_rows": "unit/publish/test_outbox.py unit/admin/test_outbox.py "
     "integration/publish/test_outbox.py",
-    "worker/settlement": "unit/worker/test_settlement.py acceptance/worker/test_core.py "
+    "worker/pool_job": "unit/memory/test_memory.py acceptance/worker/test_core.py "
     "acceptance/worker/test_settlement.py acceptance/worker/test_options.py",
+    "worker/jobs": "acceptance/worker/test_core.py acceptance/worker/test_settlement.py "
+    "acceptance/worker/test_options.py",
     "archive/row_writer": "unit/archive/test_mirror.py unit/archive/test_failure_groups.py "
     "unit/archive/test_states.py integration/archive/test_mirror.py "
     "integration/archive/test_mirror_hostile.py integration/management/test_events_recover.py "

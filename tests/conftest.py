@@ -150,12 +150,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="Leave out what tests/tiers.py names.")
-    parser.addoption(
-        "--fast-paths",
-        type=lambda names: names.split(",") if names else [],
-        metavar="NAMES",
-        help="FAST_PATHS of acceptance and fault tests, separated by commas; empty for none.",
-    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -47,7 +47,6 @@ _LATER: Final = {
     r"integration/broker/test_confirms\.py.*by_an_alarm": "test_settlement has one",
     r"integration/monitor/test_snapshots\.py.*broker_restart": "a broker of its own",
     r"acceptance/monitor/test_health\.py.*a_broker_that_stops": "a broker of its own",
-    r"acceptance/worker/test_consumer_step\.py.*killed_broker": "test_reconnect covers it",
     r"acceptance/worker/test_broker_limits\.py.*small_frames": "unit tests cover the sizes",
     r"test_(broker_node|database_server|pgbouncer)\.py": "tests of scripts/, not of the package",
     r".*\[(.*-)?pgbouncer\b": "PostgreSQL covers it",
@@ -62,14 +61,8 @@ _LATER: Final = {
     r"unit/(archive|monitor)/.*\[(.*-)?postgresql\b": "SQLite covers it",
     r"(?!integration/archive/test_mirror\.py).*\[(.*-)?no-tz\b": "the mirror covers it",
     r"integration/archive/test_races.*\[sqlite": "PostgreSQL, with its row locks, covers it",
-    r"acceptance/worker/test_chunks\.py.*(warm_shut|ends_the_process|holds_nobody_up|cold_shut)": (
-        "the fault rows kill workers with chunks"
-    ),
     r"acceptance/worker/test_celery_options\.py.*\[(?!(run|worker|few_descriptors)-prefork)": (
         "two workers with many options cover most of them"
-    ),
-    r"acceptance/worker/test_fallbacks\.py.*revoked\[(?!FAST_PATHS|missing)": (
-        "what is missing at once covers what is missing alone"
     ),
     r"acceptance/worker/test_children\.py.*killed_part.*\[(pool|reaper|worker)": "fault rows",
     r"acceptance/worker/test_consumer_timeout\.py": "RabbitMQ's timer, half a minute",

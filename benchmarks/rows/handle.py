@@ -4,24 +4,19 @@ A worker starts on a full queue, and its handler only counts: with a pool of two
 threads, and solo. Both Celery workers belong to a Django project, with late acks, default prefetch
 counts (Celery's four per process; the project's as much as a quarter of a second's work, at most 32
 per process) or 32 where stated, and no gossip, mingle or heartbeat events. With a prefetch of four,
-a worker mostly waits: a quorum queue sends the next delivery only after an ack is on its disk. *No
-chunks* disables the fast path of that name. Each participant published its messages itself, once;
-they were copied with other ids. dramatiq has two processes with a thread each, FastStream two
-processes; py-amqp is a loop in one process that reads and acknowledges. The first tenth of the
-calls is not measured, since processes start one after another.
+a worker mostly waits: a quorum queue sends the next delivery only after an ack is on its disk. Each
+participant published its messages itself, once; they were copied with other ids. dramatiq has two
+processes with a thread each, FastStream two processes; py-amqp is a loop in one process that reads
+and acknowledges. The first tenth of the calls is not measured, since processes start one after
+another.
 """
 
 from __future__ import annotations
-
-from django_amqp_events.conf import FAST_PATHS
 
 from ..ground import Ground
 from ..measured import OURS, PLAIN, Measured, Size, Table, Target, in_turn
 from . import Tell
 from .handling import draining, floor
-
-#: Without several events per job of a pool process.
-ALONE = f"{OURS}, no chunks"
 
 COUNTED = "as many calls as events; the queue is empty after the worker has stopped"
 
@@ -35,10 +30,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
         runs["dramatiq"] = draining(ground, "dramatiq", total)
         runs["FastStream"] = draining(ground, "FastStream", total)
         runs["py-amqp loop"] = floor(ground, total, prefetch=8)
-    alone = {"FAST_PATHS": [path for path in FAST_PATHS if path != "chunks"]}
-    runs[ALONE] = draining(ground, OURS, total, events_settings=alone)
     ahead = {who: draining(ground, who, 2 * total, prefetch=32) for who in (OURS, PLAIN)}
-    ahead[ALONE] = draining(ground, OURS, 2 * total, prefetch=32, events_settings=alone)
     for what, participants in (
         ("Handlers, prefork 2, backlog, no-op", runs),
         ("Handlers, prefork 2, backlog, no-op, prefetch 32", ahead),

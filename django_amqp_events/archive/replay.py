@@ -84,7 +84,6 @@ REASONS: Final = frozenset(
         "malformed",
         "poison",
         "recovered",
-        "revoked",
         "unknown",
         "unreadable",
         "unsupported",

@@ -32,8 +32,7 @@ from ..models import (
     State,
 )
 from ..publish import outbox, outbox_rows
-from ..worker import inbox
-from . import tables
+from . import inbox_retention, tables
 from .batches import batch_states
 from .groups import failure_groups, group_counts
 
@@ -71,7 +70,9 @@ def due(ages: Ages, *, service: str, now: datetime | None = None) -> Pruned:
     for name, rows in _old(ages, service, now):
         counted.counts[name] += rows.count()
     if (age := ages.get("inbox")) is not None:
-        counted.counts["inbox"] = inbox.due(before=now - timedelta(seconds=age), service=service)
+        counted.counts["inbox"] = inbox_retention.due(
+            before=now - timedelta(seconds=age), service=service
+        )
     return counted
 
 
@@ -124,7 +125,7 @@ def _deletions(ages: Ages, service: str, now: datetime, size: int) -> Iterator[t
         yield from ((name, count) for count in _delete(rows, size))
     if (age := ages.get("inbox")) is not None:
         before = now - timedelta(seconds=age)
-        for count in inbox.prune(before=before, service=service, batch_size=size):
+        for count in inbox_retention.prune(before=before, service=service, batch_size=size):
             yield "inbox", count
 
 

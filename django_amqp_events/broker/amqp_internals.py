@@ -1,7 +1,6 @@
 """Every private or undocumented name of py-amqp on which publishing and reading depend.
 
-No connection is opened without them (:func:`check`). ``broker/fast_paths.py`` lists those that
-optional fast paths need besides.
+No connection is opened without them (:func:`check`).
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ REQUIRED: Final = (
     PrivateName(f"{_TRANSPORT}.sock", _LIMIT),
     PrivateName(f"{_TRANSPORT}.raise_on_initial_eintr", _LIMIT),
     PrivateName(f"{_TRANSPORT}.connected", "leave a connection to the parent process"),
-    PrivateName(f"{_TRANSPORT}.write", _PUBLISH, ("self", "s")),
     PrivateName(f"{_CONNECTION}.frame_max", _PUBLISH),
-    PrivateName(f"{_CHANNEL}.channel_id", _PUBLISH),
+    PrivateName(f"{_CHANNEL}.channel_id", _HEADERS),
     PrivateName(f"{_CHANNEL}.events", _PUBLISH),
-    PrivateName("amqp.basic_message:Message.PROPERTIES", _PUBLISH),
-    PrivateName("amqp.serialization:dumps", _PUBLISH, ("format", "values")),
-    PrivateName(f"{_CHANNEL}.send_method", _ASK, ("self", "sig", "format", "args")),
+    PrivateName(f"{_CHANNEL}.send_method", _PUBLISH, ("self", "sig", "format", "args", "content")),
     PrivateName(f"{_CHANNEL}.wait", _ASK, ("self", "method")),
     PrivateName(f"{_CHANNEL}.is_closing", "close a channel within a time limit"),
     PrivateName(f"{_CHANNEL}.connection", "close a channel within a time limit"),

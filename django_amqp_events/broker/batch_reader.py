@@ -20,12 +20,10 @@ from celery import Celery
 from ..callables import nothing
 from ..conf import Settings
 from ..exceptions import BrokerUnavailableError, TopologyError
-from ..message.types import Received
+from ..message.types import Delivered, Received
 from ..reasons import Reason
 from . import connection
-from .delivery_reader import DeliveryReader
-from .fast_paths import why_unused
-from .frame_reader import FrameReader
+from .delivery_reader import DeliveryReader, decode
 from .queue_depth import queue_depth
 
 #: Seconds between heartbeats; after two without one the connection counts as lost.
@@ -96,8 +94,6 @@ class BatchReader:
             self._amqp = self._connection.connection
             self._channel = self._amqp.channel()
             self._deliveries = DeliveryReader(self._channel)
-            if not why_unused("reads", settings):
-                FrameReader(self._channel)
             self._channel.queue_declare(queue, passive=True)
             self._consume()
         except amqp_errors.NotFound as exc:
@@ -238,7 +234,8 @@ class BatchReader:
             self._window = window
             self._consume()
 
-    def _take(self, number: int, received: Received) -> None:
+    def _take(self, number: int, delivered: Delivered) -> None:
+        received = decode(delivered)
         self._waiting.append((number, received))
         self._left -= 1
         self._bytes += len(received.body)

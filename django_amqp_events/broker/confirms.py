@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from itertools import takewhile
 from typing import Any, Final
 
 import amqp
+from amqp import spec
+from amqp.exceptions import FrameSyntaxError
 from celery import Celery
 from kombu import Connection
 
@@ -24,10 +27,11 @@ from ..exceptions import (
     PublishNackedError,
     PublishRefusedError,
 )
+from ..message.fitting import fitted
+from ..message.headers import table_size
 from ..message.types import Message
 from ..reasons import Reason
 from .connection import AMQP_ERRORS, close_socket, connect
-from .frame_writer import HeadersTooLong, publish_frames
 from .publish_errors import (
     build_error,
     interrupted_error,
@@ -38,10 +42,8 @@ from .publish_errors import (
 
 #: Largest number of unconfirmed messages on a channel, which bounds their memory.
 WINDOW: Final = 1000
-#: Bytes of messages that are collected for one write.
-GATHER: Final = 64 * 1024
-#: Largest write in bytes: a socket's time-out limits the whole of it.
-PIECE: Final = 2 * GATHER
+#: Bytes of a content header beside its headers and properties.
+HEADER_OVERHEAD: Final = 64
 #: Seconds to wait for the rest of a frame that has begun to arrive.
 REST_OF_FRAME: Final = 0.1
 #: Longest single wait for confirms in seconds.
@@ -54,6 +56,21 @@ BLOCKED_SECONDS: Final = 60.0
 _NOWHERE: Final = Message(
     exchange="", routing_key="amqp-events:nowhere", body=b"", headers={}, properties={}
 )
+
+
+class HeadersTooLongError(ValueError):
+    """The headers of a message take *size* bytes, and its frame has *room* for them."""
+
+    def __init__(self, *, size: int, room: int) -> None:
+        super().__init__(f"its headers take {size} bytes, and RabbitMQ's frame_max leaves {room}")
+        self.size, self.room = size, room
+
+
+#: What py-amqp raises for a message that it cannot encode.
+_UNWRITABLE: Final = (
+    FrameSyntaxError, LookupError, TypeError, ValueError, AttributeError, OverflowError,
+    RecursionError, struct.error,
+)  # fmt: skip
 
 #: Marks a message without an answer.
 _NO_ANSWER: Final = PublishInterruptedError("not published yet")
@@ -92,9 +109,6 @@ class ConfirmChannel:
         self._results: list[PublishError | None] = []
         self._messages: Sequence[Message] = ()
         self._tag = self._sent = 0
-        # Frames that are not written yet, by the message's index, and their size together.
-        self._unwritten: list[tuple[int, bytes]] = []
-        self._gathered = 0
         self._conn: Connection | None = None
         self._amqp: Any = None
         self._transport: Any = None
@@ -193,12 +207,9 @@ class ConfirmChannel:
                 self._send(index, message, mandatory)
                 if self.blocked:
                     # A blocked broker does not read what is written now.
-                    self._flush()
                     self._await_confirms(0)
-                elif len(self._unconfirmed) + len(self._unwritten) >= WINDOW:
-                    self._flush()
+                elif len(self._unconfirmed) >= WINDOW:
                     self._await_confirms(WINDOW // 2)
-            self._flush()
             self._await_confirms(0)
         except AMQP_ERRORS as exc:
             self._give_up(exc)
@@ -208,52 +219,48 @@ class ConfirmChannel:
             raise
         finally:
             results, self._results, self._messages = self._results, [], ()
-            self._unwritten, self._gathered = [], 0
         return results
 
     def _send(self, index: int, message: Message, mandatory: bool) -> None:
-        """Collect a message for the next write, or report that it cannot be encoded."""
+        """Write a message, or set its error if it cannot be encoded."""
+        self._read_waiting()
+        # Before the write: if it is interrupted, the message may be stored.
+        self._tag += 1
+        self._unconfirmed[self._tag], self._sent = index, index + 1
         try:
-            frames = publish_frames(
-                message,
-                channel=self._channel.channel_id,
-                frame_max=self._amqp.frame_max,
-                mandatory=mandatory,
+            message = self._fitted(message)
+            content = amqp.Message(
+                message.body, application_headers=dict(message.headers), **message.properties
             )
-        except HeadersTooLong as exc:
-            self._results[index] = build_error(
-                PublishRefusedError, message, "headers-too-long", size=exc.size, room=exc.room
-            )
-            return
-        except AMQP_ERRORS as exc:
+            route = (0, message.exchange, message.routing_key, mandatory, False)
+            self._channel.send_method(spec.Basic.Publish, "Bssbb", route, content)
+        except _UNWRITABLE as exc:
+            # py-amqp encodes a message before it writes any of it.
+            del self._unconfirmed[self._tag]
+            self._tag -= 1
+            if isinstance(exc, HeadersTooLongError):
+                self._results[index] = build_error(
+                    PublishRefusedError, message, "headers-too-long", size=exc.size, room=exc.room
+                )
+                return
             error = f"{type(exc).__name__}: {exc}"
             self._results[index] = build_error(
                 PublishRefusedError, message, "message-unwritable", error=error
             )
-            return
-        self._unwritten.append((index, frames))
-        self._gathered += len(frames)
-        # The first message does not wait for others, so that RabbitMQ starts at once.
-        if self._gathered >= GATHER or not self._unconfirmed:
-            self._flush()
 
-    def _flush(self) -> None:
-        """Write the collected messages together, or one by one if the broker blocks."""
-        while self._unwritten:
-            self._read_waiting()
-            number = 1 if self.blocked else len(self._unwritten)
-            batch, self._unwritten = self._unwritten[:number], self._unwritten[number:]
-            self._gathered = 0
-            # Before the write: if it is interrupted, any of them may be stored.
-            for index, _ in batch:
-                self._tag += 1
-                self._unconfirmed[self._tag] = index
-                self._sent = index + 1
-            data = memoryview(b"".join([frames for _, frames in batch]))
-            for at in range(0, len(data), PIECE):
-                self._transport.write(data[at : at + PIECE])
-            if self.blocked:
-                self._await_confirms(0)
+    def _fitted(self, message: Message) -> Message:
+        """Return a message whose headers fit in a frame: cut, if it is a copy of ours.
+
+        Raises:
+            HeadersTooLongError: they do not fit, for which RabbitMQ would close the connection.
+        """
+        room = self._amqp.frame_max - HEADER_OVERHEAD - table_size(message.properties)
+        if (size := table_size(message.headers)) <= room:
+            return message
+        smaller = fitted(message, room)
+        if smaller is None or table_size(smaller.headers) > room:
+            raise HeadersTooLongError(size=size, room=room)
+        return smaller
 
     def _read_waiting(self) -> None:
         """Handle what the broker has sent without waiting for more."""
@@ -329,7 +336,7 @@ class ConfirmChannel:
         if not self.blocked or time.monotonic() < self._asked + BLOCKED_SECONDS:
             return False
         self._asked = time.monotonic()
-        if not _reads_publishes(self.app, self.timeout):
+        if not accepts_publishes(self.app, self.timeout):
             return False
         try:
             self._amqp.blocking_read(SLICE)
@@ -394,11 +401,13 @@ class _Question(ConfirmChannel):
     def ask(self) -> bool:
         [error] = self._publish([_NOWHERE], mandatory=False)
         self.leave()
+        if self.blocked:
+            return False  # RabbitMQ may still confirm the first publish of a connection
         # Refused for want of permission, it has been read.
         return error is None or isinstance(error, PublishRefusedError)
 
 
-def _reads_publishes(app: Celery, timeout: float) -> bool:
+def accepts_publishes(app: Celery, timeout: float) -> bool:
     """Return True if RabbitMQ answers a publish on a new connection."""
     return _Question(app, timeout=timeout).ask()
 

@@ -21,7 +21,6 @@ from ..exceptions import (
 )
 from ..reasons import Reason
 from . import amqp_internals
-from .frame_writer import HEADER_OVERHEAD
 from .reply_texts import limit_reached, vhost_missing
 
 #: Errors that py-amqp and its sockets raise. Others come from elsewhere, such as Celery's
@@ -38,6 +37,10 @@ AMQP_ERRORS = (
 )
 
 
+#: Bytes of a frame that its headers leave to properties.
+HEADER_ROOM: Final = 256
+
+
 class Negotiated:
     """What RabbitMQ allows, by the last connection of this process.
 
@@ -50,7 +53,7 @@ class Negotiated:
     @property
     def headers(self) -> int:
         """Room in bytes for the headers of a message."""
-        return self.frame_max - 4 * HEADER_OVERHEAD
+        return self.frame_max - HEADER_ROOM
 
 
 negotiated: Final = Negotiated()

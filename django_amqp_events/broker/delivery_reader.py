@@ -3,8 +3,8 @@
 py-amqp decodes a delivery while it reads the socket. If it cannot (a time beyond the year 9999,
 such as JavaScript's milliseconds; a message id that is not UTF-8; thousands of nested tables), the
 error passes through Celery's event loop and ends the worker, and the next worker gets the same
-message. Here such a delivery has the reason in place of its headers and properties. Frames:
-https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
+message. Here a delivery is its bytes, and :func:`decode` gives such a one the reason in place of
+its headers and properties. Frames: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from amqp.serialization import decode_properties_basic
 
 from ..message.headers import EVENT_UNREADABLE
 from ..message.text import MAX_DEPTH, routing_key_text, too_deep
-from ..message.types import Received
-from .quick_properties import quick_properties
+from ..message.types import Delivered, Received
 
 METHOD: Final = 1
 HEADER: Final = 2
@@ -34,8 +33,8 @@ _unpack_size: Final = Struct(">Q").unpack_from
 #: Delivery tag and the bit ``redelivered``.
 _TAG: Final = Struct(">QB")
 
-#: Called with a delivery tag and the message.
-OnDelivery = Callable[[int, Received], None]
+#: Called with a delivery tag and the delivery.
+OnDelivery = Callable[[int, Delivered], None]
 
 
 class DeliveryReader:
@@ -66,8 +65,8 @@ class DeliveryReader:
             the consumer tag.
         """
 
-        def callback(number: int, **fields: Any) -> None:
-            on_delivery(number, Received(queue=queue, **fields))
+        def callback(number: int, *fields: Any) -> None:
+            on_delivery(number, Delivered(queue, *fields))
 
         tag: str = self._channel.basic_consume(queue, callback=callback, **options)
         return tag
@@ -122,24 +121,28 @@ class DeliveryReader:
             return
         start = end + _TAG.size + 1
         end = start + deliver[start - 1]
-        callback(
-            number,
-            redelivered=bool(redelivered),
-            exchange=_text(deliver[start:end]),
-            routing_key=_text(deliver[end + 1 :]),
-            body=body,
-            **_content(header),
-        )
+        exchange, key = _text(deliver[start:end]), _text(deliver[end + 1 :])
+        callback(number, exchange, key, bool(redelivered), header, body)
+
+
+def decode(delivered: Delivered) -> Received:
+    """Return a delivery with its headers and properties; it never raises."""
+    return Received(
+        queue=delivered.queue,
+        exchange=delivered.exchange,
+        routing_key=delivered.routing_key,
+        redelivered=delivered.redelivered,
+        body=delivered.body,
+        **_content(delivered.header),
+    )
 
 
 def _content(header: bytes) -> dict[str, Any]:
     """Return headers and properties; if they cannot be decoded, their bytes and the reason."""
     try:
-        properties = quick_properties(header, _PROPERTIES)
-        if properties is None:
-            properties = decode_properties_basic(header, _PROPERTIES)[0]
-            if too_deep(properties.get("application_headers") or {}):
-                raise ValueError(f"they are nested deeper than {MAX_DEPTH}")
+        properties = decode_properties_basic(header, _PROPERTIES)[0]
+        if too_deep(properties.get("application_headers") or {}):
+            raise ValueError(f"they are nested deeper than {MAX_DEPTH}")
     except Exception as exc:  # noqa: BLE001 - a publisher decides what py-amqp raises
         why = f"the headers and properties cannot be read: {type(exc).__name__}: {exc}"
         raw = {EVENT_UNREADABLE: header[_PROPERTIES:]}

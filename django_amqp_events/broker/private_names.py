@@ -1,24 +1,18 @@
 """Check that private names of a library exist and have the expected parameters.
 
-``broker/amqp_internals.py``, ``worker/celery_internals.py`` and ``worker/billiard_internals.py``
-list the names, ``broker/fast_paths.py`` and ``worker/round_trips.py`` those that only make things
-faster.
+``broker/amqp_internals.py`` and ``worker/celery_internals.py`` list the names.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from operator import attrgetter
 
 from ..exceptions import ConfigurationError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +95,3 @@ def require(library: str, names: Sequence[PrivateName]) -> None:
                 f"{name.purpose}. Install another version of {library} or upgrade "
                 f"django_amqp_events."
             )
-
-
-@cache
-def unavailable(library: str, feature: str, names: tuple[PrivateName, ...]) -> str:
-    """Return why an optional feature cannot use its names, ``""`` if it can; log it once."""
-    for name in names:
-        if problem := name.problem():
-            reason = f"{library} {version(library)} does not support it: {problem}"
-            logger.warning("%s is switched off, because %s", feature, reason)
-            return reason
-    return ""

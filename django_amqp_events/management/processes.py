@@ -30,6 +30,8 @@ def prepare(app: Celery) -> None:
     app.conf.broker_channel_error_retry = True
     # Otherwise a handler keeps running beside the redelivery of its event.
     app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
+    # Otherwise a thread of the pool reads the worker's connection after a reconnect (Celery 5.7).
+    app.conf.worker_enable_prefetch_count_reduction = False
     # Otherwise the worker ends after RabbitMQ was unreachable for about 50 minutes.
     if app.conf.broker_connection_max_retries == DEFAULT_CONNECTION_RETRIES:
         app.conf.broker_connection_max_retries = math.inf

@@ -15,28 +15,20 @@ from typing import Any, Final
 
 from django.db import DatabaseError, connections, transaction
 
-from ..broker.connection import handler_app
-from ..broker.topology import Names, build
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..coroutines import has_event_loop
-from ..declare.registry import Registry, get_registry
+from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, Malformed, PublishError
 from ..message import archive_message, decoding
 from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
-from ..message.types import Message, Payload, Received
+from ..message.types import Message, Received
 from ..publish.publisher import PendingPublish
-from ..worker.dispatch import (
-    HOLD_SECONDS,
-    Dispatcher,
-    Reading,
-    celery_headers,
-    delivery_info,
-)
-from ..worker.outgoing import OutgoingMessages, announce
-from ..worker.task import register, utc_now
-from ..worker.tracing import trace_here
+from ..worker.dispatch import Reading
+from ..worker.outgoing import announce
+from ..worker.pool_job import Engine
+from ..worker.task import utc_now
 from ..worker.verdict import Verdict
 from .broker import Clock, MemoryBroker, Stored
 
@@ -72,19 +64,6 @@ class Waiting:
     payload: dict[str, Any] | None = None
 
 
-class _World:
-    """What settings and registry declare."""
-
-    def __init__(self, settings: Settings, registry: Registry, worker: str) -> None:
-        names = Names.of(settings)
-        self.settings, self.registry = settings, registry
-        self.topology = build(settings, registry)
-        self.dispatcher = Dispatcher(settings, registry, names)
-        self.outgoing = OutgoingMessages(
-            settings=settings, names=names, delays=self.topology.delays, worker=worker
-        )
-
-
 class MemoryBackend:
     """An in-memory broker with a worker that runs on demand.
 
@@ -103,8 +82,7 @@ class MemoryBackend:
         self.clock = clock or Clock()
         self.broker = MemoryBroker(self.clock)
         self._lock = threading.RLock()
-        self._world: _World | None = None
-        self._held: list[tuple[datetime, Stored]] = []
+        self._world: Engine | None = None
         self._pending: list[PendingPublish] = []
 
     def now(self) -> datetime:
@@ -180,66 +158,42 @@ class MemoryBackend:
         while (due := self._next_due()) is not None and due <= target:
             self.clock.move_to(due)
             count += self.run()
-        self.clock.move_to(target)
+        self.clock.move_to(max(target, self.now()))
         return count
 
     def _next_due(self) -> datetime | None:
-        times = [*(moment for moment, _ in self._held), self.broker.next_expiry()]
-        return min((moment for moment in times if moment is not None), default=None)
+        return self.broker.next_expiry()
 
-    def _next(self, world: _World) -> Stored | None:
+    def _next(self, world: Engine) -> Stored | None:
         with self._lock:
             self.broker.expire()
-            for item in sorted(self._held, key=lambda item: item[0]):
-                if item[0] <= self.now():
-                    self._held.remove(item)
-                    return item[1]
             return self.broker.take(world.registry.by_queue())
 
-    def _current(self) -> _World:
+    def _current(self) -> Engine:
         """Return what is declared; declare it again after a change of settings or handlers."""
         settings, registry = get_settings(), get_registry()
         with self._lock:
             world = self._world
             if world is None or world.settings is not settings or world.registry is not registry:
-                world = self._world = _World(settings, registry, self.worker)
+                world = self._world = Engine(settings, registry, self.worker)
                 self.broker.declare(world.topology)
             return world
 
-    def _dispatch(self, world: _World, stored: Stored) -> None:
-        """Read, run and settle one delivery, as the worker's step and settler do."""
-        reading = Reading(received=stored.received())
-        payload = world.dispatcher.read(reading)
-        if isinstance(payload, Verdict):
-            self._settle(world, stored, reading, payload)
-            return
-        remaining = reading.remaining(self.now())
-        if remaining > HOLD_SECONDS:
-            self._copy(world.outgoing.delayed(reading, reading.progress, self.now()))
-        elif remaining > 0:
-            with self._lock:
-                self._held.append((self.now() + timedelta(seconds=remaining), stored))
-        else:
-            self._settle(world, stored, reading, self._run_handler(world, reading, payload))
-
-    def _run_handler(self, world: _World, reading: Reading, payload: Payload) -> Verdict:
-        _, handler = reading.known
-        # Without RabbitMQ, Celery's default app is sufficient.
-        app = handler_app(world.settings)
-        register(app, {handler.name: handler})
-        request = {
-            **celery_headers(world.settings.service, reading, payload),
-            "delivery_info": delivery_info(reading.received),
-            "hostname": self.worker,
-        }
+    def _dispatch(self, world: Engine, stored: Stored) -> None:
+        """Handle and settle one delivery, as a pool process does."""
+        reading = world.read(stored.received())
         with _savepoints():
-            return trace_here(app.tasks[handler.name], request, now=self.now)
+            verdict = world.decide(reading, now=self.now, wait=self._pass_time, eager=True)
+        self._settle(world, stored, reading, verdict)
 
-    def _settle(self, world: _World, stored: Stored, reading: Reading, verdict: Verdict) -> None:
+    def _pass_time(self, seconds: float) -> None:
+        self.clock.move_to(self.now() + timedelta(seconds=seconds))
+
+    def _settle(self, world: Engine, stored: Stored, reading: Reading, verdict: Verdict) -> None:
         if verdict.kind == "requeue":
             self.broker.requeue(stored)
             return
-        message = world.outgoing.build(reading, verdict, self.now())
+        message = world.message(reading, verdict, self.now())
         if message is not None:
             self._copy(message)
         try:
@@ -287,12 +241,11 @@ class MemoryBackend:
     def clear(self) -> None:
         """Drop all events, also those that wait for a commit; keep the time."""
         with self._lock:
-            self._held.clear()
             self._pending.clear()
             self.broker.clear()
 
 
-def _waiting(world: _World, received: Received) -> Waiting:
+def _waiting(world: Engine, received: Received) -> Waiting:
     event, progress = decoding.identify(received, trusted=True)
     last = progress.history[-1] if progress.history else {}
     try:

@@ -198,7 +198,7 @@ def build(
 
     Args:
         reason: one word: ``failed``, ``exhausted``, ``arguments``, ``malformed``,
-            ``contract``, ``unknown``, ``revoked``, ``unsupported``, ``poison``.
+            ``contract``, ``unknown``, ``unsupported``, ``poison``.
         detail: one sentence for a person.
         at: of the failure; ``None`` if it is unknown.
         event, progress, handler, failure: if known.

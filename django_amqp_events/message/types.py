@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b, sha1
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from ..context import ReceivedEvent
@@ -104,6 +104,29 @@ class Failure:
         )
 
 
+def event_key(routing_key: str) -> str:
+    """Return a routing key without the prefix of Celery's native delayed delivery."""
+    return _DELAY_PREFIX.sub("", routing_key)
+
+
+class Delivered(NamedTuple):
+    """A delivery as its bytes came, with the broker's delivery info.
+
+    A worker's main process passes it to a pool process without decoding it.
+
+    Attributes:
+        queue: the queue that it was consumed from.
+        header: the payload of AMQP's content header frame.
+    """
+
+    queue: str
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    header: bytes
+    body: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """A delivery from the broker that is not validated.
@@ -126,7 +149,7 @@ class Received:
     @property
     def event_key(self) -> str:
         """The routing key without the prefix of Celery's native delayed delivery."""
-        return _DELAY_PREFIX.sub("", self.routing_key)
+        return event_key(self.routing_key)
 
     @property
     def delivery_count(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from ..archive import eligibility, states, tables
+from ..archive import eligibility, inbox_retention, states, tables
 from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid, sort_few
 from ..broker import topology
 from ..broker.topology import Queue
@@ -34,7 +34,6 @@ from ..models import (
 )
 from ..publish import outbox, outbox_rows
 from ..reasons import Reason, translated
-from ..worker import inbox
 from .state_texts import BATCHES, REPLAYS, ROW_STATES, STATES
 
 Kind = Literal["outbox", "archive", "replay", "batch", "inbox"]
@@ -240,7 +239,7 @@ def _in_outbox(ids: set[str], settings: Settings) -> Iterator[_Found]:
 
 
 def _in_inbox(ids: set[str]) -> Iterator[_Found]:
-    for alias in inbox.databases():
+    for alias in inbox_retention.databases():
         rows = InboxEntry.objects.using(alias).filter(event_id__in=ids)
         for row in rows.order_by("-handled_at", "-pk")[:ROWS]:
             yield (

@@ -24,7 +24,6 @@ from django.db import connections
 
 from ..backoff import Backoff
 from ..broker.connection import celery_app
-from ..broker.fast_paths import why_unused
 from ..conf import Settings
 from ..exceptions import (
     AmqpEventsError,
@@ -173,7 +172,7 @@ class DirectPublisher:
         """Write answers to the database; retry later if that fails."""
         try:
             # The committing thread may wait for this.
-            wait = bool(why_unused("deletes", self.settings, alias=alias))
+            wait = connections[alias].vendor != "postgresql"
             outbox_rows.record_answers(alias, answers, self.settings, wait=wait)
         except BaseException as exc:
             with self._changed:

@@ -1,15 +1,14 @@
-"""Ack and reject the deliveries of the worker's consuming channel."""
+"""Ack and requeue the deliveries of the worker's consuming channel."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, Final
 
 from amqp.exceptions import RecoverableConnectionError
-from kombu.message import Message
 
 logger = logging.getLogger(__name__)
 
@@ -21,29 +20,29 @@ IN_FLIGHT: Final = 32
 APPLIED_SECONDS: Final = 0.5
 
 
-def is_lost(message: Message) -> bool:
-    """Return True if the channel of a message is closed, so that RabbitMQ delivers it again."""
-    return message.channel is None or message.channel.connection is None
-
-
 class Acks:
-    """Write acks and rejects, one frame for each; used in one thread at a time.
+    """Write acks and rejects on one channel, in the main thread.
 
     Args:
-        errors: connection errors that an ack on a lost channel may raise.
+        errors: what py-amqp raises when the connection is lost. It is not raised here: Celery finds
+            the lost connection, and RabbitMQ delivers again.
     """
 
-    #: How many events a thread, or a solo worker, may leave unacked when it starts its next run.
-    ahead = 0
-
-    def __init__(self, errors: tuple[type[BaseException], ...]) -> None:
+    def __init__(self, channel: Any, errors: tuple[type[BaseException], ...]) -> None:
+        self.channel = channel
         self._errors = errors
-        self._channel: Any = None
         self._last = 0
+        # Unsettled delivery tags in order; a dict, because a set has no order.
+        self._open: dict[int, None] = {}
         # When the last acks and rejects were written.
         self._written: deque[float] = deque(maxlen=IN_FLIGHT)
 
-    def received(self, message: Message) -> None:
+    @property
+    def lost(self) -> bool:
+        """Whether the channel is closed, so that RabbitMQ delivers everything again."""
+        return self.channel.connection is None
+
+    def received(self, tag: int) -> None:
         """Record a delivery, before anything else is done with it.
 
         Raises:
@@ -51,26 +50,37 @@ class Acks:
                 repeated delivery tag. Acks of earlier deliveries would ack others; Celery has to
                 connect again.
         """
-        if message.channel is not self._channel:
-            self._channel, self._last = message.channel, 0
-        elif message.delivery_tag <= self._last:
+        if tag <= self._last:
             raise RecoverableConnectionError("the consuming channel was closed and opened again")
-        self._last = message.delivery_tag
+        self._last = tag
+        self._open[tag] = None
 
-    def ack(self, messages: Iterable[Message]) -> None:
-        """Ack deliveries.
+    def ack(self, tags: Collection[int]) -> None:
+        """Ack deliveries: with one frame those before which no other is open."""
+        ready = {tag for tag in tags if tag in self._open}
+        first_open = next((tag for tag in self._open if tag not in ready), self._last + 1)
+        covered = [tag for tag in ready if tag < first_open]
+        if covered:
+            self._write(self.channel.basic_ack, max(covered), multiple=len(covered) > 1)
+        for tag in ready.difference(covered):
+            self._write(self.channel.basic_ack, tag)
+        for tag in ready:
+            del self._open[tag]
 
-        Raises:
-            BrokenPipeError: the connection is lost; Celery connects again.
-        """
-        for message in messages:
-            message.ack_log_error(logger, self._errors)
-            self._count()
+    def requeue(self, tags: Collection[int]) -> None:
+        for tag in tags:
+            if tag in self._open:
+                del self._open[tag]
+                self._write(self.channel.basic_reject, tag, requeue=True)
 
-    def reject(self, message: Message, *, requeue: bool = True) -> None:
-        """Requeue a delivery, or dead-letter it."""
-        message.reject_log_error(logger, self._errors, requeue=requeue)
-        self._count()
+    def _write(self, method: Any, tag: int, **options: bool) -> None:
+        if self.lost:
+            return
+        try:
+            method(tag, **options)
+        except self._errors as exc:
+            logger.info("a delivery could not be settled, so RabbitMQ delivers it again: %r", exc)
+        self._written.append(time.monotonic())
 
     def wait_until_applied(self) -> None:
         """Wait, before the channel closes, if RabbitMQ may hold back acks; it does not tell."""
@@ -79,6 +89,3 @@ class Acks:
             and self._written[0] + APPLIED_SECONDS > time.monotonic()
         ):
             time.sleep(APPLIED_SECONDS)
-
-    def _count(self, frames: int = 1) -> None:
-        self._written.extend([time.monotonic()] * frames)

@@ -4,23 +4,20 @@ Celery's modules and classes stay as they are. What is replaced on the instances
 
 - ``WorkController.setup_queues`` (here): takes the handlers' queues out of ``-Q`` and ``-X``, since
   Celery would declare them with arguments of its own.
-- ``Consumer.add_task_queue``, ``Consumer.cancel_task_queue`` (``bootstep``): the same for remote
-  control.
-- ``handlers`` of the mailbox of remote control (``celery_internals``): ``inspect active_queues``
-  lists the handlers' queues too.
-- ``get_queue`` of that mailbox (``connection_errors``): the queue is exclusive with each Celery.
-- ``Consumer.connect`` (``connection_errors``): waits until the worker's name is free.
+- ``Consumer.add_task_queue``, ``Consumer.cancel_task_queue`` and ``handlers`` of the mailbox
+  (``remote_control``): the same for remote control; ``inspect active_queues`` lists them too.
+- ``Consumer.connect`` and ``get_queue`` of the mailbox (``connection_errors``): the queue for
+  remote control is exclusive with each Celery, and the worker waits until its name is free.
 - ``Consumer.ensure_connected`` (``connection_errors``): limits how long an answer may take.
 - ``Consumer.on_connection_error_before_connected`` (``connection_errors``) and
-  ``Consumer.on_connection_error_after_connected`` (``connection_errors``, ``bootstep``): wait
-  longer after a refusal, and record the refused queue. Both call Celery's own first.
-- The handlers of SIGQUIT and, with ``REMAP_SIGTERM``, SIGTERM (``cold_shutdown``): call Celery's
-  own between two callbacks of the event loop.
+  ``Consumer.on_connection_error_after_connected`` (``connection_errors``, ``step``): wait longer
+  after a refusal, and record the refused queue. Both call Celery's own first.
+- The handler of SIGQUIT (``quit_signal``): waits while a job is given to the pool.
 - The process's wake-up descriptor for signals, and its handler of SIGCHLD, unless it has one
-  (``signal_wakeup``).
-- ``Task.__trace__`` of a handler's task (``tracing``): a tracer that handles retries faster.
+  (``wakeup``).
+- ``Task.__trace__`` of a handler's task (``tracing``).
 - ``ApplyResult.discard`` of a job that a pool process has received, while the worker stops
-  (``billiard_internals``): keeps its result.
+  (``celery_internals``): keeps its result.
 
 ``events_worker`` and ``events_reaper`` also set options of the Celery app (``prepare``).
 """
@@ -41,22 +38,14 @@ from ..broker.connection import celery_app, handler_app
 from ..conf import get_settings, load
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
-from . import (
-    billiard_internals,
-    celery_internals,
-    cold_shutdown,
-    fast_paths,
-    log_forks,
-    signal_wakeup,
-)
-from .billiard_internals import forks
+from . import celery_internals
 from .binding import validator
-from .bootstep import EventStep
 from .connection_errors import Login
 from .hang_detector import Watch
+from .jobs import all_jobs
 from .pools import pool_problem
-from .request import keep_results
-from .task import HandlerTask, register
+from .step import EventStep
+from .task import register
 
 logger = logging.getLogger(__name__)
 
@@ -70,18 +59,14 @@ class Handover(bootsteps.StartStopStep):
 
     def create(self, parent: Any) -> None:
         _make_current(self.project_app)
-        if not issubclass(parent.pool_cls, PreforkPool) or not forks(parent):
-            return
-        # Autoscaling may start more processes than the concurrency.
-        processes = max(parent.concurrency, getattr(parent, "max_concurrency", 0) or 0)
-        if not _step.alone:
-            fast_paths.open_chunk_pipes(get_settings(), processes)
-        # A garbage collection in a pool process would copy the memory that it shares with this
-        # one: https://docs.python.org/3/library/gc.html#gc.freeze
-        gc.freeze()
+        if issubclass(parent.pool_cls, PreforkPool):
+            # A garbage collection in a pool process would copy the memory that it shares with this
+            # one: https://docs.python.org/3/library/gc.html#gc.freeze
+            gc.freeze()
 
     def close(self, parent: Any) -> None:
-        keep_results()
+        for jobs in all_jobs:
+            jobs.keep_results()
 
 
 def prepare_process(project_app: Celery | None) -> None:
@@ -92,7 +77,6 @@ def prepare_process(project_app: Celery | None) -> None:
     """
     settings, _ = load()
     if settings.service:
-        HandlerTask.trace_info = fast_paths.trace_info(settings)
         register(handler_app(settings), get_registry().handlers)
         if settings.celery_app:
             _make_current(project_app)
@@ -162,7 +146,6 @@ def read_queue_options(instance: Any) -> None:
 def _check_libraries() -> None:
     amqp_internals.check()
     celery_internals.check()
-    billiard_internals.check()
 
 
 def _names(value: Any) -> list[str]:
@@ -193,7 +176,6 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
         for handler in registry.handlers.values():
             if handler.validate:
                 validator(handler)  # pool processes share it
-        HandlerTask.trace_info = fast_paths.trace_info(get_settings())
         register(app, registry.handlers)
     except Exception as exc:
         raise _refuse(exc) from exc
@@ -205,9 +187,6 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
     steps.add(type(_step.__name__, (_step,), choice))
     steps.add(Watch)
     steps.add(Login)
-    cold_shutdown.connect()
-    signal_wakeup.connect()
-    log_forks.install()
     Handover.project_app = project_app if get_settings().celery_app else None
     app.steps["worker"].add(Handover)
 

@@ -8,8 +8,7 @@ Celery waits without limit for an answer on an open connection, so a broker that
 the event loop sends heartbeats would block the worker for ever. Here such a connection is lost.
 
 A name is in use while another connection has the worker's exclusive queue for remote control. That
-may be this worker's former connection, until RabbitMQ notices that it is dead, which it does by
-heartbeats only; without them the worker answers to another name.
+may be this worker's former connection, until RabbitMQ notices that it is dead.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from functools import partial
 from time import monotonic, sleep
 from typing import Any, Final
 
-from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
+from amqp.exceptions import AccessRefused, ResourceLocked
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 
@@ -28,7 +27,7 @@ from .. import liveness
 from ..backoff import Backoff
 from ..broker.connection import broker_urls, close_socket, limit_waits, login_refusal
 from ..conf import get_settings
-from .celery_internals import rename_mailbox, state
+from .celery_internals import state
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +37,6 @@ BACKOFF: Final = Backoff(1.0, 30.0)
 SILENCE_SECONDS: Final = 60
 #: Seconds between two checks whether the worker is asked to stop.
 STOP_CHECK: Final = 0.2
-#: Seconds between checks whether the name is free, and for which a worker that starts waits: the
-#: connection of a killed one takes a moment to close.
-NAME_CHECK: Final = 1.0
-NAME_PATIENCE: Final = 3.0
-#: Heartbeats after which RabbitMQ has certainly closed a dead connection.
-DEAD_HEARTBEATS: Final = 3
 
 
 class Login(bootsteps.StartStopStep):
@@ -54,10 +47,8 @@ class Login(bootsteps.StartStopStep):
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._refusals, self._last = 0, -math.inf
-        self._had_name = self._warned = False
-        self._changes = 0
-        self.consumer, self.app, self.mailbox_name = c, c.app, c.hostname
-        _claim_names(c.app.control.mailbox)
+        self._warned = False
+        self.consumer = c
         self._connect_before, c.connect = c.connect, self._connect
         self._ensure_before, c.ensure_connected = c.ensure_connected, self._ensure_connected
         # With several brokers each attempt begins with the first; another may accept the worker.
@@ -83,63 +74,13 @@ class Login(bootsteps.StartStopStep):
     def _connect(self) -> Any:
         # Not earlier: the pool has been forked, and RabbitMQ may be unreachable for long.
         liveness.listen(get_settings())
-        connection = self._connect_before()
-        if self.app.conf.worker_enable_remote_control and _is_rabbitmq(connection):
-            try:
-                self._wait_for_name(connection)
-            except BaseException:
-                close_socket(connection)
-                raise
-        return connection
+        return self._connect_before()
 
     def _ensure_connected(self, conn: Any) -> Any:
         connection = self._ensure_before(conn)
         if _is_rabbitmq(connection):
             limit_waits(connection, SILENCE_SECONDS, partial(self._silent, connection))
         return connection
-
-    def _wait_for_name(self, connection: Any) -> None:
-        """Wait while another connection has this worker's name.
-
-        Raises:
-            WorkerShutdown: it is not a former connection of this worker.
-        """
-        heartbeat = connection.get_heartbeat_interval()
-        patience = NAME_PATIENCE
-        if self._had_name:
-            patience = DEAD_HEARTBEATS * heartbeat or SILENCE_SECONDS
-        queue = self.app.control.mailbox.get_queue(self.mailbox_name).name
-        began = monotonic()
-        reported = False
-        while _is_locked(connection, queue):
-            if monotonic() >= began + patience:
-                if self._had_name and not heartbeat:
-                    self._change_name()
-                    return
-                logger.critical(
-                    "this worker ends: another worker named %s is connected to this vhost; pass "
-                    "another -n",
-                    self.mailbox_name,
-                )
-                raise WorkerShutdown(1)
-            if not reported:
-                reported = True
-                logger.warning(
-                    "another connection uses the name %s; waiting until it is closed",
-                    self.mailbox_name,
-                )
-            _sleep(NAME_CHECK)
-
-    def _change_name(self) -> None:
-        """Answer remote control by another name, as RabbitMQ may keep the former connection."""
-        self._changes += 1
-        self.mailbox_name = f"{self.consumer.hostname}.{self._changes}"
-        rename_mailbox(self.consumer, self.mailbox_name)
-        logger.warning(
-            "RabbitMQ still has the former connection of this worker. Remote control of it has the "
-            "name %s until it restarts. Set broker_heartbeat, so that RabbitMQ closes dead ones",
-            self.mailbox_name,
-        )
 
     def _not_connected(self, exc: Exception) -> None:
         self._before(exc)
@@ -154,11 +95,15 @@ class Login(bootsteps.StartStopStep):
     def _broken(self, exc: Exception) -> None:
         self._close_sockets()
         self._after(exc)
-        if not isinstance(exc, ResourceLocked):
-            self._had_name = True
         # The login succeeded, but a permission is missing.
         if isinstance(exc, AccessRefused):
             self._wait(f"{exc.reply_text}: check the user's permissions on this vhost")
+        elif isinstance(exc, ResourceLocked):
+            self._wait(
+                f"another connection uses the name {self.consumer.hostname}: that of a worker, "
+                f"which needs another -n, or a former one of this worker, which RabbitMQ closes "
+                f"when its heartbeats are missing"
+            )
 
     def _silent(self, connection: Any) -> None:
         logger.error(
@@ -197,34 +142,6 @@ def _sleep(seconds: float) -> None:
         sleep(STOP_CHECK)
 
 
-def _claim_names(mailbox: Any) -> None:
-    """Make the queues of workers for remote control exclusive, as Celery itself does since 5.7.
-
-    Two workers of one name would share such a queue, and each would answer half of the questions.
-    """
-    get_queue = mailbox.get_queue
-
-    def get_exclusive_queue(hostname: str) -> Any:
-        queue = get_queue(hostname)
-        queue.exclusive = not queue.durable
-        return queue
-
-    mailbox.get_queue = get_exclusive_queue
-
-
 def _is_rabbitmq(connection: Any) -> bool:
     """Return False for a worker of ordinary tasks on another broker, such as in development."""
     return bool(connection.transport.driver_name == "py-amqp")
-
-
-def _is_locked(connection: Any, queue: str) -> bool:
-    """Return True if a queue is exclusive to another connection."""
-    channel = connection.channel()
-    try:
-        channel.queue_declare(queue, passive=True)
-    except (NotFound, ResourceLocked) as exc:
-        # py-amqp has opened the channel again.
-        return isinstance(exc, ResourceLocked)
-    finally:
-        channel.close()
-    return False

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from threading import Lock
-from time import monotonic
 from typing import Any, Final
 
 from celery.utils.saferepr import saferepr
 
+from ..broker.delivery_reader import decode
 from ..broker.topology import Names
 from ..conf import Settings
 from ..context import ReceivedEvent
@@ -24,8 +23,7 @@ from ..exceptions import Malformed
 from ..logs import event_fields
 from ..message import decoding, formats
 from ..message.text import printable
-from ..message.types import Payload, Progress, Received, task_id
-from .acks import is_lost
+from ..message.types import Delivered, Payload, Progress, Received, task_id
 from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
@@ -45,12 +43,14 @@ class Reading:
 
     Attributes:
         event, handler: ``None`` if they could not be read.
+        home: the queue to which retries return, ``""`` for the queue of their handler.
     """
 
     received: Received
     event: ReceivedEvent | None = None
     progress: Progress = field(default_factory=Progress)
     handler: Handler | None = None
+    home: str = ""
 
     @property
     def known(self) -> tuple[ReceivedEvent, Handler]:
@@ -82,40 +82,6 @@ class Reading:
         return 0.0 if due_at is None else (due_at - now).total_seconds()
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Delivery(Reading):
-    """A delivery that a worker has received, until it is acked or rejected.
-
-    Attributes:
-        message: kombu's message; acked and rejected in the main thread only.
-        since: monotonic time of receipt; RabbitMQ's consumer timeout runs from there.
-    """
-
-    message: Any
-    since: float = field(default_factory=monotonic)
-    settled: bool = False
-    # Held from the begin of its run. A thread may begin it, so this is more than a flag.
-    _turn: Lock = field(default_factory=Lock)
-
-    @property
-    def lost(self) -> bool:
-        """Whether its channel is closed, so that RabbitMQ delivers the event again."""
-        return is_lost(self.message)
-
-    @property
-    def begun(self) -> bool:
-        """Whether it has had its turn, as :meth:`begin` returned it."""
-        return self._turn.locked()
-
-    def begin(self) -> bool:
-        """Return True if its turn is now: it is not lost, and has not had its turn before."""
-        return not self.lost and self._turn.acquire(blocking=False)
-
-    def wait_again(self) -> None:
-        """Undo :meth:`begin`."""
-        self._turn.release()
-
-
 class Dispatcher:
     """Reads the deliveries of a service."""
 
@@ -124,8 +90,8 @@ class Dispatcher:
         self.registry = registry
         self.names = names
         self._by_key = {handler.key: handler for handler in registry.handlers.values()}
-        self._find = lru_cache(maxsize=10_000)(registry.find)
-        # Names with a handler of events that came without an id.
+        self.find = lru_cache(maxsize=10_000)(registry.find)
+        # Handlers of events that came without an id.
         self._without_id: set[str] = set()
 
     def read(self, reading: Reading) -> Payload | Verdict:
@@ -162,7 +128,7 @@ class Dispatcher:
         event, progress = decoding.identify(received, trusted=trusted)
         reading.event, reading.progress = event, progress
         if not trusted:
-            handler = reading.handler = self._find(received.queue, event.name)
+            handler = reading.handler = self.find(received.queue, event.name)
             if handler is not None and decoding.is_nameless(event):
                 self._check_content_id(reading, handler)
             return event
@@ -178,24 +144,23 @@ class Dispatcher:
         return event
 
     def _check_content_id(self, reading: Reading, handler: Handler) -> None:
-        """Warn of an event whose publisher gave it no id, once per name.
+        """Warn of an event whose publisher gave it no id, once per handler.
 
         Raises:
             Malformed: the handler has ``once``, and would skip a second event of that content.
         """
-        name = reading.received.event_key
         if handler.once:
             reading.event = None
             raise Malformed(
                 f"the event has no id, and {handler.name} handles each id once; publish it with a "
                 f"message_id"
             )
-        if name not in self._without_id:
-            self._without_id.add(name)
+        if handler.name not in self._without_id:
+            self._without_id.add(handler.name)
             logger.warning(
                 "event %r is published without an id; its handlers get one derived from its "
                 "content. Publish it with a message_id",
-                name,
+                reading.received.event_key,
                 extra=reading.log_fields,
             )
 
@@ -237,6 +202,21 @@ def celery_headers(service: str, reading: Reading, payload: Payload) -> dict[str
         # A copy, since Sentry's integration removes one.
         "headers": dict(event.headers),
     }
+
+
+def described(dispatcher: Dispatcher, delivered: Delivered) -> dict[str, Any]:
+    """Return the headers of :func:`celery_headers`, ``{}`` if the delivery cannot be handled.
+
+    For people: the worker's main process decodes nothing that it decides on.
+    """
+    reading = Reading(received=decode(delivered))
+    try:
+        payload = dispatcher.read(reading)
+        if isinstance(payload, Verdict):
+            return {}
+        return celery_headers(dispatcher.settings.service, reading, payload)
+    except Exception:  # noqa: BLE001 - a publisher decides what a message contains
+        return {}
 
 
 def _trace_context(headers: Mapping[str, Any]) -> dict[str, str]:

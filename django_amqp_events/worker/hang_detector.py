@@ -17,9 +17,9 @@ from django.db import close_old_connections
 from .. import signals
 from ..conf import get_settings
 from ..declare.registry import Handler
-from .celery_internals import state
+from .delivery import Job
+from .jobs import all_jobs, title
 from .prefetch import HOLDING
-from .request import EventRequest
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,9 @@ class Watch(bootsteps.StartStopStep):
     label = "AMQP events watch"
 
     def __init__(self, c: Any, events_hang_after: float | None = None, **kwargs: Any) -> None:
+        self.c = c
         self.hang_after = events_hang_after
-        self._reported: WeakKeyDictionary[EventRequest, float] = WeakKeyDictionary()
+        self._reported: WeakKeyDictionary[Job, float] = WeakKeyDictionary()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         super().__init__(c, **kwargs)
@@ -99,65 +100,66 @@ class Watch(bootsteps.StartStopStep):
             "amqp_events_hanging": [
                 {
                     "service": get_settings().service,
-                    "handler": request.name,
-                    "event": request.delivery.known[0].id,
-                    "name": request.delivery.known[0].name,
+                    "handler": job.deliveries[0].name,
+                    "event": event.id if event else "",
+                    "name": event.name if event else "",
                     "seconds": round(seconds),
-                    "process": request.worker_pid,
+                    "process": job.pid,
                 }
-                for request, seconds in self.hanging()
+                for job, seconds in self.hanging()
+                for event in [job.deliveries[0].event]
             ]
         }
 
-    def limit(self, handler: Handler) -> float:
+    def limit(self, handler: Handler | None) -> float:
         """Return the seconds after which a run of *handler* counts as hanging."""
         if self.hang_after:
             return self.hang_after
-        if limit := handler.time_limit or handler.soft_time_limit:
+        if handler and (limit := handler.time_limit or handler.soft_time_limit):
             return limit + ENDING
         return HOLDING * get_settings().consumer_timeout
 
-    def hanging(self) -> Iterator[tuple[EventRequest, float]]:
-        """Return the runs that exceed their limit, each with its seconds."""
-        try:
-            requests = tuple(state.active_requests)
-        except RuntimeError:  # the set changed during iteration; the next check is soon
-            return
-        now = time.time()
-        for request in requests:
-            if not isinstance(request, EventRequest) or not request.time_start:
+    def hanging(self) -> Iterator[tuple[Job, float]]:
+        """Return the jobs that exceed the limit of a run, each with its seconds."""
+        now = time.monotonic()
+        for jobs in all_jobs:
+            try:
+                running = tuple(jobs.running)
+            except RuntimeError:  # the set changed during iteration; the next check is soon
                 continue
-            if request.delivery.settled:
-                continue
-            seconds = now - request.time_start
-            if seconds > self.limit(request.delivery.known[1]):
-                yield request, seconds
+            for job in running:
+                if job.began is None or not job.deliveries[0].item.runs:
+                    continue
+                seconds = now - job.began
+                if seconds > self.limit(job.deliveries[0].handler):
+                    yield job, seconds
 
     def _run(self) -> None:
         interval = min(CHECK_INTERVAL, self.hang_after / 4) if self.hang_after else CHECK_INTERVAL
         while not self._stopping.wait(interval):
             try:
-                for request, seconds in self.hanging():
-                    self._report(request, seconds)
+                for job, seconds in self.hanging():
+                    self._report(job, seconds)
             except Exception:
                 logger.exception("the check for hanging handlers failed; it continues")
 
-    def _report(self, request: EventRequest, seconds: float) -> None:
+    def _report(self, job: Job, seconds: float) -> None:
         """Report a run, and again each time its duration has doubled."""
-        if seconds < self._reported.get(request, 0.0):
+        if seconds < self._reported.get(job, 0.0):
             return
-        self._reported[request] = 2 * seconds
-        event, handler = request.delivery.known
-        pid = request.worker_pid or os.getpid()
+        self._reported[job] = 2 * seconds
+        first = job.deliveries[0]
+        name, event = first.name, first.event
+        pid = job.pid or os.getpid()
         logger.error(
             "%s has not ended after %d s, in process %s. Set timeouts on its calls, or a time "
             "limit on the handler.",
-            request.delivery.title,
+            title(job.deliveries),
             seconds,
             pid,
-            extra=request.delivery.log_fields,
+            extra=first.log_fields,
         )
         if signals.event_hanging.send_robust(
-            get_settings().service, handler=handler.name, event=event, seconds=seconds, pid=pid
+            get_settings().service, handler=name, event=event, seconds=seconds, pid=pid
         ):
             close_old_connections()

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from django.db import (
@@ -21,39 +21,30 @@ from django.db import (
     InternalError,
     OperationalError,
     connections,
-    router,
     transaction,
 )
-from django.db.models import Q, QuerySet
 
 from .. import signals
-from ..conf import INBOX_MIN, Settings, get_settings
+from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
-from ..databases import check_commits, delete_by_id, is_conflict, is_locked, with_table
+from ..databases import check_commits, is_conflict, is_locked
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import RolledBackError
 from ..logs import event_fields
 from ..message.types import derived_id, handling
-from ..publish import outbox_rows
-from . import round_trips
-from .round_trips import Statement
-
-if TYPE_CHECKING:
-    # Handlers are declared before Django's apps are loaded.
-    from ..models import InboxEntry
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Shortest time that a row is kept.
-KEEP: Final = timedelta(seconds=INBOX_MIN)
+#: A statement and its parameters.
+Statement = tuple[str, Sequence[Any]]
+
 #: Seconds that a run waits for another one of its event, or for SQLite's lock, however short the
 #: database's own timeout is, and at most a third of RabbitMQ's consumer timeout: the event may have
 #: waited in the worker before, and runs afterwards.
 LOCK_WAIT: Final = 600.0
 LOCK_PAUSE_SECONDS: Final = 0.05
-ROWS_PER_DELETE: Final = 500
 
 
 def inbox_key(service: str, handler: str, event: ReceivedEvent) -> UUID:
@@ -99,12 +90,11 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
     }
     insert, find = _statements(alias, values)
     refused = partial(RolledBackError.of, handler.name, event.id, alias)
-    transact = round_trips.joined if round_trips.are_joined(alias) else _transact
     deadline = time.monotonic() + min(LOCK_WAIT, settings.consumer_timeout / 3)
     while True:
         inserted = False
         try:
-            with transact(alias, insert, find, refused):
+            with _transact(alias, insert, find, refused):
                 inserted = True
                 return run()
         except IntegrityError:
@@ -194,96 +184,3 @@ def aliases(settings: Settings | None = None, registry: Registry | None = None) 
     settings, registry = settings or get_settings(), registry or get_registry()
     used = (database(handler, settings) for handler in registry.handlers.values() if handler.once)
     return list(dict.fromkeys(used))
-
-
-def minimum_retention() -> timedelta:
-    """Return the shortest time that rows are kept: twice the longest retry schedule, or 30 days.
-
-    By then a retry or a queued copy of the event has found the row. A replay has no such limit, so
-    :func:`prune` keeps the rows of archived events.
-    """
-    handlers = get_registry().handlers.values()
-    longest = max((h.policy.total() for h in handlers if h.once), default=0.0)
-    return max(KEEP, timedelta(seconds=2 * longest))
-
-
-def databases() -> list[str]:
-    """Return the databases that may have rows, including those of removed or moved handlers."""
-    from ..models import InboxEntry
-
-    return with_table(InboxEntry, *aliases())
-
-
-def due(*, before: datetime, service: str | None = None) -> int:
-    """Return the number of rows that :func:`prune` would delete."""
-    batches = (_pages(_rows(alias, service), before, ROWS_PER_DELETE) for alias in databases())
-    return sum(len(gone) for pages in batches for gone in pages)
-
-
-def prune(
-    *,
-    before: datetime,
-    service: str | None = None,
-    batch_size: int = ROWS_PER_DELETE,
-) -> Iterator[int]:
-    """Delete old rows in short transactions; yield the number of each.
-
-    A row must outlive everything that may deliver its event again: queues, delays, the archive and
-    this service's own outbox (:func:`_open_events`).
-
-    Args:
-        before: aware, at least :func:`minimum_retention` ago.
-        service: whose rows; this service's by default.
-        batch_size: largest number of rows in a transaction.
-
-    Raises:
-        ValueError: *before* is too late.
-    """
-    retention = minimum_retention()
-    latest = datetime.now(UTC) - retention
-    if before > latest:
-        raise ValueError(
-            f"inbox rows are kept for at least {retention}, since their events may be delivered "
-            f"again until then. before= is {before}, and must not be later than {latest}"
-        )
-    for alias in databases():
-        check_commits(alias)
-        rows = _rows(alias, service)
-        for gone in _pages(rows, before, batch_size):
-            yield delete_by_id(rows.model, alias, gone) if gone else 0
-
-
-def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
-    from ..models import InboxEntry
-
-    return InboxEntry.objects.using(alias).filter(service=service or get_settings().service)
-
-
-def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[list[UUID]]:
-    """Return the ids of rows that can be deleted, oldest first, page by page."""
-    open_events = _open_events()
-    page = rows.filter(handled_at__lt=before).order_by("handled_at", "pk")
-    while expired := list(page.values_list("pk", "event_id", "handled_at")[:size]):
-        kept: set[str] = set()
-        for events in open_events:
-            ids = {row[1] for row in expired} - kept
-            kept.update(events.filter(event_id__in=ids).values_list("event_id", flat=True))
-        yield [pk for pk, event_id, _ in expired if event_id not in kept]
-        # Rows that are kept are not read again.
-        last, _, at = expired[-1]
-        page = rows.filter(
-            Q(handled_at__gt=at) | Q(pk__gt=last), handled_at__gte=at, handled_at__lt=before
-        ).order_by("handled_at", "pk")
-
-
-def _open_events() -> list[QuerySet[Any]]:
-    """Return the rows whose events may be delivered again: open archived events, all of the outbox.
-
-    A failed or discarded event in the outbox may have reached some of its queues and been handled,
-    and may be published or restored later.
-    """
-    from ..models import ArchivedEvent
-
-    archive = ArchivedEvent.objects.using(router.db_for_write(ArchivedEvent))
-    outboxes = map(outbox_rows.rows, outbox_rows.tables(get_settings()))
-    return [archive.exclude(state="succeeded"), *outboxes]

@@ -29,14 +29,12 @@ class OutgoingMessages:
     Attributes:
         worker: name of the worker, for history and archive.
         delays: the declared delays in seconds.
-        home: the queue to which retries return, ``""`` for the queue of their handler.
     """
 
     settings: Settings
     names: Names
     delays: tuple[int, ...]
     worker: str
-    home: str = ""
 
     def build(self, reading: Reading, verdict: Verdict, now: datetime) -> Message | None:
         """Return the message of *verdict*, ``None`` if it publishes nothing."""
@@ -46,7 +44,9 @@ class OutgoingMessages:
             progress = replace(progress, history=history)
         if verdict.kind == "retry":
             progress = replace(progress, attempt=progress.attempt + 1, due_at=verdict.due_at)
-            return self.delayed(reading, progress, now)
+            return self._delayed(reading, progress, now)
+        if verdict.kind == "postpone":
+            return self._delayed(reading, progress, now)
         if verdict.kind == "archive":
             return archive_message.build(
                 reading.received,
@@ -73,7 +73,7 @@ class OutgoingMessages:
             worker=self.worker,
         )
 
-    def delayed(self, reading: Reading, progress: Progress, now: datetime) -> Message:
+    def _delayed(self, reading: Reading, progress: Progress, now: datetime) -> Message:
         """Return the message that delays an event until the due time of *progress*."""
         event, handler = reading.known
         due_at = progress.due_at or now
@@ -82,7 +82,7 @@ class OutgoingMessages:
             reading.received,
             event,
             exchange=self.names.delay(seconds),
-            routing_key=self.home or handler.key,
+            routing_key=reading.home or handler.key,
             service=self.settings.service,
             handler=handler.name,
             attempt=progress.attempt,
@@ -92,13 +92,13 @@ class OutgoingMessages:
         )
 
 
-def announce(service: str, reading: Reading, verdict: Verdict | None) -> bool:
+def announce(service: str, reading: Reading, verdict: Verdict) -> bool:
     """Log an archived event with its traceback, and send the signal of a retry or archived event.
 
     Returns:
         whether a receiver ran, which may have left a database connection open.
     """
-    if verdict is None or verdict.kind not in ("retry", "archive"):
+    if verdict.kind not in ("retry", "archive"):
         return False
     exception = verdict.failure.first_line if verdict.failure else verdict.detail
     handler = reading.handler.name if reading.handler else None

@@ -1,67 +1,43 @@
 """How many events a worker takes from a queue in advance: a pure function, measured in time.
 
-RabbitMQ's consumer timeout runs from the delivery, so what waits in a worker has a deadline
-too. After it RabbitMQ closes the channel, and all events of the worker run again.
+RabbitMQ's consumer timeout runs from the delivery, so what waits in a worker has a deadline too.
+After it RabbitMQ closes the channel, and all events of the worker run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from celery.utils.time import rate as per_second
 
-#: Part of the consumer timeout that an event may wait for its run after its delivery.
+#: Part of the consumer timeout that an event may wait in a worker before it is given back.
 WAITING: Final = 1 / 6
-#: Factor of it for an event with a rate limit, or beside ordinary tasks in the same pool: a requeue
-#: would cost it its token or its turn.
-PATIENCE: Final = 3
 #: Part of the consumer timeout that a run may take after it.
 RUNNING: Final = 2 / 3
 #: Part of it in which a run should have ended; after it, a delivery whose message cannot be
 #: published is requeued.
 HOLDING: Final = 5 / 6
-#: Seconds of work per process that it pays to hold in advance, and the most events of it; bytes of
-#: their bodies in a worker.
-WORK_SECONDS: Final = 0.25
-MOST, MOST_BYTES = 32, 8 << 20
-#: Seconds of a long run: events of other handlers must not wait for one in each process.
-LONG_SECONDS: Final = 1.0
+#: Part of the time that an event may wait; handlers whose average run is longer are given an event
+#: only when a process is free for it.
+SLOW: Final = 1 / 4
+#: Most events of a job.
+JOB_EVENTS: Final = 16
+#: Longest average run in seconds of a quick handler; one that was quick is so up to twice that.
+QUICK_SECONDS: Final = 0.01
+#: Celery's default prefetch count for each process.
+DEFAULT_MULTIPLIER: Final = 4
+#: Weight of the last run in a handler's average.
+WEIGHT: Final = 0.1
+#: The largest prefetch count that AMQP can express.
+MAX_PREFETCH: Final = 65535
 
 Why = Literal["default", "configured", "measured", "slow", "rate"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What a worker can do.
-
-    Attributes:
-        budget: events of all queues that it may hold, by its settings.
-        configured: whether its prefetch multiplier differs from Celery's default.
-        processes: events that it can run at once.
-        free: processes that run no event.
-        spare: processes for further long runs; all of them if no other events arrive.
-        queues: queues that it consumes.
-        wait: seconds that an event may wait for its run.
-        calm: whether no event came that was delivered several times, as after several deaths.
-        seconds: the average run by handler; only of those of which a run has ended or takes long.
-    """
-
-    budget: int
-    configured: bool
-    processes: int
-    free: int
-    spare: int
-    queues: int
-    wait: float
-    calm: bool = True
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A prefetch count and its reason; with 0 the queue is not consumed now."""
+    """A prefetch count and its reason."""
 
     count: int
     why: Why
@@ -78,68 +54,78 @@ def run_limit(handler: Any, hard: Any, soft: Any) -> float | None:
     return limit if isinstance(limit, (int, float)) else None
 
 
-def longest_wait(timeout: float, limit: float | None, *, patient: bool) -> float:
-    """Return the seconds that an event may wait for its run before it is requeued.
-
-    A run that is ended within :data:`RUNNING` of the timeout has then ended within
-    :data:`HOLDING` of it.
-
-    Args:
-        timeout: RabbitMQ's consumer timeout in seconds.
-        limit: seconds after which the run is ended.
-        patient: it has a rate limit, or ordinary tasks wait too.
-    """
-    wait = timeout * WAITING
-    if not patient:
-        return wait
-    return max(wait, min(PATIENCE * wait, timeout * HOLDING - (limit or 0)))
+def events_per_second(limit: Any) -> float:
+    """Return a rate limit of Celery, such as ``"1/h"``, as a number; 0 for none."""
+    try:
+        return max(0.0, float(per_second(limit)))
+    except (TypeError, ValueError):  # Celery's task_default_rate_limit may be anything
+        return 0.0
 
 
 def is_paced(limit: Any, timeout: float) -> bool:
     """Return True if a rate limit lets nothing begin for longer than an event may wait.
 
     Args:
-        limit: as in Celery, such as ``"1/h"``; None for none.
+        limit: as in Celery; None for none.
         timeout: RabbitMQ's consumer timeout in seconds.
     """
-    try:
-        return bool(0 < per_second(limit) * timeout * WAITING < 1)
-    except (TypeError, ValueError):  # Celery's task_default_rate_limit may be anything
-        return False
+    return 0 < events_per_second(limit) * timeout * WAITING < 1
 
 
-def window(load: Load, *, seconds: float | None, rate: float | None, size: float = 0.0) -> Window:
+@dataclass(slots=True, kw_only=True)
+class Durations:
+    """The average run of each handler, in seconds."""
+
+    average: dict[str, float] = field(default_factory=dict)
+    _quick: set[str] = field(default_factory=set)
+
+    def ended(self, handler: str, seconds: float) -> bool:
+        """Record a run; return True if the handler is quick now and was not, or the reverse."""
+        known = self.average.get(handler, seconds)
+        average = self.average[handler] = known + WEIGHT * (seconds - known)
+        was_quick = handler in self._quick
+        if average > QUICK_SECONDS * (2 if was_quick else 1):
+            self._quick.discard(handler)
+        else:
+            self._quick.add(handler)
+        return was_quick is not (handler in self._quick)
+
+    def is_quick(self, handler: str) -> bool:
+        return handler in self._quick
+
+
+def window(
+    *,
+    processes: int,
+    multiplier: int,
+    quick: bool,
+    seconds: float,
+    rate: float,
+    wait: float,
+    stuck: bool = False,
+) -> Window:
     """Return the prefetch count of a queue.
 
+    A queue of quick handlers holds two jobs for each process, a slow one an event at a time, any
+    other the event that runs and one that waits, for each process.
+
     Args:
-        seconds: the average run of its slowest handler, None if no run has ended yet.
-        rate: events per second by its lowest rate limit, None without one.
-        size: average bytes of a body.
+        multiplier: Celery's ``worker_prefetch_multiplier``; neither 0 nor its default replaces the
+            measure.
+        quick: all handlers of the queue are.
+        seconds: longest average run of its handlers; 0 before any run has ended.
+        rate: events per second by its lowest rate limit, 0 without one.
+        wait: seconds that an event may wait.
+        stuck: events of the queue have waited for longer.
     """
-    processes, queues = load.processes, max(1, load.queues)
-    share = max(1, load.budget // queues)
-    if seconds is None and queues > 1 and not load.configured:
-        share = 1  # its runs may be long
-    decided = Window(share, "configured" if load.configured else "default")
-    if seconds is not None:
-        seconds = max(seconds, 1e-6)
-        fits = int(processes * (1 + load.wait / 2 / seconds)) // queues
-        if fits < min(share, processes):
-            # The events of other queues may fill the pool, so each waits there for a free process.
-            decided = Window(max(0, min(share, load.free, load.spare)), "slow")
-        else:
-            most = share
-            if not load.configured:
-                fits = min(fits, processes + int(WORK_SECONDS * processes / seconds))
-                if load.calm:
-                    held = min(MOST * processes, int(MOST_BYTES / max(1.0, size)))
-                    most = max(share, held // queues)
-            # A backlog in one of many queues can occupy all processes too.
-            count = min(max(most, processes), fits)
-            if count != share:
-                decided = Window(count, "measured")
-            if seconds > LONG_SECONDS and load.spare < processes and not load.configured:
-                decided = Window(max(0, min(count, load.spare)), "slow")
-    if rate is not None and rate * load.wait < decided.count:
-        decided = Window(int(rate * load.wait), "rate")
-    return decided
+    if stuck or seconds > SLOW * wait:
+        return Window(1, "slow")
+    if multiplier not in (0, DEFAULT_MULTIPLIER):
+        decided = Window(multiplier * processes, "configured")
+    elif quick:
+        decided = Window(2 * JOB_EVENTS * processes, "measured")
+    else:
+        decided = Window(2 * processes, "default")
+    if rate and rate * wait < decided.count:
+        decided = Window(max(1, int(rate * wait)), "rate")
+    return Window(min(decided.count, MAX_PREFETCH), decided.why)

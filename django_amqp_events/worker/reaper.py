@@ -11,28 +11,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from hashlib import sha256
 from time import monotonic
 from typing import Any, Final
 
 from amqp.exceptions import NotFound
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 
-from ..broker.dead_letters import before_death
+from ..broker.delivery_reader import decode
 from ..broker.queue_depth import queue_depth
 from ..broker.topology import Names
 from ..conf import Settings
-from ..declare.registry import Registry
+from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
-from ..message import headers
-from ..message.types import Failure, Received, handling
-from .bootstep import EventStep
+from ..message.types import Delivered, Failure, handling
 from .celery_internals import state
-from .dispatch import Delivery
-from .prefetch import HOLDING
-from .settlement import Settler
-from .verdict import REQUEUE, Verdict
+from .delivery import Delivery
+from .pool_job import engine
+from .prefetch import HOLDING, Window
+from .step import EventStep
+from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -52,59 +50,6 @@ IDLE_SECONDS: Final = 30.0
 #: Seconds between reports of the number of isolated events.
 REPORT_SECONDS: Final = 10.0
 
-#: The event is run again, and stays unacknowledged.
-AGAIN: Final = Verdict(kind="requeue", detail="it runs alone once more")
-
-
-class Isolation(Settler):
-    """Settles events that run alone, so that an event is known to have killed its process."""
-
-    #: Time limit in seconds of a handler without one.
-    time_limit: float
-    #: Runs the event of a delivery once more.
-    again: Callable[[Delivery], object]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._deaths: Counter[tuple[str, ...]] = Counter()
-        #: Events settled, and those of them that were archived as poison.
-        self.isolated = self.poison = 0
-
-    def settle(self, delivery: Delivery, verdict: Verdict) -> bool:
-        if verdict is AGAIN:
-            delivery.wait_again()
-            self.call_soon(self.again, delivery)
-            return False
-        if verdict.kind != "requeue":
-            self.isolated += 1
-            self.poison += verdict.reason == "poison"
-            if delivery.event is not None and delivery.handler:
-                self._deaths.pop(self._key(delivery), None)
-        return super().settle(delivery, verdict)
-
-    def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
-        key = self._key(delivery)
-        self._deaths[key] += 1
-        if self._deaths[key] < MAX_DEATHS:
-            logger.warning(
-                "%s killed its process; it runs alone once more",
-                delivery.title,
-                extra=delivery.log_fields,
-            )
-            # Another reaper does not know of this death.
-            return AGAIN if monotonic() < delivery.since + AGAIN_SECONDS else REQUEUE
-        return _poison(f"run alone, it ended its process {self._deaths.pop(key)} times", exc)
-
-    def _key(self, delivery: Delivery) -> tuple[str, ...]:
-        event, handler = delivery.known
-        return handling(self.settings.service, handler.name, event, event.replay_id)
-
-    def timed_out(self, delivery: Delivery, exc: BaseException) -> Verdict | None:
-        _, handler = delivery.known
-        if self.app.tasks[handler.name].time_limit != self.time_limit:
-            return None
-        return _poison(f"run alone, it had not ended after {self.time_limit:g} seconds", exc)
-
 
 def _poison(detail: str, exc: BaseException | None = None) -> Verdict:
     failure = (
@@ -119,9 +64,7 @@ class ReaperStep(EventStep):
     """Consumes the graveyard and, before it, ``dead``; one message at a time."""
 
     label = "AMQP events reaper"
-    settler_class = Isolation
     alone = True
-    settler: Isolation
 
     #: Time limit in seconds of a handler without one, below RabbitMQ's consumer timeout;
     #: ``None`` for five sixths of it.
@@ -136,25 +79,22 @@ class ReaperStep(EventStep):
     _left = 0
     _next_deadline = 0.0
     _first_deadline = 0.0
+    #: Events settled, and those of them that were archived as poison.
+    isolated = poison = 0
 
     @classmethod
     def known(cls, settings: Settings, registry: Registry) -> set[str]:
         names = Names.of(settings)
         return {names.graveyard, names.dead}
 
-    @staticmethod
-    def home(names: Names) -> str:
-        return names.graveyard  # a retry runs alone as well
-
-    @property
-    def prefetch_count(self) -> int:
-        return 1
+    def window(self, queue: str) -> Window:
+        return Window(1, "default")
 
     def _prepare(self, c: Any) -> None:
         super()._prepare(c)
-        limit = self.time_limit or HOLDING * self.settings.consumer_timeout
-        self.settler.time_limit = limit
-        self.settler.again = partial(self._guarded, super()._dispatch)
+        self._deaths: Counter[tuple[str, ...]] = Counter()
+        self._engine = engine(c.hostname)
+        self._limit = limit = self.time_limit or HOLDING * self.settings.consumer_timeout
         for name in self.registry.handlers:
             task = c.app.tasks[name]
             if task.time_limit is None and c.app.conf.task_time_limit is None:
@@ -162,10 +102,10 @@ class ReaperStep(EventStep):
                 # each time.
                 task.time_limit = limit
 
-    def _opened(self) -> None:
-        super()._opened()
+    def open(self) -> None:
+        super().open()
         self._arrived = monotonic()
-        self._reported = (self._arrived, self.settler.isolated, self.settler.poison)
+        self._reported = (self._arrived, self.isolated, self.poison)
         self._watch(self._connection)
 
     def _watch(self, connection: Any) -> None:
@@ -175,23 +115,22 @@ class ReaperStep(EventStep):
         now = monotonic()
         since, isolated, poison = self._reported
         if now >= since + REPORT_SECONDS:
-            self._reported = (now, self.settler.isolated, self.settler.poison)
-            if done := self.settler.isolated - isolated:
+            self._reported = (now, self.isolated, self.poison)
+            if done := self.isolated - isolated:
                 logger.info(
                     "%d events isolated in %.0f s (%.1f per second), %d of them poison",
                     done,
                     now - since,
                     done / (now - since),
-                    self.settler.poison - poison,
+                    self.poison - poison,
                 )
-        working = state.reserved_requests or self.settler.working
-        if self.until_empty and not working and now > self._arrived + IDLE_SECONDS:
+        if self.until_empty and not self.jobs.busy and now > self._arrived + IDLE_SECONDS:
             logger.info("no isolated event has arrived for %g s; this reaper ends", IDLE_SECONDS)
             state.should_stop = 0
             return
         self.c.timer.call_after(1.0, self._watch, (connection,))
 
-    def _next(self, connection: Any) -> None:
+    def consume_next(self, connection: Any) -> None:
         """Empty ``dead`` before the graveyard is consumed.
 
         A message in ``dead`` has killed reapers. If it does so again, each other message that the
@@ -206,9 +145,9 @@ class ReaperStep(EventStep):
         elif head == self.names.graveyard and monotonic() < (
             self._next_deadline if self._left > 0 else self._first_deadline
         ):
-            self.c.timer.call_after(CHECK_INTERVAL, self._turn, (connection,))
+            self.c.timer.call_after(CHECK_INTERVAL, self._changing, (self.consume_next, connection))
             return
-        super()._next(connection)
+        super().consume_next(connection)
 
     def _wait_for_dead(self) -> None:
         self._next_deadline = monotonic() + NEXT_TIMEOUT
@@ -222,42 +161,75 @@ class ReaperStep(EventStep):
         except NotFound:
             return 0
 
-    def _dispatch(self, delivery: Delivery) -> None:
+    # -- deliveries -----------------------------------------------------------------------
+
+    def received(self, delivery: Delivery) -> None:
         self._arrived = monotonic()
-        received = delivery.received
-        if received.queue == self.names.dead:
+        if delivery.item.delivered.queue == self.names.dead:
             self._left = max(1, self._left)
             self._forward(delivery)
-            return
-        delivery.received = self._original(received)
-        super()._dispatch(delivery)
+        else:
+            super().received(delivery)
 
     def _forward(self, delivery: Delivery) -> None:
         """Archive a message that killed the reaper, without decoding its body."""
-        self._wait_for_dead()
-        delivery.received = self._original(delivery.received)
-        try:
-            self.dispatcher.identify(delivery)
-        except Malformed as exc:
-            logger.warning(
-                "a message in %r has invalid headers: %s",
-                self.names.dead,
-                exc,
-                extra=delivery.log_fields,
-            )
-        self.settler.settle(
-            delivery,
-            _poison("each worker that received it, and the reaper, ended without settling it"),
-        )
         self._left -= 1
+        self._wait_for_dead()
+        verdict = _poison("each worker that received it, and the reaper, ended without settling it")
+        self.jobs.settle(delivery, delivery.item._replace(verdict=verdict))
+        self.jobs.request()
 
-    def _original(self, received: Received) -> Received:
-        """Return a message as it was in its handler's queue, by RabbitMQ's record of its death."""
-        received = before_death(received, received.deaths, self.names, self.registry)
-        if received.exchange == self.names.return_:
-            # A retry that returned to the graveyard; one of our headers names its handler.
-            name = received.headers.get(headers.EVENT_HANDLER)
-            handler = self.registry.handlers.get(name) if isinstance(name, str) else None
-            if handler is not None:
-                return replace(received, queue=handler.queue)
-        return received
+    def handler_of(self, delivered: Delivered) -> Handler | None:
+        if delivered.queue == self.names.dead:
+            return None
+        reading = self._engine.read(decode(delivered))
+        try:
+            self._engine.dispatcher.identify(reading)
+        except Malformed:
+            return None
+        return reading.handler
+
+    def on_settled(self, delivery: Delivery) -> None:
+        verdict = delivery.item.verdict
+        self.isolated += 1
+        self.poison += verdict is not None and verdict.reason == "poison"
+        self._deaths.pop(self._key(delivery), None)
+
+    def on_lost(self, deliveries: list[Delivery], exceeded: float | None, error: str) -> None:
+        """Run an event again that has ended its process, and archive it the second time."""
+        for delivery in deliveries:
+            if exceeded is None:
+                self._died(delivery, error)
+            elif exceeded == self._limit:
+                detail = f"run alone, it had not ended after {exceeded:g} seconds"
+                self._archive(delivery, detail, TimeLimitExceeded(exceeded))
+            else:
+                super().on_lost([delivery], exceeded, error)
+
+    def _died(self, delivery: Delivery, error: str) -> None:
+        key = self._key(delivery)
+        self._deaths[key] += 1
+        if self._deaths[key] >= MAX_DEATHS:
+            detail = f"run alone, it ended its process {self._deaths.pop(key)} times"
+            self._archive(delivery, detail, WorkerLostError(error))
+            return
+        text = "%s killed its process; it runs alone once more"
+        logger.warning(text, delivery.title, extra=delivery.log_fields)
+        if monotonic() < delivery.since + AGAIN_SECONDS:
+            self.jobs.again(delivery)
+        else:
+            # Another reaper does not know of this death.
+            self.jobs.requeue([delivery])
+
+    def _archive(self, delivery: Delivery, detail: str, exc: BaseException) -> None:
+        item = delivery.item._replace(verdict=_poison(detail, exc))
+        self.jobs.settle(delivery, item)
+
+    def _key(self, delivery: Delivery) -> tuple[str, ...]:
+        """Return what identifies an event and its handler, at each delivery the same."""
+        reading = self._engine.read(decode(delivery.item.delivered))
+        try:
+            event = self._engine.dispatcher.identify(reading)
+        except Malformed:
+            return (sha256(delivery.item.delivered.body).hexdigest(),)
+        return handling(self.settings.service, delivery.name, event, event.replay_id)

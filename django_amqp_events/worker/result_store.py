@@ -20,7 +20,6 @@ WRITES: Final = frozenset(
         "mark_as_done",
         "mark_as_failure",
         "mark_as_retry",
-        "mark_as_revoked",
         "mark_as_started",
         "process_cleanup",
         "store_result",

@@ -14,7 +14,14 @@ from functools import cache, partial
 from typing import Any, ClassVar, Final
 
 from celery import Celery, Task
-from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.exceptions import (
+    Ignore,
+    InvalidTaskError,
+    Reject,
+    Retry,
+    WorkerShutdown,
+    WorkerTerminate,
+)
 
 from .. import telemetry
 from ..broker.connection import handler_app
@@ -25,15 +32,13 @@ from ..declare.registry import Handler, get_registry
 from ..declare.retry_policy import MINIMUM_DELAY, RetryPolicy
 from ..exceptions import ConfigurationError, DirectCallError
 from . import inbox
-from .billiard_internals import terminated_by_signal
 from .binding import bind, upcast
-from .celery_internals import EventTraceInfo
+from .celery_internals import terminated_by_signal
 from .result_store import ResultStore
 from .verdict import HANDLED, Unsupported, Verdict, decide
 
-#: Attributes that configuration and ``task_annotations`` must not change: each would let Celery
-#: settle a delivery. EventRequest ignores them, but Celery's consumer reads them when a connection
-#: is lost.
+#: Attributes that configuration and ``task_annotations`` must not change. Celery's consumer reads
+#: them when a connection is lost.
 PINNED: Final[Mapping[str, Any]] = {
     "acks_late": True,
     "acks_on_failure_or_timeout": False,
@@ -41,8 +46,7 @@ PINNED: Final[Mapping[str, Any]] = {
     "acks_on_timeout": False,
     "reject_on_worker_lost": True,
     "retry_on_worker_lost": False,
-    "Request": "django_amqp_events.worker.request:EventRequest",
-    "Strategy": "django_amqp_events.worker.request:strategy",
+    "Strategy": "django_amqp_events.worker.task:refuse",
     "typing": False,
     # Celery's wrapper would publish a retry to the exchange.
     "autoretry_for": (),
@@ -62,16 +66,16 @@ class HandlerRun:
 
     Attributes:
         now: returns the time; retries are due from there.
+        error: raised in place of the handler.
         stores_failure: whether the result backend stores a failure if it ignores successes.
-        exits: exceptions that pass through without a verdict.
-        observed: whether Celery's task events are sent, which need the traceback of a retry.
+        passes: exceptions that pass through without a verdict, beside :data:`PROCESS_EXITS`.
         requested: the retry that the handler has requested for its end.
     """
 
     now: Callable[[], datetime] = utc_now
+    error: BaseException | None = None
     stores_failure: bool = True
-    exits: tuple[type[BaseException], ...] = PROCESS_EXITS
-    observed: bool = False
+    passes: tuple[type[BaseException], ...] = ()
     verdict: Verdict | None = None
     requested: Retry | None = None
 
@@ -83,7 +87,6 @@ class HandlerRun:
             attempt=attempt,
             now=self.now(),
             random=random.random(),
-            tracebacks=self.observed,
         )
 
 
@@ -96,8 +99,6 @@ class HandlerTask(Task):
     amqp_tracer: Callable[..., Any] | None = None
     # The result backend that was read last, and its guard.
     _stored: tuple[Any, ResultStore | None] = None, None
-    #: How the tracer handles a failed run; ``bootstrap`` may set a faster one.
-    trace_info: ClassVar[type[EventTraceInfo]] = EventTraceInfo
 
     @classmethod
     def annotate(cls) -> None:
@@ -156,6 +157,8 @@ class HandlerTask(Task):
         if run is None or event is None:
             return self._call(*args, **kwargs)
         try:
+            if run.error is not None:
+                raise run.error
             with (
                 handling(event),
                 self._span(event, request.delivery_info),
@@ -167,7 +170,7 @@ class HandlerTask(Task):
                     result = inbox.once(self.handler, event, handle)
                 else:
                     result = self._handle(run, *args, **kwargs)
-        except run.exits:
+        except (*PROCESS_EXITS, *run.passes):
             raise
         except BaseException as exc:
             if terminated_by_signal(exc):
@@ -304,6 +307,15 @@ class HandlerTask(Task):
 
 class HandlerFailed(Exception):
     """Replaces an exception that Celery's tracer does not store: SystemExit, Reject, Retry."""
+
+
+def refuse(task: Any, *_: Any) -> Callable[..., None]:
+    """Return Celery's execution strategy for a task message that names a handler (``Strategy``)."""
+
+    def reject(*_: Any, **__: Any) -> None:
+        raise InvalidTaskError(str(DirectCallError.of(task.name)))
+
+    return reject
 
 
 @cache

@@ -14,68 +14,71 @@ from typing import Any
 
 from celery.exceptions import Retry
 
-from ..broker.connection import handler_app
-from ..conf import get_settings
-from .billiard_internals import ExceptionInfo, terminated_by_signal, unwrapped
-from .celery_internals import build_tracer
+from . import event_logs
+from .celery_internals import build_tracer, terminated_by_signal
 from .task import PROCESS_EXITS, HandlerRun, HandlerTask
-from .verdict import HANDLED, Verdict
+from .verdict import HANDLED, REQUEUE, Verdict
 
 
-def trace_event(request: dict[str, Any], observed: bool = False) -> Verdict | ExceptionInfo:
-    """Run a handler in the pool and return its verdict; the pool calls this function.
+def trace(
+    task: HandlerTask,
+    request: dict[str, Any],
+    *,
+    now: Callable[[], datetime],
+    error: BaseException | None = None,
+    observed: bool = False,
+    eager: bool = False,
+) -> Verdict:
+    """Run a handler and return its verdict.
 
     Args:
         request: fields of the task's request.
-        observed: whether Celery's task events are sent, for which a verdict has result and
-            runtime, and the failure of a retry its traceback.
-
-    Returns:
-        the verdict, or an error of ours: a thread pool would drop an exception, and the delivery
-        would never be settled.
+        now: returns the time, so that a test's clock decides when a retry is due.
+        error: raise this in place of the handler, which has ended without a process to report it.
+        observed: whether Celery's task events are sent, for which the verdict of a handled event
+            has result and runtime.
+        eager: not in a worker; store nothing in a result backend, and let KeyboardInterrupt pass.
     """
-    try:
-        app = handler_app(get_settings())
-        task: HandlerTask = app.tasks[request["task"]]
-        tracer: Callable[..., Any] | None = task.__trace__
+    run = HandlerRun(now=now, error=error)
+    if eager:
+        request["ignore_result"] = True
+        run.stores_failure = False
+        run.passes = (KeyboardInterrupt,)
+        tracer = build_tracer(task.app, task, eager=True)
+    else:
+        tracer = task.__trace__
         if tracer is None or tracer is not task.amqp_tracer:
             # Celery builds one in each pool process and for each connection.
-            tracer = build_tracer(app, task, request.get("hostname"))
+            tracer = build_tracer(task.app, task, request["hostname"])
             task.amqp_tracer = task.__trace__ = tracer
-        return _verdict(task, tracer, request, HandlerRun(observed=observed))
-    except Exception:  # noqa: BLE001 - it is returned
-        return ExceptionInfo()
-
-
-def trace_here(
-    task: HandlerTask, request: dict[str, Any], *, now: Callable[[], datetime]
-) -> Verdict:
-    """Run a handler in this process, without a worker, and return its verdict.
-
-    Unlike :func:`trace_event`, store nothing in a result backend, and let KeyboardInterrupt pass.
-
-    Args:
-        now: returns the time, so that a test's clock decides when a retry is due.
-    """
-    request["ignore_result"] = True
-    run = HandlerRun(now=now, stores_failure=False, exits=(*PROCESS_EXITS, KeyboardInterrupt))
-    return _verdict(task, build_tracer(task.app, task, eager=True), request, run)
+    try:
+        return _verdict(task, tracer, request, run, observed)
+    except PROCESS_EXITS:
+        # Raised by the handler. A pool of threads would drop it.
+        return REQUEUE
 
 
 def _verdict(
-    task: HandlerTask, tracer: Callable[..., Any], request: dict[str, Any], run: HandlerRun
+    task: HandlerTask,
+    tracer: Callable[..., Any],
+    request: dict[str, Any],
+    run: HandlerRun,
+    observed: bool,
 ) -> Verdict:
     request["amqp_run"] = run
     error: BaseException | None = None
     try:
-        outcome, info, runtime, result = tracer(
-            request["id"], request["args"], request["kwargs"], request
-        )
+        with event_logs.running():
+            outcome, info, runtime, result = tracer(
+                request["id"], request["args"], request["kwargs"], request
+            )
         if info is not None:  # the run has failed
-            error = unwrapped(getattr(outcome, "exception", None))
-        elif run.observed and run.verdict is HANDLED:
+            # An exception that cannot be pickled comes with its traceback.
+            error = getattr(outcome, "exception", None)
+            error = getattr(error, "exc", error)
+        elif observed and run.verdict is HANDLED:
             run.verdict = replace(HANDLED, result=result, runtime=runtime)
-    except run.exits:
+    except (*PROCESS_EXITS, *run.passes):
         raise
     except BaseException as exc:
         if run.verdict is None and terminated_by_signal(exc):

@@ -21,7 +21,7 @@ from ..message.types import Failure
 MAX_FRAMES: Final = 30
 MAX_MESSAGE: Final = 4_000
 
-Kind = Literal["handled", "retry", "archive", "requeue"]
+Kind = Literal["handled", "retry", "archive", "requeue", "postpone"]
 
 
 class InvalidArguments(ControlFlow):
@@ -47,8 +47,8 @@ class Verdict:
     """What is done with a delivery; plain data, which a pool process can always return.
 
     Attributes:
-        kind: ``handled`` and ``requeue`` settle the delivery at once; ``retry`` and ``archive``
-            publish a message first.
+        kind: ``handled`` and ``requeue`` settle the delivery at once; ``retry``, ``archive`` and
+            ``postpone`` (it came before it is due) publish a message first.
         due_at: when the next attempt is due (``retry``).
         reason, detail: a word and a sentence for the archive (``archive``).
         result, runtime: the result as text and the seconds of the run, for Celery's task events
@@ -70,6 +70,7 @@ class Verdict:
 
 HANDLED: Final = Verdict(kind="handled")
 REQUEUE: Final = Verdict(kind="requeue")
+POSTPONE: Final = Verdict(kind="postpone")
 
 
 def decide(
@@ -79,7 +80,6 @@ def decide(
     attempt: int,
     now: datetime,
     random: float,
-    tracebacks: bool = True,
 ) -> Verdict:
     """Return the verdict for a delivery whose handler raised *exc*.
 
@@ -87,8 +87,6 @@ def decide(
         attempt: the attempt that raised; the first is 1.
         now: aware; the retry is due from here.
         random: a number in [0, 1] for jitter.
-        tracebacks: whether the failure of a retry has one. No message carries it, and formatting
-            it takes longer than the rest of a retry.
     """
     if isinstance(exc, Reject) and exc.requeue:
         return REQUEUE
@@ -116,9 +114,7 @@ def decide(
     exhausted = policy.exhausted(attempt, limit)
     # retry(exc=ValueError()) and Reject(ValueError()) carry an exception that was never raised, so
     # its place is where the handler raised the Retry or Reject.
-    failure = describe(
-        cause, cause.__traceback__ or exc.__traceback__, traced=exhausted or tracebacks
-    )
+    failure = describe(cause, cause.__traceback__ or exc.__traceback__)
     if exhausted:
         return Verdict(
             kind="archive",

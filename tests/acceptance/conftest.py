@@ -50,35 +50,27 @@ def archive(eyes: Eyes) -> Archive:
     return Archive(eyes)
 
 
-def _service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    paths = request.config.getoption("--fast-paths")
-    given = {} if paths is None else {"FAST_PATHS": paths}
-
+def _service(tmp_path_factory: pytest.TempPathFactory) -> Make:
     def make(eyes: Eyes, name: str = "core", **options: Any) -> Service:
         where = options.pop("where", None) or tmp_path_factory.mktemp(name)
-        options["events"] = {**given, **options.get("events", {})}
         return Service(url=eyes.url, where=Path(where), name=name, eyes=eyes, **options)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def module_service(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Make]:
+def module_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     """Make services whose workers may live as long as the module."""
     before = len(STARTED)
-    yield _service(request, tmp_path_factory)
+    yield _service(tmp_path_factory)
     _end(before)
 
 
 @pytest.fixture
-def service(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Make]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     """Make services; their workers are killed after the test."""
     before = len(STARTED)
-    yield _service(request, tmp_path_factory)
+    yield _service(tmp_path_factory)
     _end(before)
 
 

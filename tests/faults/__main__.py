@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--missing",
         action="store_true",
-        help="Only rows that have not held on this broker with today's code.",
+        help="Only rows that have not held on this broker.",
     )
     parser.add_argument("--list", action="store_true", help="The rows' names.")
     parser.add_argument("--write", action="store_true", help="Only write the pages again.")

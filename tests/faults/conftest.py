@@ -6,26 +6,22 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from pprint import pformat
 
 import pytest
 
 from broker import Node
-from django_amqp_events.conf import FAST_PATHS
 from tests.acceptance.conftest import pytest_runtest_makereport  # noqa: F401 - shows the logs
 from tests.acceptance.harness import STARTED
-from tests.conftest import choice
 from tests.waiting import NotInTime
 
 from .rows import ROWS
 from .running import run
-from .world import Grounds, world
+from .world import Grounds
 
 #: Published by a row; `make faults` takes many more.
 EVENTS = 40
-#: Fast paths that are on without --fast-paths, for a third of the rows each; in the table all are.
-WAYS = (FAST_PATHS, tuple(path for path in FAST_PATHS if path != "chunks"), ())
 
 Hold = Callable[[str], None]
 
@@ -53,13 +49,11 @@ def grounds(request: pytest.FixtureRequest, _grounds: Callable[[str], Grounds]) 
 
 
 @pytest.fixture
-def hold(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Hold]:
+def hold(grounds: Grounds) -> Iterator[Hold]:
     """Run a row; nothing may be lost, no effect doubled, and the fault must have hit."""
-    paths = request.config.getoption("--fast-paths")
 
     def hold(name: str) -> None:
-        make = partial(world, fast_paths=choice(name, WAYS) if paths is None else paths)
-        result = run(ROWS[name], grounds, events=EVENTS, seed="suite", make=make)
+        result = run(ROWS[name], grounds, events=EVENTS, seed="suite")
         told = pformat(asdict(result), width=120)
         if result.late:
             raise NotInTime(told)

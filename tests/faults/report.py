@@ -12,7 +12,6 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from django_amqp_events.conf import FAST_PATHS
 from tests.conftest import SERVERS
 
 from . import all_rows, peers
@@ -72,9 +71,8 @@ sync it to disk, before and after each step. They count (event, handler) pairs:
 A row is **held** if the fault hit its target, nothing was lost, no `once` handler wrote to the
 database twice for an event, and all events were settled in time.
 
-All [fast paths](settings.md) are on, as by default. Retries follow after one second, and leases on
-outbox rows and replays expire after 6 s instead of 60 s, so that a run ends soon. The test suite
-runs each row with fewer events and different fast paths.
+Retries follow after one second, and leases on outbox rows and replays expire after 6 s instead of
+60 s, so that a run ends soon. The test suite runs each row with fewer events.
 
 ```console
 $ make faults                                      # all rows, a few minutes for every ten
@@ -102,23 +100,15 @@ def line(result: Result) -> str:
 
 
 def held(docs: Path, grounds: Grounds, *, events: int, peer: bool = False) -> set[str]:
-    """Return the names of the rows that held here, with as many events, with today's code."""
+    """Return the names of the rows that held here, with as many events."""
     path = _path(docs, grounds, peer=peer)
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
     known = peers.PEERS if peer else all_rows()
     return {
         name
         for name, row in rows.items()
-        if name in known
-        and row["held"]
-        and row["events"] >= known[name].published(events)
-        and (peer or _every_fast_path(row))
+        if name in known and row["held"] and row["events"] >= known[name].published(events)
     }
-
-
-def _every_fast_path(row: Mapping[str, Any]) -> bool:
-    """Return True if a stored row was run with every fast path of today."""
-    return set(FAST_PATHS).issubset(row.get("fast_paths") or ())
 
 
 def _path(docs: Path, grounds: Grounds, *, peer: bool) -> Path:
@@ -147,7 +137,6 @@ def keep(
         "held": result.held,
         "hit": describe(result.hits),
         "events": result.events,
-        **({} if peer else {"fast_paths": list(FAST_PATHS)}),
         "seed": seed,
         "day": datetime.now(UTC).date().isoformat(),
         "seconds": result.seconds,
@@ -215,7 +204,7 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     for found in runs:
         about, rows = found["about"], found["rows"]
         ours = [rows[name] for name in all_rows() if name in rows]
-        held = sum(row["held"] and _every_fast_path(row) for row in ours)
+        held = sum(row["held"] for row in ours)
         versions = (about[name] for name in ("python", "django", "celery", "kombu", "amqp"))
         cells = (
             about["rabbitmq"],

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,6 @@ from uuid import uuid4
 
 from broker import Broker, Node
 from database_server import DatabaseServer
-from django_amqp_events.conf import FAST_PATHS
 from django_amqp_events.message import headers
 from tests.acceptance.harness import (
     Archive,
@@ -502,7 +501,6 @@ def world(
     events: int,
     seed: str,
     nodes: Sequence[Node] = (),
-    fast_paths: Collection[str] = FAST_PATHS,
 ) -> Iterator[World]:
     """A world for one row; on the nodes of a cluster, whose first one the row leaves alone."""
     grounds.ready()
@@ -517,7 +515,7 @@ def world(
         name=NAME,
         handlers="faulty",
         # PUBLISH is testproject's "immediate" only until a publisher says otherwise.
-        events={"TOPOLOGY": "verify", "CONFIRM_TIMEOUT": 10, "FAST_PATHS": list(fast_paths)},
+        events={"TOPOLOGY": "verify", "CONFIRM_TIMEOUT": 10},
         celery={"worker_lost_wait": 1, "worker_cancel_long_running_tasks_on_connection_loss": True},
         environ={
             "TESTPROJECT_DATABASE": json.dumps(database.settings),

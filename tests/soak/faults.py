@@ -28,7 +28,7 @@ Fault = Callable[["Soak", Step], None]
 EVENT: Final = "faults.happened"
 FAULTS: Final[dict[str, Fault]] = {}
 #: Seconds within which a worker is replaced. In a thread pool, a run may hang for a minute.
-UPGRADE: Final = 120.0
+REPLACED: Final = 120.0
 
 
 class Missed(Exception):
@@ -72,15 +72,14 @@ def quit_(soak: Soak, step: Step) -> None:
     process(soak, step).signal(signal.SIGQUIT)
 
 
-@fault("workers upgraded")
-def upgraded(soak: Soak, step: Step) -> None:
-    """One after the other, to a release without fast paths, or back."""
+@fault("workers replaced")
+def replaced(soak: Soak, step: Step) -> None:
+    """One after the other, as a deployment does."""
     with soak.alone("workers"):
-        soak.release(fast=not soak.fast)
         for kept in soak.workers:
             before = kept.workers[-1]
             before.signal(signal.SIGTERM)
-            until(lambda: kept.workers[-1] is not before, f"{before.name} is replaced", UPGRADE)  # noqa: B023
+            until(lambda: kept.workers[-1] is not before, f"{before.name} is replaced", REPLACED)  # noqa: B023
 
 
 @fault("process suspended")

@@ -14,7 +14,7 @@ FAULTS: Final[Mapping[str, tuple[int, float]]] = {
     "process killed": (6, 0),
     "process terminated": (4, 0),
     "process quit": (2, 0),
-    "workers upgraded": (1, 0),
+    "workers replaced": (1, 0),
     "process suspended": (3, 20),
     "pool process killed": (6, 0),
     "connections closed": (4, 0),

@@ -108,8 +108,6 @@ class Soak:
         self.operators: list[Supervisor] = []
         #: Files that step the clocks of processes.
         self.clocks: list[Path] = []
-        #: Whether the workers' release has fast paths.
-        self.fast = True
         self.sending = threading.Lock()
         self._commands: list[Worker] = []
         self._numbers = iter(range(1, 1_000_000))
@@ -138,10 +136,9 @@ class Soak:
         world.declare()
         queues = ("-Q", ",".join(QUEUES))
         near, far = world.service, replace(world.service, url=self.proxy.url)
-        self._releases = [self._clocked(near), self._clocked(far)]
         for start in (
-            partial(self._releases[0].worker, "prefork", 2, *queues),
-            partial(self._releases[1].worker, "threads", 4, *queues),
+            partial(self._clocked(near).worker, "prefork", 2, *queues),
+            partial(self._clocked(far).worker, "threads", 4, *queues),
             *(partial(self._clocked(near).start, command) for command in COMMANDS[:2]),
             *(partial(self._clocked(far).start, command) for command in COMMANDS[2:]),
         ):
@@ -164,13 +161,6 @@ class Soak:
     @property
     def workers(self) -> Sequence[Supervisor]:
         return self.processes[:2]
-
-    def release(self, *, fast: bool) -> None:
-        """Let workers that start from now on have fast paths, or none."""
-        self.fast = fast
-        for service in self._releases:
-            others = {name: v for name, v in service.events.items() if name != "FAST_PATHS"}
-            service.events = others if fast else {**others, "FAST_PATHS": []}
 
     def _measure(self) -> Sequence[tuple[int, int]]:
         """Return the open descriptors and the memory (MB) of each process of the service."""

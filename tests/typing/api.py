@@ -26,7 +26,6 @@ from django_amqp_events import (
     publish_many,
 )
 from django_amqp_events.decorators import HandlerFunction, Publishable
-from django_amqp_events.worker import AMQPConsumerStep, Received
 
 
 @event("shop.order.created")
@@ -172,22 +171,6 @@ def handling() -> None:
         assert_type(seen.attempt, int)
         seen.attempt = 2  # type: ignore[misc]
     print(taken, stays)
-
-
-class Orders(AMQPConsumerStep):
-    queues = ("erp.orders", "erp.customers")
-    prefetch_count = 100
-    requeue_on_error = False
-
-    def handle(self, message: Received) -> None:
-        assert_type(message.body, bytes)
-
-
-class WrongOrders(AMQPConsumerStep):
-    prefetch_count = "100"  # type: ignore[assignment]
-
-    def handle(self, message: bytes) -> None:  # type: ignore[override]
-        """Receive something else."""
 
 
 def errors() -> None:

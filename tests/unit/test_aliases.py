@@ -140,7 +140,7 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.monitor import event_locations
 from django_amqp_events.monitor.health import health_view
 from django_amqp_events.publish import outbox, outbox_rows
-from django_amqp_events.worker import inbox
+from django_amqp_events.archive import inbox_retention
 sys.modules["urls"] = types.ModuleType("urls")
 sys.modules["urls"].urlpatterns = [path("", health_view)]
 call_command("migrate", database=given["database"], verbosity=0)
@@ -158,7 +158,7 @@ print(json.dumps({
     "health": Client().get("/").status_code,
     "outboxes": [each.alias for each in outbox.read_status(found)],
     "tables": outbox_rows.tables(found),
-    "inboxes": inbox.databases(),
+    "inboxes": inbox_retention.databases(),
     "paused": "paused" in said.getvalue(),
     "found": len(event_locations.locate("17", found, get_registry()).events),
 }))

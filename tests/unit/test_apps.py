@@ -182,7 +182,7 @@ def test_setup_imports_what_publishing_needs(project: Path) -> None:
         "django_amqp_events.monitor",
         "django_amqp_events.broker.provisioning",
         "django_amqp_events.worker.bootstrap",
-        "django_amqp_events.worker.bootstep",
+        "django_amqp_events.worker.step",
     }
     pages = {name for name in loaded if name.startswith("django_amqp_events.admin.")}
     assert not pages

@@ -17,9 +17,7 @@ from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
-from django_amqp_events.worker import AMQPConsumerStep, Received
 
-MESSAGE = Received(queue="q", exchange="", routing_key="", body=b"", headers={}, properties={})
 ran: list[str] = []
 
 
@@ -86,13 +84,6 @@ def as_contract_in_settings(target: Any, settings: Any) -> None:
     publisher.publish_event("shop.paid", {"order_id": 1})
 
 
-def as_consumer(target: Any, settings: Any) -> None:
-    attributes = {"queues": ["q"], "handle": staticmethod(target), "title": "step"}
-    step: AMQPConsumerStep = object.__new__(type("Step", (AMQPConsumerStep,), attributes))
-    if step._handle(MESSAGE) != "ack":
-        raise ConfigurationError
-
-
 def as_redaction(target: Any, settings: Any) -> None:
     path = PATHS[next(kind for kind, each in KINDS.items() if each is target)]
     settings.AMQP_EVENTS = {**settings.AMQP_EVENTS, "REDACT": path}
@@ -101,7 +92,7 @@ def as_redaction(target: Any, settings: Any) -> None:
     checks.check()
 
 
-@pytest.mark.parametrize("place", [as_contract, as_contract_in_settings, as_consumer, as_redaction])
+@pytest.mark.parametrize("place", [as_contract, as_contract_in_settings, as_redaction])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_would_not_run_is_refused(kind: str, place: Any, settings: Any) -> None:
     with pytest.raises(ConfigurationError):
@@ -166,7 +157,6 @@ def test_what_runs_is_accepted(settings: Any) -> None:
     wrapped = async_to_sync(coroutine)
     for target in (plain, wrapped, partial(plain, 1), dict):
         assert deferred(target) == ""
-    as_consumer(wrapped, settings)
     as_contract(plain, settings)
-    assert ran == ["coroutine", "plain"]
+    assert ran == ["plain"]
     assert unrun(object()) == unrun(None) == ""

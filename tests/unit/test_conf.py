@@ -100,7 +100,6 @@ def test_every_key_is_read() -> None:
         "EDITING": True,
         "REDACT": "project.privacy.redact",
         "METRICS": True,
-        "FAST_PATHS": ["reads"],
         "VALIDATE": True,
     }
     assert set(raw) == set(conf.KEYS)
@@ -133,7 +132,6 @@ def test_every_key_is_read() -> None:
         editing=True,
         redact="project.privacy.redact",
         metrics=True,
-        fast_paths=frozenset({"reads"}),
         validate=True,
     )
 
@@ -269,11 +267,6 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
         {"RETENTION": {"DISCARDED": "30d"}},
         {"RETENTION": {"DISCARDED": timedelta(days=-1)}},
         {"RETENTION": {"DISCARDED": timedelta.max}},
-        {"FAST_PATHS": None},
-        {"FAST_PATHS": "reads"},
-        {"FAST_PATHS": {"reads": True}},
-        {"FAST_PATHS": ["reads", "frames"]},
-        {"FAST_PATHS": [5]},
         {"RENAMED_HANDLERS": None},
         {"RENAMED_HANDLERS": ["billing.old", "billing.new"]},
         {"RENAMED_HANDLERS": {"billing.old": None}},

@@ -24,12 +24,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from django_amqp_events import conf
-from django_amqp_events.archive import retention
+from django_amqp_events.archive import inbox_retention, retention
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import State
-from django_amqp_events.worker import inbox
 
 #: The noun for the rows of each name, and the ending of its plural.
 _NOUNS: Final[dict[str, tuple[str, str]]] = {
@@ -66,7 +65,7 @@ class Command(ReportCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
-        least = inbox.minimum_retention().total_seconds()
+        least = inbox_retention.minimum_retention().total_seconds()
         if options["inbox"] is not None and options["inbox"] < least:
             raise self.wrong(
                 f"--inbox must be at least {_written(least)}: 30 days, or twice the longest retry "

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from django_amqp_events.worker.fast.batched_acks import BatchedAcks
+from django_amqp_events.worker.prefetch import JOB_EVENTS
 
 from ..conftest import Make
-from ..harness import Archive, Eyes, Service, task_id, until
+from ..harness import Archive, Eyes, Service, until
 
 POOLS = ("prefork", "threads", "solo")
 ACT = "core.act"
@@ -139,8 +138,8 @@ def test_a_cold_shutdown_of_solo_runs_nothing_within_a_run(fresh_eyes: Eyes, ser
     worker = core.worker("solo", 1, "-Q", f"{QUEUE},ordinary").wait_ready()
     (held,) = publish(eyes, 1, "sleep:2")
     until(lambda: core.runs(held))
-    behind = publish(eyes, 3, "ok")
-    until(lambda: not eyes.ready(QUEUE), 20, "they are delivered")
+    behind = publish(eyes, 1, "ok")
+    until(lambda: not eyes.ready(QUEUE), 20, "it is delivered")
     worker.signal(signal.SIGQUIT)
     worker.wait(30)
     assert not any(core.runs(event_id) for event_id in behind)
@@ -148,18 +147,14 @@ def test_a_cold_shutdown_of_solo_runs_nothing_within_a_run(fresh_eyes: Eyes, ser
     core.worker("threads", 1, "-Q", QUEUE)
     until(lambda: ended(core, [held, *behind]))
     eyes.empty(QUEUE)
-    assert [len(core.runs(event_id)) for event_id in behind] == [1, 1, 1]
+    assert [len(core.runs(event_id)) for event_id in behind] == [1]
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """All deliveries have been read, so the kernel still sends a written ack."""
     eyes = fresh_eyes
-    core = service(
-        eyes,
-        constants={"worker.settlement.SETTLE_TIMEOUT": 20},
-        events={"FAST_PATHS": ["reads"]},
-    )
+    core = service(eyes)
     core.declare()
     (failing,) = publish(eyes, 1, "fail", "ok")
     (first,) = publish(eyes, 1, "kill_once:first")
@@ -179,13 +174,9 @@ def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Ma
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_kill_repeats_a_few_quick_events(pool: str, fresh_eyes: Eyes, service: Make) -> None:
-    """Of the new ones that it has handled; no retry, and none a third time."""
+    """Those that share a job with the one that kills; none a third time."""
     eyes = fresh_eyes
-    core = service(
-        eyes,
-        constants={"worker.settlement.SETTLE_TIMEOUT": 20},
-        events={"FAST_PATHS": ["reads", "acks"]},
-    )
+    core = service(eyes)
     core.declare()
     quick, failing, killers = publish(eyes, 20, "ok"), publish(eyes, 5, "fail", "ok"), []
     for number in range(2):
@@ -197,9 +188,7 @@ def test_a_kill_repeats_a_few_quick_events(pool: str, fresh_eyes: Eyes, service:
     starts = Counter((line["event"], line["attempt"]) for line in core.ledger(what="start"))
     repeated = {key for key, number in starts.items() if number > 1} - {(k, 1) for k in killers}
     assert max(starts.values()) == 2
-    assert repeated <= {(event_id, 1) for event_id in quick} | {(f, 2) for f in failing}
-    # After each kill; a retry is a new message.
-    assert len(repeated) <= 2 * BatchedAcks.ahead
+    assert len(repeated) <= 2 * (JOB_EVENTS - 1)
     told = {line["event"] for line in core.ledger(what="start") if line["redelivered"]}
     assert {event_id for event_id, _ in repeated} <= told, "its second run says so"
 
@@ -239,61 +228,6 @@ def test_requeued_for_ever(prefork: Service, eyes: Eyes) -> None:
     (dead,) = eyes.take("core:graveyard")
     assert dead.headers["event-id"] == event_id
     assert len(prefork.runs(event_id)) == 6
-
-
-def revoke(eyes: Eyes, name: str, **options: Any) -> None:
-    answers = eyes.app.control.revoke(name, reply=True, timeout=5, limit=1, **options)
-    assert answers, "the worker did not answer"
-
-
-def test_revoked_before_it_starts(prefork: Service, eyes: Eyes) -> None:
-    """Celery alone would ack and lose it; here it is archived without a run."""
-    message = eyes.message(ACT, {"plan": ["ok"]})
-    revoke(eyes, task_id(message.event_id, ACT, "testproject.act"))
-    eyes.send(message)
-    entry = Archive(eyes).wait(message.event_id)
-    assert entry["reason"] == "revoked"
-    assert not prefork.runs(message.event_id)
-
-
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
-def test_terminated_while_it_runs(prefork: Service, eyes: Eyes, number: str) -> None:
-    (event_id,) = publish(eyes, 1, "sleep:30")
-    until(lambda: prefork.runs(event_id))
-    revoke(eyes, task_id(event_id, ACT, "testproject.act"), terminate=True, signal=number)
-    entry = Archive(eyes).wait(event_id)
-    assert entry["reason"] == "revoked"
-    (after,) = publish(eyes, 1, "ok")
-    until(lambda: ended(prefork, [after]))
-    eyes.empty(QUEUE)
-    assert len(prefork.runs(event_id)) == 1
-    assert not prefork.runs(event_id, "end")
-
-
-@pytest.mark.parametrize("plan", [("kill_once",), ("fail", "kill_once")], ids="-".join)
-@pytest.mark.parametrize("event", [ACT, "core.act.limited"])
-def test_a_signal_that_ended_nothing(
-    event: str, plan: tuple[str, ...], fresh_eyes: Eyes, service: Make
-) -> None:
-    """If the process dies later, billiard reports the run that it has then as terminated.
-
-    A retry, and an event with a time limit, is a job of its own in the pool; others are in chunks.
-    """
-    eyes, core = fresh_eyes, service(fresh_eyes)
-    core.declare()
-    core.worker("prefork", 1, "-Q", f"{QUEUE},core.testproject.limited")
-    (revoked,) = publish(eyes, 1, "file:go")
-    until(lambda: core.runs(revoked))
-    name = task_id(revoked, ACT, "testproject.act")
-    revoke(eyes, name, terminate=True, signal="SIGCONT")
-    Archive(eyes).wait(revoked)
-    (core.where / "go").touch()
-    event_id = eyes.event(event, {"plan": list(plan)})
-    until(lambda: ended(core, [event_id]))
-    *_, first, second = core.runs(event_id)
-    assert first["pid"] == core.runs(revoked)[0]["pid"]
-    assert (second["attempt"], second["redelivered"]) == (len(plan), True)
-    assert not Archive(eyes).of(event_id)
 
 
 def test_a_child_killed_from_outside(prefork: Service, eyes: Eyes) -> None:

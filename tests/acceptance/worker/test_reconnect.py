@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -156,7 +155,7 @@ def test_only_runs_in_progress_are_repeated_after_a_cut(
     core.worker(pool, 2, "-Q", QUEUES[0])
     ids = publish(eyes, 8, "file:go")
     until(lambda: len(core.ledger(what="start")) == 2, 30)
-    until(lambda: eyes.queue(QUEUES[0]).get("messages_unacknowledged") == 8, 30)
+    until(lambda: eyes.queue(QUEUES[0]).get("messages_unacknowledged") == 4, 30)
     name = consuming(eyes)
     eyes.cut({"name": name})
     until(lambda: eyes.consumers(QUEUES[0]) == 1 and consuming(eyes) != name, 30)
@@ -189,7 +188,7 @@ def test_the_broker_is_gone_without_a_word(fresh_eyes: Eyes, service: Make) -> N
         eyes.empty(*QUEUES, "core:delay.1s")
 
 
-@pytest.mark.parametrize("passes", [3, 8, 12], ids=["name", "steps", "named"])
+@pytest.mark.parametrize("passes", [3, 8, 12], ids=["first", "steps", "later"])
 def test_the_broker_falls_silent_during_the_start(
     fresh_eyes: Eyes, service: Make, passes: int
 ) -> None:
@@ -213,7 +212,7 @@ def test_the_broker_falls_silent_during_the_start(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("passes", [16, None], ids=["starting", "running"])
+@pytest.mark.parametrize("passes", [12, None], ids=["starting", "running"])
 def test_a_worker_ends_while_the_broker_is_silent(
     fresh_eyes: Eyes, service: Make, pool: str, passes: int | None
 ) -> None:
@@ -240,70 +239,30 @@ def test_a_worker_ends_while_the_broker_is_silent(
     assert worker.log.count("RabbitMQ does not answer") == 1, worker.log
 
 
-@pytest.mark.parametrize("heartbeat", [4, 0])
-def test_the_name_of_a_dead_connection_is_waited_for(
-    fresh_eyes: Eyes, service: Make, heartbeat: int
-) -> None:
-    """RabbitMQ has not noticed that the worker's former connection is dead; without heartbeats it
-    never does."""
+def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
+    """RabbitMQ has not noticed yet that the worker's former connection is dead."""
     eyes = fresh_eyes
     with Proxy.to(eyes.url) as proxy:
         core = service(
             eyes,
-            celery={"broker_heartbeat": heartbeat, "broker_channel_error_retry": True},
+            celery={"broker_heartbeat": 4, "broker_channel_error_retry": True},
             constants={"worker.connection_errors.SILENCE_SECONDS": 3},
         )
         core.declare()
         core.url = proxy.url
         worker = core.worker("threads", 2)
         until(lambda: each_once(eyes), 30)
-        former = eyes.consumers(QUEUES[0])
         for link in proxy.links:
             # The worker's side is closed, RabbitMQ's is not.
             link.dead = True
             with suppress(OSError):
                 link.client.shutdown(socket.SHUT_RDWR)
         until(lambda: "another connection uses the name" in worker.log, 30)
-        until(lambda: eyes.consumers(QUEUES[0]) == (1 if heartbeat else former + 1), 30)
-        # Without heartbeats RabbitMQ delivers some to the dead connection, until the consumer
-        # timeout, or until TCP reports it.
-        ids = publish(eyes, 1 if heartbeat else 20, "ok")
-        until(
-            lambda: len({line["event"] for line in core.ledger(what="end")}) >= len(ids) / 2,
-            30,
-            "the worker continues",
-        )
+        until(lambda: eyes.consumers(QUEUES[0]) == 1, 60)
+        ids = publish(eyes, 1, "ok")
+        until(lambda: ended(core, ids), 30, "the worker continues")
         assert worker.alive
         assert "Frequent restarts" not in worker.log
-        assert worker.log.count("connection has no heartbeats") == (0 if heartbeat else 1)
-        if not heartbeat:
-            (answer,) = eyes.app.control.ping(timeout=10, limit=1)
-            assert list(answer) == [f"{worker.name}@localhost.1"]
-
-
-def test_a_worker_ends_whose_name_another_one_has_now(fresh_eyes: Eyes, service: Make) -> None:
-    eyes = fresh_eyes
-    with Proxy.to(eyes.url) as proxy:
-        direct = service(eyes, celery={"broker_heartbeat": 2, "broker_channel_error_retry": True})
-        direct.declare()
-        core = service(eyes, where=direct.where, celery=direct.celery)
-        core.url = proxy.url
-        name = ("--hostname", "same@localhost")
-        first = core.worker("threads", 2, *name)
-        until(lambda: each_once(eyes), 30)
-        # A broker that is away; a second worker finds another way to it.
-        proxy.flowing.clear()
-        second = direct.worker("solo", 1, *name)
-        while not second.alive or " ready." not in second.log:
-            # It ends as well, until RabbitMQ has noticed that the first one is gone.
-            if not second.alive:
-                second = direct.worker("solo", 1, *name)
-            time.sleep(0.2)
-        proxy.forget()
-        assert first.wait(60) == 1
-        assert "pass another -n" in first.log
-        (event_id,) = publish(eyes, 1, "ok")
-        until(lambda: ended(core, [event_id]), 30, "the second worker handles")
 
 
 def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) -> None:

@@ -125,7 +125,7 @@ def test_the_settlement_connection_is_cut(core: Service, eyes: Eyes) -> None:
 def test_held_until_the_limit_then_given_back(fresh_eyes: Eyes, service: Make) -> None:
     """Shortly before the consumer timeout the broker gets the delivery back, to deliver again."""
     eyes = fresh_eyes
-    core = service(eyes, constants={"worker.settlement.HOLDING": 2 / 1800})
+    core = service(eyes, constants={"worker.jobs.HOLDING": 2 / 1800})
     worker = core.worker("threads", 2, "-Q", QUEUES).wait_ready()
     delete_exchange(eyes, "core:delay.1s")
     event_id = eyes.event(ACT, {"plan": ["fail", "ok"]})

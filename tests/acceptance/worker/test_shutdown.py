@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import state_of, stopped
-
 from ..conftest import Make
 from ..harness import (
     Archive,
@@ -166,65 +164,8 @@ def test_a_solo_worker_begins_nothing_when_it_is_asked_to_stop(
     assert not again(core, "start")
 
 
-@pytest.mark.parametrize("impatient", [False, True])
-def test_a_cold_shutdown_while_a_large_event_is_handed_over(
-    fresh_eyes: Eyes, service: Make, impatient: bool
-) -> None:
-    """The pool process has a part of it: it gets the rest, or would be waited for for ever.
-
-    An operator sends the signal twice, and the worker ends once.
-    """
-    # By default Celery's sys.stderr is no file.
-    eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_redirect_stdouts": True})
-    core.declare()
-    worker = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
-    small = eyes.event(ACT, {"plan": ["ok"]})
-    until(lambda: core.ledger(what="end"))
-    [child] = worker.children()
-    # Until it has sent its result, the worker writes nothing more to it.
-    until(lambda: state_of(child) == "S", what="it waits for an event")
-    with stopped(child):
-        before = written(worker.pid)
-        large = eyes.event(ACT, {"plan": ["ok"], "case": "x" * 900_000})
-        until(lambda: large in worker.log, what="it is received")
-        until(lambda: written(worker.pid) > before + 3_000, what="a part of it is written")
-        until(lambda: state_of(worker.pid) == "S", what="no more of it can be written")
-        worker.signal(signal.SIGQUIT)
-        until(lambda: not pending(worker.pid, signal.SIGQUIT), what="the signal has come")
-        if impatient:
-            worker.signal(signal.SIGQUIT)
-            until(lambda: "is in progress" in worker.log, what="it has come twice")
-    worker.wait(30)
-    following = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
-    until(lambda: {line["event"] for line in core.ledger(what="end")} == {small, large}, 40)
-    assert following.stop() == 0
-
-
-def test_a_cold_shutdown_while_an_event_is_handed_to_a_thread(
-    fresh_eyes: Eyes, service: Make
-) -> None:
-    """The thread that submits it holds the lock of the pool that is shut down."""
-    eyes, core = fresh_eyes, service(fresh_eyes)
-    core.declare()
-    quitting = service(eyes, environ={"TESTPROJECT_QUIT_AFTER": "3"})
-    quitting.where = core.where
-    worker = quitting.worker("threads", 4, "-Q", QUEUE).wait_ready()
-    ids = {eyes.event(ACT, {"plan": ["ok"]}) for _ in range(5)}
-    worker.wait(30)
-    following = core.worker("threads", 4, "-Q", QUEUE).wait_ready()
-    until(lambda: {line["event"] for line in core.ledger(what="end")} == ids, 40)
-    assert following.stop() == 0
-    assert not again(core, "end")
-
-
-def written(pid: int) -> int:
-    """Return the number of bytes that a process has written so far."""
-    text = Path(f"/proc/{pid}/io").read_text()
-    return int(dict(line.split(": ") for line in text.splitlines())["wchar"])
-
-
 def pending(pid: int, number: int) -> bool:
-    """Say whether a process has a signal that it has not dealt with."""
+    """Return True if a process has a signal that it has not dealt with."""
     status = Path(f"/proc/{pid}/status").read_text()
     masks = [line.split()[1] for line in status.splitlines() if line[:6] in ("SigPnd", "ShdPnd")]
     return any(int(mask, 16) & 1 << number - 1 for mask in masks)

@@ -327,7 +327,7 @@ def test_an_archived_event_is_one_error_with_its_traceback(
     Archive(fresh_eyes, "traced").wait(event)
     until(lambda: f"({event}) for {HANDLER} (exhausted)" in worker.log)
     assert len(re.findall(r": ERROR/", worker.log)) == 1
-    pattern = r"ERROR/MainProcess\] (archived .*?\nValueError: no\n)"
+    pattern = r"ERROR/ForkPoolWorker-\d+\] (archived .*?\nValueError: no\n)"
     (error,) = re.findall(pattern, worker.log, re.DOTALL)
     assert "in _fail" in error
     (_, shown) = error.split("\n", 1)

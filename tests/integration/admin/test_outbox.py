@@ -19,7 +19,7 @@ from django.test import Client, override_settings
 
 from django_amqp_events import Options, handler
 from django_amqp_events.admin.action_pages import encode_selection
-from django_amqp_events.archive import replay, retention
+from django_amqp_events.archive import inbox_retention, replay, retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
 from django_amqp_events.exceptions import PublishTimeoutError
@@ -29,7 +29,6 @@ from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import override_events
-from django_amqp_events.worker import inbox
 from tests.conftest import Database, Vhost, routed_by
 from tests.unit.admin import admin_world as world
 
@@ -445,7 +444,7 @@ def test_row_restored_during_the_prune_stays(wire: Wire, monkeypatch: pytest.Mon
 
 def test_the_inbox_is_kept_for_twice_the_longest_schedule(books: None) -> None:
     rows = InboxEntry.objects.using(ALIAS)
-    longest = inbox.minimum_retention()
+    longest = inbox_retention.minimum_retention()
     assert longest > timedelta(days=100)
     now = datetime.now(UTC)
     for service, days in (("billing", 40), ("billing", 120), ("billing", 130), ("old", 120)):
@@ -481,4 +480,4 @@ def test_the_inbox_is_deleted_in_batches(books: None) -> None:
             handled_at=datetime.now(UTC) - timedelta(days=400),
         )  # fmt: skip
     before = datetime.now(UTC) - timedelta(days=200)
-    assert list(inbox.prune(before=before, batch_size=2)) == [2, 2, 1]
+    assert list(inbox_retention.prune(before=before, batch_size=2)) == [2, 2, 1]

@@ -47,7 +47,6 @@ from django_amqp_events.publish.outbox_rows import Answer
 from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
-from django_amqp_events.testing import override_events
 from tests.conftest import (
     Database,
     Vhost,
@@ -354,10 +353,6 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
         # A relay leases up to 900 rows.
         outbox_rows.delete_confirmed(ALIAS, taken)
     assert not any(lazily in query["sql"] for query in [*queries, *queries_of_relay])
-    with override_events(FAST_PATHS=[]), CaptureQueriesContext(connection) as queries:
-        publish_event(NAME, {})
-    assert not any(lazily in query["sql"] for query in queries)
-    assert not table().exists()
 
 
 # -- leases ---------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from django.db import (
     connections,
     transaction,
 )
-from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events import (
     PublishNackedError,
@@ -30,14 +29,14 @@ from django_amqp_events import (
     handler,
     signals,
 )
-from django_amqp_events.archive import replay, retention
+from django_amqp_events.archive import inbox_retention, replay, retention
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.message import encoding
 from django_amqp_events.models import ArchivedEvent, InboxEntry
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
-from django_amqp_events.worker import inbox, round_trips
+from django_amqp_events.worker import inbox
 from tests.conftest import ROW_LOCKS, Database
 
 from ..archiving import archived, mirror_all, publish
@@ -54,21 +53,10 @@ SHORT_LOCKS = {
 
 
 POSTGRESQL = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
-BOTH_WAYS = pytest.mark.parametrize("joined", [True, False])
 
 
 @pytest.fixture
-def joined() -> bool:
-    """Whether PostgreSQL gets BEGIN and COMMIT together with other statements."""
-    return True
-
-
-@pytest.fixture
-def books(
-    archive_database: Database, joined: bool, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Handler]:
-    if not joined:
-        monkeypatch.setattr(round_trips, "_missing", lambda: "a private name")
+def books(archive_database: Database) -> Iterator[Handler]:
     with connections[ALIAS].cursor() as cursor:
         cursor.execute("CREATE TABLE effects (event varchar(64))")
     with override_events(SERVICE="billing", AUTODISCOVER=[]):
@@ -250,7 +238,6 @@ def test_failed_commit_is_a_failure(
 
 
 @POSTGRESQL
-@BOTH_WAYS
 @pytest.mark.parametrize("swallow", [again, give_up, end, close, divide])
 def test_postgresql_does_not_commit(
     books: Handler, swallow: Callable[[ReceivedEvent], None]
@@ -259,9 +246,8 @@ def test_postgresql_does_not_commit(
 
 
 @POSTGRESQL
-@BOTH_WAYS
-def test_postgresql_commits(books: Handler, joined: bool) -> None:
-    """The same things happen in fewer round trips."""
+def test_postgresql_commits(books: Handler) -> None:
+    """The row is in the transaction of the handler, whose hooks run after the commit."""
     connection: Any = connections[ALIAS]
     event, done = received(), []
     locked = InboxEntry.objects.using(ALIAS).select_for_update()
@@ -273,13 +259,9 @@ def test_postgresql_commits(books: Handler, joined: bool) -> None:
         assert [entry.event_id for entry in locked.iterator()] == [event.id]
         transaction.on_commit(lambda: done.append(connection.in_atomic_block), using=ALIAS)
 
-    with CaptureQueriesContext(connection) as captured:
-        inbox.once(books, event, handle)
+    inbox.once(books, event, handle)
     assert done == [False]
     assert connection.get_autocommit()
-    assert joined == any(query["sql"].startswith("BEGIN; INSERT") for query in captured)
-    # Django records a BEGIN of its own when it switches autocommit off.
-    assert len(captured) == (4 if joined else 5), [query["sql"] for query in captured]
     # The next transaction of the connection is an ordinary one.
     assert InboxEntry.objects.using(ALIAS).get().delete()[0] == 1
     with transaction.atomic(using=ALIAS):
@@ -288,7 +270,6 @@ def test_postgresql_commits(books: Handler, joined: bool) -> None:
 
 
 @POSTGRESQL
-@BOTH_WAYS
 @pytest.mark.parametrize("error", [IntegrityError, SoftTimeLimitExceeded])
 def test_an_error_of_the_commit(
     books: Handler, error: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -334,7 +315,6 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
 
 
 @POSTGRESQL
-@BOTH_WAYS
 def test_a_limit_during_the_check(books: Handler) -> None:
     """It is raised as it is, and the connection has no transaction any more."""
     connection: Any = connections[ALIAS]
@@ -360,7 +340,6 @@ def test_a_limit_during_the_check(books: Handler) -> None:
 
 
 @POSTGRESQL
-@BOTH_WAYS
 def test_hooks_have_transactions_of_their_own(books: Handler) -> None:
     event, rows = received(), InboxEntry.objects.using(ALIAS)
 
@@ -373,7 +352,6 @@ def test_hooks_have_transactions_of_their_own(books: Handler) -> None:
 
 
 @POSTGRESQL
-@BOTH_WAYS
 def test_a_trigger_of_the_commit_fails(books: Handler) -> None:
     event = received()
     with connections[ALIAS].cursor() as cursor:
@@ -389,7 +367,6 @@ def test_a_trigger_of_the_commit_fails(books: Handler) -> None:
 
 
 @POSTGRESQL
-@BOTH_WAYS
 def test_a_closed_connection_commits_nothing(books: Handler) -> None:
     def close_and_deny() -> None:
         connections[ALIAS].close()
@@ -536,10 +513,10 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
             headers_raw=b"",
         )
     before = now - timedelta(days=31)
-    assert sum(inbox.prune(before=before, batch_size=2)) == 3
+    assert sum(inbox_retention.prune(before=before, batch_size=2)) == 3
     left = {row.pk for row in InboxEntry.objects.using(ALIAS)}
     assert left == {kept[0], kept[4]}
-    assert sum(inbox.prune(before=before)) == 0
+    assert sum(inbox_retention.prune(before=before)) == 0
 
 
 @pytest.mark.parametrize("standing", ["failed", "discarded"])
@@ -570,12 +547,12 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
         assert run(books, event) is None
         assert run(books, other) == "done"
         outbox_rows.delete_confirmed(ALIAS, [held])
-        assert sum(inbox.prune(before=now - timedelta(days=31))) == 1
+        assert sum(inbox_retention.prune(before=now - timedelta(days=31))) == 1
 
 
 def test_rows_are_not_deleted_too_early(books: Handler) -> None:
     with pytest.raises(ValueError, match="at least 30 days"):
-        next(inbox.prune(before=datetime.now(UTC)))
+        next(inbox_retention.prune(before=datetime.now(UTC)))
 
 
 def test_many_rows_of_one_moment(books: Handler) -> None:
@@ -583,7 +560,7 @@ def test_many_rows_of_one_moment(books: Handler) -> None:
     for _ in range(10):
         run(books, received())
     InboxEntry.objects.using(ALIAS).update(handled_at=old)
-    assert sum(inbox.prune(before=old + timedelta(days=1), batch_size=3)) == 10
+    assert sum(inbox_retention.prune(before=old + timedelta(days=1), batch_size=3)) == 10
 
 
 def test_forced_replay_stays_forced_after_takeover(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 
-from django_amqp_events.broker.private_names import PrivateName, require, unavailable
+from django_amqp_events.broker.private_names import PrivateName, require
 from django_amqp_events.exceptions import ConfigurationError
 
 
@@ -71,16 +70,3 @@ def test_missing_name_reports_library_version_and_remedy() -> None:
     assert f"celery {version('celery')} is not supported" in text
     assert "Library.renamed does not exist, which is needed to test it" in text
     assert "Install another version of celery or upgrade django_amqp_events" in text
-
-
-def test_an_optional_feature_is_switched_off_with_one_log_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.WARNING)
-    names = (name("renamed"),)
-    assert not unavailable("celery", "chunks", (name("attribute"),))
-    assert "Library.renamed does not exist" in unavailable("celery", "chunks", names)
-    assert "Library.renamed does not exist" in unavailable("celery", "chunks", names)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "chunks is switched off" in caplog.text
-    assert "Library.renamed does not exist" in caplog.text

@@ -153,6 +153,7 @@ def test_a_countdown_is_never_early(
 
 
 def test_nearly_due_message_is_held(broker: MemoryBackend) -> None:
+    """It has no delay queue of its own; a worker holds it for as long, and here the time passes."""
     runs = []
 
     @handler("a.b", name="t.x", bind=True)
@@ -162,12 +163,11 @@ def test_nearly_due_message_is_held(broker: MemoryBackend) -> None:
             self.retry(countdown=1.0625)
 
     publish_event("a.b", {})
-    broker.advance(1)
+    broker.advance(0.9375)
     assert len(runs) == 1
-    assert broker.waiting == []
-    broker.advance(10)
+    broker.advance(0.0625)
     assert runs == [0, 1.0625]
-    assert broker.now() == START + timedelta(seconds=11)
+    assert broker.now() == START + timedelta(seconds=1.0625)
 
 
 def test_the_clock_stops_where_something_is_due(broker: MemoryBackend) -> None:

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from billiard.einfo import ExceptionInfo
+from billiard.exceptions import TimeLimitExceeded
 from celery import Celery, Task, signals
 from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
@@ -28,16 +27,9 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
-from django_amqp_events.worker import request, tracing
 from django_amqp_events.worker.binding import bind
-from django_amqp_events.worker.fast.quiet_retries import QuietRetries
-from django_amqp_events.worker.request import EventRequest
-from django_amqp_events.worker.task import (
-    HandlerTask,
-    register,
-    task_class,
-)
-from django_amqp_events.worker.tracing import trace_event
+from django_amqp_events.worker.task import register, task_class, utc_now
+from django_amqp_events.worker.tracing import trace as traced
 from django_amqp_events.worker.verdict import REQUEUE, InvalidArguments, Verdict
 
 calls: list[int] = []
@@ -78,10 +70,8 @@ class PersistentBackend(FilesystemBackend):
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+def app(tmp_path: Path) -> Iterator[Celery]:
     calls.clear()
-    # As in a worker.
-    monkeypatch.setattr(HandlerTask, "trace_info", QuietRetries)
     app = Celery("deduplicating", set_as_current=False)
     app.conf.update(
         result_backend=f"{__name__}:PersistentBackend+file://{tmp_path}",
@@ -135,7 +125,7 @@ def test_the_result_store_decides_nothing(app: Celery, how: str, ignore_result: 
         seen = []
         for down, redelivered in itertools.product([False, True], [False, True]):
             PersistentBackend.down = down
-            options = {
+            options: dict[str, Any] = {
                 "ignore_result": ignore_result,
                 "policy": RetryPolicy(max_retries=5, dont_autoretry_for=(ZeroDivisionError,)),
             }
@@ -198,23 +188,15 @@ def generator(**payload: object) -> Iterator[None]:
 
 
 def verdict_of(
-    app: Celery, target: Any, payload: dict[str, Any], *, watched: Any = False, **options: Any
-) -> Verdict:
-    """Return the verdict of a handler's run in the tracer."""
-    verdict = answer_of(app, target, payload, watched=watched, **options)
-    assert isinstance(verdict, Verdict), verdict
-    return verdict
-
-
-def answer_of(
     app: Celery,
     target: Any,
     payload: dict[str, Any],
     *,
-    watched: Any = False,
+    observed: bool = False,
     redelivered: bool = False,
+    error: BaseException | None = None,
     **options: Any,
-) -> Verdict | ExceptionInfo:
+) -> Verdict:
     """Run a handler in the tracer, as a pool does, with the same task id for each call."""
     fields = {name: getattr(HANDLER, name) for name in HANDLER.__slots__}
     handler = Handler(**{**fields, "name": "shop.other", "target": target, **options})
@@ -229,8 +211,9 @@ def answer_of(
         "kwargs": payload,
         "delivery_info": {"redelivered": redelivered},
         "ignore_result": handler.ignore_result,
+        "hostname": "worker@here",
     }
-    return trace_event(request, watched)
+    return traced(app.tasks[handler.name], request, now=utc_now, error=error, observed=observed)
 
 
 def sold_out(**payload: object) -> None:
@@ -290,17 +273,6 @@ def test_exception_with_odd_attributes(
     assert (verdict.kind, verdict.reason) == ("archive", "failed")
 
 
-def test_an_error_of_ours_is_an_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raised in a thread pool, no one would catch it."""
-    monkeypatch.setattr(tracing, "_release_frames", len)
-    answer = answer_of(app, sold_out, {}, ignore_result=True)
-    assert isinstance(answer, ExceptionInfo)
-    assert answer.type is TypeError
-    answer = trace_event({"task": "shop.unknown"})
-    assert isinstance(answer, ExceptionInfo)
-    assert answer.type is app.tasks.NotRegistered
-
-
 class Curious(Task):
     """It wants to know of its retries."""
 
@@ -311,16 +283,43 @@ class Curious(Task):
         ran.append(einfo.traceback)
 
 
-@pytest.mark.parametrize("watched", [False, True])
-def test_retry_has_a_traceback_for_receivers(app: Celery, watched: bool) -> None:
-    """The message has no traceback, because formatting it is slow."""
-    verdict = verdict_of(app, sold_out, {}, watched=watched, ignore_result=True)
-    assert verdict.kind == "retry"
-    failure = verdict.failure
-    assert failure is not None
-    assert failure.first_line == "ValueError: out of stock"
-    assert failure.frames[-1]["function"] == "sold_out"
-    assert ("in sold_out" in failure.traceback) is watched
+def test_an_event_whose_process_was_ended_has_a_verdict_and_its_hooks(app: Celery) -> None:
+    """The handler does not run again to get them."""
+    heard: list[Any] = []
+
+    def hear(exception: Any, **_: Any) -> None:
+        heard.append(exception)
+
+    signals.task_failure.connect(hear)
+    try:
+        policy = RetryPolicy(max_retries=0)
+        verdict = verdict_of(
+            app, Observed, {"how": "ok"}, error=TimeLimitExceeded(3), policy=policy
+        )
+    finally:
+        signals.task_failure.disconnect(hear)
+    assert (verdict.kind, verdict.reason) == ("archive", "exhausted")
+    assert verdict.failure is not None
+    assert verdict.failure.exception == "billiard.exceptions.TimeLimitExceeded"
+    assert [repr(error) for error in heard] == ["TimeLimitExceeded(3)"]
+    assert ran == ["before_start", "on_failure", "after_return"]
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_result_and_runtime_are_for_task_events(app: Celery, observed: bool) -> None:
+    verdict = verdict_of(app, Observed, {"how": "ok"}, observed=observed)
+    assert verdict.kind == "handled"
+    assert (verdict.result, verdict.runtime is not None) == (
+        ("'ok'", True) if observed else (None, False)
+    )
+
+
+def test_a_failure_is_not_logged_twice(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    """An archived event is logged when it is archived; a task of the same app as Celery does."""
+    verdict_of(app, sold_out, {}, policy=RetryPolicy(max_retries=0))
+    assert not caplog.records
+    app.task(sold_out, name="ordinary").apply()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 def test_archived_event_has_its_traceback(app: Celery) -> None:
@@ -399,18 +398,9 @@ def leaving(**payload: object) -> None:
     raise WorkerShutdown(3)
 
 
-def test_a_handler_that_ends_its_process_leaves_no_event_of_a_thread_open(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handler_that_ends_its_process_leaves_no_event_of_a_thread_open(app: Celery) -> None:
     """Celery's thread pool drops the exception, after which no other pool has a process."""
-    with pytest.raises(WorkerShutdown):
-        answer_of(app, leaving, {})
-    run: Any = EventRequest.__new__(EventRequest)
-    run.delivery = SimpleNamespace(begin=lambda: True)
-    run.settler = SimpleNamespace(catch_up=lambda _: None)
-    monkeypatch.setattr(EventRequest, "on_accepted", lambda *_: None)
-    monkeypatch.setattr(request, "trace_event", lambda *_: answer_of(app, leaving, {}))
-    assert run._run_in_thread({}, False) is REQUEUE
+    assert verdict_of(app, leaving, {}) is REQUEUE
 
 
 def test_a_payload_may_have_a_self(app: Celery) -> None:
@@ -435,7 +425,9 @@ def test_a_failure_leaves_no_circle_behind(
 ) -> None:
     """Its frames, and what billiard made of them, would stay until a full collection."""
     caplog.set_level(logging.CRITICAL, "celery.app.trace")  # a record that is kept keeps them
-    retries = {"policy": RetryPolicy(max_retries=0)} if ending == "archive" else {}
+    retries: dict[str, Any] = {}
+    if ending == "archive":
+        retries["policy"] = RetryPolicy(max_retries=0)
     gc.collect()
     gc.disable()
     try:

@@ -55,50 +55,21 @@ if tool := os.environ.get("TESTPROJECT_TELEMETRY"):
     getattr(importlib.import_module("testproject.telemetry"), tool)()
 add_options(app)
 if "TESTPROJECT_STEP" in os.environ:
-    from .consumers import Other
+    from .consumers import Foreign
 
-    app.steps["consumer"].add(Other)
-
-
-def _change_libraries() -> None:
-    """Do without private names of py-amqp, Celery and billiard.
-
-    ``TESTPROJECT_RENAMED`` is a method of Celery's Request that a newer version has renamed;
-    ``TESTPROJECT_WITHOUT`` is a list of fast paths, and of names in ``*_internals``, whose probe is
-    to fail.
-    """
-    from celery.worker.request import Request
-
-    from django_amqp_events.broker import fast_paths
-    from django_amqp_events.broker.private_names import PrivateName
-    from django_amqp_events.worker import billiard_internals, celery_internals
-
-    if renamed := os.environ.get("TESTPROJECT_RENAMED"):
-        setattr(Request, f"{renamed}_renamed", getattr(Request, renamed))
-        delattr(Request, renamed)
-    for feature in os.environ.get("TESTPROJECT_WITHOUT", "").split():
-        names = (PrivateName(f"celery.no:{feature}", "test it"),)
-        if feature in fast_paths.NEEDS:
-            fast_paths.NEEDS[feature] = "celery", names
-            continue
-        modules = billiard_internals, celery_internals
-        (module,) = (module for module in modules if hasattr(module, feature))
-        setattr(module, feature, names)
-
-
-_change_libraries()
+    app.steps["consumer"].add(Foreign)
 
 
 @worker_init.connect
 def _patch(**_: object) -> None:
     from django_amqp_events.backoff import Backoff
     from django_amqp_events.signals import event_hanging
-    from django_amqp_events.worker import settlement
+    from django_amqp_events.worker import jobs
 
     if os.environ.get("TESTPROJECT_ASLEEP"):
         _sleep_until_woken()
     if backoff := os.environ.get("TESTPROJECT_BACKOFF"):
-        settlement.BACKOFF = Backoff(float(backoff), float(backoff))  # type: ignore[misc]
+        jobs.BACKOFF = Backoff(float(backoff), float(backoff))  # type: ignore[misc]
     event_hanging.connect(_hanging, weak=False)
     _die_in_the_reaper(os.environ.get("TESTPROJECT_DIES", "").split())
 
@@ -131,11 +102,14 @@ def _die_in_the_reaper(where: list[str]) -> None:
 
     ``uncounted``: RabbitMQ says that queues are empty, as it does of quorum queues that are busy.
     """
-    from django_amqp_events.worker.dispatch import Dispatcher
     from django_amqp_events.worker.reaper import ReaperStep
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_reading(step: ReaperStep, delivered: Any) -> None:
+        if delivered.queue != step.names.dead:
+            die()
 
     def die_slowly(step: ReaperStep, _: object) -> None:
         # So that its other queues are consumed in the meantime.
@@ -144,6 +118,6 @@ def _die_in_the_reaper(where: list[str]) -> None:
     if "uncounted" in where:
         ReaperStep._ready = lambda *_: 0  # type: ignore[method-assign]
     if "reading" in where:
-        Dispatcher.read = die  # type: ignore[assignment, method-assign]
+        ReaperStep.handler_of = die_reading  # type: ignore[assignment, method-assign]
     if "forwarding" in where:
         ReaperStep._forward = die_slowly  # type: ignore[assignment, method-assign]

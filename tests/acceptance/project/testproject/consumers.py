@@ -1,57 +1,24 @@
-"""A step that consumes queues of other programs: ``TESTPROJECT_STEP`` has its attributes.
-
-A message's body has an id and a plan: one word per delivery, the last one for all after it.
-"""
+"""A step of the project's own, as in Celery's guide: ``TESTPROJECT_STEP`` is its queue."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import threading
-import time
-from collections import Counter
+from typing import Any
 
-from celery.exceptions import Reject
-
-from django_amqp_events.worker import AMQPConsumerStep, Received
+from celery.bootsteps import ConsumerStep
+from kombu import Consumer, Message, Queue
 
 from . import ledger
-from .steps import wait_for_file
 
-_deliveries: Counter[str] = Counter()
-_lock = threading.Lock()
+QUEUE = Queue(os.environ["TESTPROJECT_STEP"], queue_arguments={"x-queue-type": "quorum"})
 
 
-class Other(AMQPConsumerStep):
-    """Consumes what other programs publish."""
+class Foreign(ConsumerStep):
+    """Consumes what another program publishes."""
 
-    locals().update(json.loads(os.environ.get("TESTPROJECT_STEP", "{}")))
+    def get_consumers(self, channel: Any) -> list[Consumer]:
+        return [Consumer(channel, queues=[QUEUE], callbacks=[self.handle], accept=["json"])]
 
-    def handle(self, message: Received) -> None:
-        body = json.loads(message.body)
-        with _lock:
-            _deliveries[body["id"]] += 1
-            number = _deliveries[body["id"]]
-        line = {
-            "event": body["id"],
-            "queue": message.queue,
-            "redelivered": message.redelivered,
-            "thread": threading.current_thread().name,
-        }
-        ledger.write("start", **line)
-        plan = body["plan"]
-        word, _, argument = plan[min(number, len(plan)) - 1].partition(":")
-        if word == "sleep":
-            time.sleep(float(argument))
-        elif word == "file":
-            wait_for_file(argument)
-        elif word == "fail":
-            raise ValueError("no")
-        elif word == "exit":
-            sys.exit(3)
-        elif word == "reject":
-            raise Reject("not wanted", requeue=False)
-        elif word == "requeue":
-            raise Reject("not now", requeue=True)
-        ledger.write("end", **line)
+    def handle(self, body: Any, message: Message) -> None:
+        ledger.write("foreign", number=body["number"])
+        message.ack()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_amqp_events.worker.settlement import Settler
+from django_amqp_events.worker import pool_job
 
 from . import faulty  # noqa: F401 - its handlers
 
 
-def publish(self: Settler, batch: list[Any]) -> None:
-    self._answer(*(job.delivery for job in batch), ack=True)
+def publish(settings: Any, outcomes: list[pool_job.Outcome], messages: dict[int, Any]) -> None:
+    for at in messages:
+        outcomes[at] = outcomes[at]._replace(kind="ack")
 
 
-Settler._publish = publish  # type: ignore[method-assign]
+pool_job._publish = publish

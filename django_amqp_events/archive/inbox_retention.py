@@ -1,0 +1,113 @@
+"""Delete old rows of the inbox.
+
+A row must outlive everything that may deliver its event again: queues, delays, the archive and this
+service's own outbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from django.db import router
+from django.db.models import Q, QuerySet
+
+from ..conf import INBOX_MIN, get_settings
+from ..databases import check_commits, delete_by_id, with_table
+from ..declare.registry import get_registry
+from ..models import ArchivedEvent, InboxEntry
+from ..publish import outbox_rows
+from ..worker.inbox import aliases
+
+#: Shortest time that a row is kept.
+KEEP: Final = timedelta(seconds=INBOX_MIN)
+ROWS_PER_DELETE: Final = 500
+
+
+def minimum_retention() -> timedelta:
+    """Return the shortest time that rows are kept: twice the longest retry schedule, or 30 days.
+
+    By then a retry or a queued copy of the event has found the row. A replay has no such limit, so
+    :func:`prune` keeps the rows of archived events.
+    """
+    handlers = get_registry().handlers.values()
+    longest = max((h.policy.total() for h in handlers if h.once), default=0.0)
+    return max(KEEP, timedelta(seconds=2 * longest))
+
+
+def databases() -> list[str]:
+    """Return the databases that may have rows, including those of removed or moved handlers."""
+    return with_table(InboxEntry, *aliases())
+
+
+def due(*, before: datetime, service: str | None = None) -> int:
+    """Return the number of rows that :func:`prune` would delete."""
+    batches = (_pages(_rows(alias, service), before, ROWS_PER_DELETE) for alias in databases())
+    return sum(len(gone) for pages in batches for gone in pages)
+
+
+def prune(
+    *,
+    before: datetime,
+    service: str | None = None,
+    batch_size: int = ROWS_PER_DELETE,
+) -> Iterator[int]:
+    """Delete old rows in short transactions; yield the number of each.
+
+    A row must outlive everything that may deliver its event again: queues, delays, the archive and
+    this service's own outbox (:func:`_open_events`).
+
+    Args:
+        before: aware, at least :func:`minimum_retention` ago.
+        service: whose rows; this service's by default.
+        batch_size: largest number of rows in a transaction.
+
+    Raises:
+        ValueError: *before* is too late.
+    """
+    retention = minimum_retention()
+    latest = datetime.now(UTC) - retention
+    if before > latest:
+        raise ValueError(
+            f"inbox rows are kept for at least {retention}, since their events may be delivered "
+            f"again until then. before= is {before}, and must not be later than {latest}"
+        )
+    for alias in databases():
+        check_commits(alias)
+        rows = _rows(alias, service)
+        for gone in _pages(rows, before, batch_size):
+            yield delete_by_id(rows.model, alias, gone) if gone else 0
+
+
+def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
+    return InboxEntry.objects.using(alias).filter(service=service or get_settings().service)
+
+
+def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[list[UUID]]:
+    """Return the ids of rows that can be deleted, oldest first, page by page."""
+    open_events = _open_events()
+    page = rows.filter(handled_at__lt=before).order_by("handled_at", "pk")
+    while expired := list(page.values_list("pk", "event_id", "handled_at")[:size]):
+        kept: set[str] = set()
+        for events in open_events:
+            ids = {row[1] for row in expired} - kept
+            kept.update(events.filter(event_id__in=ids).values_list("event_id", flat=True))
+        yield [pk for pk, event_id, _ in expired if event_id not in kept]
+        # Rows that are kept are not read again.
+        last, _, at = expired[-1]
+        page = rows.filter(
+            Q(handled_at__gt=at) | Q(pk__gt=last), handled_at__gte=at, handled_at__lt=before
+        ).order_by("handled_at", "pk")
+
+
+def _open_events() -> list[QuerySet[Any]]:
+    """Return the rows whose events may be delivered again: open archived events, all of the outbox.
+
+    A failed or discarded event in the outbox may have reached some of its queues and been handled,
+    and may be published or restored later.
+    """
+    archive = ArchivedEvent.objects.using(router.db_for_write(ArchivedEvent))
+    outboxes = map(outbox_rows.rows, outbox_rows.tables(get_settings()))
+    return [archive.exclude(state="succeeded"), *outboxes]

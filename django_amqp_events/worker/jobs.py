@@ -1,0 +1,692 @@
+"""Hand deliveries to the pool in jobs, and settle them by the outcomes; in the main process.
+
+A job is handed out when a process is free. Ordinary tasks wait in the same line.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any, Final
+from weakref import WeakSet
+
+from billiard.exceptions import TimeLimitExceeded
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.solo import TaskPool as SoloPool
+from kombu.utils.limits import TokenBucket
+
+from ..backoff import Backoff
+from ..message.text import counted, printable
+from .celery_internals import keep_result, shutdown_requested, state
+from .delivery import Delivery, Item, Job
+from .pool_job import JobOptions, Outcome, run_job
+from .prefetch import (
+    HOLDING,
+    WAITING,
+    Durations,
+    events_per_second,
+    run_limit,
+)
+from .quit_signal import QuitSignal
+
+logger = logging.getLogger(__name__)
+
+#: Delays before a failed publish is repeated.
+BACKOFF: Final = Backoff(0.5, 30.0)
+#: Requests for a free process that wait in Celery's line at once, for each process; as many as the
+#: tasks that Celery prefetches by default.
+REQUESTS: Final = 4
+#: Shortest time between two timers that wake the loop.
+WAKE_SECONDS: Final = 0.01
+#: Bytes of the bodies of several events in a job. A larger one does not fit into a pipe (64 kB); a
+#: worker that stops while it writes the rest may wait for the process for ever (Celery 5.7).
+JOB_BYTES: Final = 32_768
+#: Seconds that a run is expected to take before one has ended.
+UNKNOWN_SECONDS: Final = 1.0
+#: Seconds in which messages that are not published yet are published when the worker stops.
+STOPPING_SECONDS: Final = 20.0
+
+
+#: Those of this process, for the check for hanging handlers.
+all_jobs: WeakSet[Jobs] = WeakSet()
+
+
+class Jobs:
+    """The deliveries of a worker, from their receipt to their settlement.
+
+    Args:
+        c: Celery's consumer.
+        size: most deliveries of a job.
+        wake: has :meth:`settle_ended` called in the main thread.
+        on_lost: settles deliveries whose process ended without an outcome; *exceeded* is the hard
+            time limit that ended it, if one did.
+        on_paced: called with a queue whose next event would wait too long for a rate limit.
+        on_settled: called with each delivery that is acked.
+    """
+
+    def __init__(
+        self,
+        c: Any,
+        *,
+        consumer_timeout: float,
+        size: int,
+        wake: Callable[[], object],
+        on_lost: Callable[[list[Delivery], float | None, str], object],
+        on_paced: Callable[[str], object],
+        on_settled: Callable[[Delivery], object] | None = None,
+    ) -> None:
+        self.c = c
+        self.size = size
+        self.wait = consumer_timeout * WAITING
+        self._holding = consumer_timeout * HOLDING
+        self._wake = wake
+        self._on_lost = on_lost
+        self.on_paced = on_paced
+        self._on_settled = on_settled
+        self.durations = Durations()
+        #: Called when a handler has become quick, or is so no longer.
+        self.on_change: Callable[[], object] | None = None
+        #: Called when a process is free, before a job is chosen.
+        self.on_free: Callable[[], object] | None = None
+        self.pending: dict[str, deque[Delivery]] = {}
+        self.running: set[Job] = set()
+        # Seconds that jobs of each queue have taken or will, and those of the last one's queue: the
+        # queue with the least is next.
+        self._spent: dict[str, float] = {}
+        self._floor = 0.0
+        # Handlers whose last event was not handled, so that the next runs alone.
+        self._failing: set[str] = set()
+        # Events that were given back because they had waited for too long, by queue.
+        self._late: Counter[str] = Counter()
+        # With a verdict whose message is not published, from a monotonic time on.
+        self._unpublished: list[tuple[float, Delivery]] = []
+        self._ended: deque[tuple[Job, list[Outcome] | str | None]] = deque()
+        self._buckets: dict[tuple[str, Any], TokenBucket] = {}
+        # Requests for a free process, and those that are given back in a loop.
+        self._requested = self._to_release = 0
+        # Processes that were granted while all seemed to be busy.
+        self._granted = 0
+        self._releasing = self._starting = False
+        # When the next timer wakes the loop (monotonic).
+        self._wake_at = 0.0
+        self._connections = 0
+        self._thread = threading.get_ident()
+        self.stopping = False
+        #: When (monotonic) a solo worker began the run after which it has not read all deliveries.
+        self.unread_since: float | None = None
+        all_jobs.add(self)
+        worker = c.controller
+        self._limits = worker.time_limit, worker.soft_time_limit
+        self._alone = bool(worker.max_tasks_per_child)
+        pool = c.pool
+        self._semaphore: Any = worker.semaphore if isinstance(pool, PreforkPool) else None
+        self._inline = isinstance(pool, SoloPool)
+        self.quit_signal = QuitSignal()
+
+    @property
+    def processes(self) -> int:
+        return max(1, int(self.c.pool.num_processes))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self._waiting())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether further deliveries would share the next jobs of a pool without processes."""
+        most = self.size * self.processes
+        return self._semaphore is None and sum(map(len, self.pending.values())) < most
+
+    @property
+    def runs_in_loop(self) -> bool:
+        """Whether a solo worker runs a job now, in its event loop."""
+        return self._inline and bool(self.running)
+
+    @property
+    def observed(self) -> bool:
+        """Whether Celery's task events are sent; remote control changes it."""
+        eventer = self.c.event_dispatcher
+        if eventer is None or not eventer.enabled:
+            return False
+        return not eventer.groups or "task" in eventer.groups  # others: heartbeats only
+
+    # -- from the step --------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start at first, and after a lost connection: RabbitMQ delivers everything again."""
+        self._thread = threading.get_ident()
+        self.stopping = False
+        self._connections += 1
+        # Celery has emptied its line.
+        self._requested = self._granted = 0
+        self._wake_at = 0.0
+        for job in self.running:
+            with job.lock:
+                job.withdrawn = job.began is None
+        # Processes may still run some of them. Celery 5.5 does not report their end.
+        begun = [delivery for job in self.running for delivery in job.deliveries]
+        for delivery in self._waiting() + begun:
+            state.task_ready(delivery)
+        self.pending.clear()
+        self._unpublished.clear()
+        self.running.clear()
+
+    def add(self, delivery: Delivery) -> None:
+        state.task_reserved(delivery)
+        queue = delivery.item.delivered.queue
+        if not self.pending.get(queue):
+            self._spent[queue] = max(self._spent.get(queue, 0.0), self._floor)
+        self.pending.setdefault(queue, deque()).append(delivery)
+        if self.observed:
+            self._send(delivery, "task-received", delivery.headers())
+        for callback in self.c.on_task_message:  # autoscaling
+            callback(delivery)
+        if self._semaphore is None:
+            self._wake()  # when everything that has arrived is read
+        else:
+            self.request()
+
+    def again(self, delivery: Delivery) -> None:
+        """Hand out a delivery once more, before the others of its queue."""
+        self.pending.setdefault(delivery.item.delivered.queue, deque()).appendleft(delivery)
+        self.request()
+
+    def settle(
+        self, delivery: Delivery, item: Item, *, error: str = "", unconfirmed: bool = False
+    ) -> None:
+        """Have a pool process carry out a verdict, or decide on an exceeded time limit.
+
+        Args:
+            error: why publishing its message failed before.
+        """
+        wait = 0.0
+        delivery.item = item._replace(unconfirmed=unconfirmed)
+        if error:
+            wait = BACKOFF.delay(delivery.failures)
+            delivery.failures += 1
+            what, extra = delivery.title, delivery.log_fields
+            if time.monotonic() + wait > delivery.since + self._holding:
+                text = "%s is requeued after %d failed publishes: %s"
+                logger.error(text, what, delivery.failures, error, extra=extra)
+                self.requeue([delivery])
+                return
+            text = "publishing %s failed; it is repeated in %.1f s: %s"
+            logger.warning(text, what, wait, error, extra=extra)
+            self._wake_after(wait)
+        self._unpublished.append((time.monotonic() + wait, delivery))
+
+    def _wake_after(self, seconds: float) -> None:
+        """Hand out again after some seconds, with one timer for all reasons."""
+        now = time.monotonic()
+        if not now < self._wake_at <= now + seconds + WAKE_SECONDS:
+            self._wake_at = now + seconds
+            self.c.timer.call_after(seconds, self._wake)
+
+    def requeue(self, deliveries: Iterable[Delivery]) -> None:
+        for delivery in deliveries:
+            if self._close(delivery):
+                self._send(delivery, "task-rejected", requeue=True)
+                delivery.acks.requeue([delivery.tag])
+
+    def give_back_late(self) -> Counter[str]:
+        """Requeue what has waited for too long; return the number of events since the last call.
+
+        They are counted by queue.
+        """
+        before = time.monotonic() - self.wait
+        for waiting in self.pending.values():
+            if waiting and waiting[0].since < before:
+                self._give_back(waiting)
+                waiting.clear()
+        for job in tuple(self.running):
+            if job.in_process or job.began is not None or job.deliveries[0].since >= before:
+                continue
+            with job.lock:  # it waits for a thread, behind ordinary tasks
+                job.withdrawn = job.began is None
+            if job.withdrawn:
+                self._give_back(job.deliveries)
+        late, self._late = self._late, Counter()
+        return late
+
+    def _give_back(self, deliveries: Iterable[Delivery]) -> None:
+        self._late.update(one.item.delivered.queue for one in deliveries)
+        self.requeue(deliveries)
+
+    def keep_results(self) -> None:
+        """Keep the results of jobs that processes have received, before the pool stops."""
+        for job in self.running:
+            if job.began is None:
+                keep_result(job.result)
+
+    def stop(self) -> None:
+        """Hand out nothing more, and give back what was not handed out."""
+        self.stopping = True
+        for waiting in self.pending.values():
+            self.requeue(waiting)
+            waiting.clear()
+
+    def finish(self, *, publish: bool) -> bool:
+        """Settle what the pool has returned, after it has ended.
+
+        Args:
+            publish: publish the messages that are not published yet, in this process.
+
+        Returns:
+            whether everything is settled; RabbitMQ delivers the rest again.
+        """
+        deadline = time.monotonic() + STOPPING_SECONDS
+        self.settle_ended()
+        while publish and self._unpublished and time.monotonic() < deadline:
+            left, self._unpublished = self._unpublished, []
+            job = Job([delivery for _, delivery in left[: self.size]], in_process=False)
+            self._unpublished = left[self.size :]
+            outcomes = run_job(
+                JobOptions(worker=self.c.hostname), [one.item for one in job.deliveries]
+            )
+            self._end(job, outcomes)
+            if not isinstance(outcomes, str) and any(outcome.error for outcome in outcomes):
+                time.sleep(BACKOFF.first)
+        return not self._unpublished
+
+    # -- to the pool ----------------------------------------------------------------------
+
+    def _waiting(self) -> list[Delivery]:
+        waiting = [one for queue in self.pending.values() for one in queue]
+        return waiting + [delivery for _, delivery in self._unpublished]
+
+    def request(self) -> None:
+        """Request free processes for what waits."""
+        if self.stopping or shutdown_requested():
+            return
+        waiting = sum(map(len, self.pending.values())) + len(self._unpublished)
+        if self._semaphore is None:
+            self._start_here()
+            return
+        wanted = min(waiting, REQUESTS * self.processes)
+        if self.on_free is not None:
+            wanted = max(wanted, 1)
+        # Each may be granted at once, and even be given back.
+        for _ in range(wanted - self._requested):
+            self._requested += 1
+            self._semaphore.acquire(partial(self._start, self._connections))
+
+    def _start_here(self) -> None:
+        """Start jobs in a pool whose processes Celery does not count."""
+        if self._starting:
+            return  # a solo worker runs one
+        self._starting = True
+        try:
+            if self.on_free is not None and len(self.running) < self.processes:
+                self.on_free()
+            while len(self.running) < self.processes and (job := self._next_job()) is not None:
+                began = time.monotonic()
+                self._submit(job)
+                if self._inline:
+                    self.unread_since = self.unread_since or began
+                    self._wake()  # Celery's loop has its turn before the next job
+                    return
+        finally:
+            self._starting = False
+
+    def _start(self, connection: int) -> None:
+        """Use a free process."""
+        if connection != self._connections:
+            self._release()
+            return
+        self._requested -= 1
+        if len(self.running) >= self.processes:
+            # billiard reports a job's end after it has released the process, and releases one that
+            # exits twice: settle_ended() knows more.
+            self._granted += 1
+        else:
+            self._use_process()
+
+    def _use_process(self) -> None:
+        """Submit a job to a free process."""
+        job = None
+        if not self.stopping and not shutdown_requested():
+            if self.on_free is not None:
+                self.on_free()
+            job = self._next_job()
+        if job is not None:
+            self._submit(job)
+        else:
+            self._release()
+
+    def _release(self) -> None:
+        """Give a free process to the next request; the loop replaces a deep recursion."""
+        self._to_release += 1
+        if self._releasing:
+            return
+        self._releasing = True
+        try:
+            while self._to_release:
+                self._to_release -= 1
+                self._semaphore.release()
+        finally:
+            self._releasing = False
+
+    def _next_job(self) -> Job | None:
+        now = time.monotonic()
+        due = [delivery for at, delivery in self._unpublished if at <= now][: self.size]
+        if due:
+            self._unpublished = [item for item in self._unpublished if item[1] not in due]
+            return self._job(due)
+        for queue in sorted(filter(self.pending.get, self.pending), key=self._spent.__getitem__):
+            waiting = self.pending[queue]
+            most = min(self.size, -(-len(waiting) // self.processes))
+            first = self._first_allowed(waiting)
+            if first is None:
+                continue
+            waiting.remove(first)
+            taken = [first]
+            if self._is_quick(first):
+                room = JOB_BYTES - len(first.item.delivered.body)
+                while waiting and len(taken) < most and self._is_quick(waiting[0]):
+                    room -= len(waiting[0].item.delivered.body)
+                    if room < 0:
+                        break
+                    taken.append(waiting.popleft())
+            self._floor = self._spent[queue]
+            average, job = self.durations.average, self._job(taken)
+            job.expected = sum(average.get(one.name, UNKNOWN_SECONDS) for one in taken)
+            self._spent[queue] += job.expected
+            return job
+        return None
+
+    def _job(self, deliveries: list[Delivery]) -> Job:
+        job = Job(deliveries, in_process=self._semaphore is not None)
+        for delivery in deliveries:
+            delivery.job = job
+        return job
+
+    def _is_quick(self, delivery: Delivery) -> bool:
+        """Return True if a delivery may share a job."""
+        handler, delivered = delivery.handler, delivery.item.delivered
+        return (
+            handler is not None
+            and self.durations.is_quick(handler.name)
+            and handler.name not in self._failing
+            and not delivered.redelivered
+            and delivered.exchange == delivery.dispatcher.names.events
+            and not (self._alone or self.observed)
+            and not self.rate(delivery.task)
+            and self._limit(delivery) is None
+        )
+
+    def _limit(self, delivery: Delivery) -> float | None:
+        return run_limit(delivery.task, *self._limits)
+
+    def rate(self, task: Any) -> float:
+        """Return the events per second that the rate limit of a task allows, 0 for all.
+
+        Remote control changes it.
+        """
+        if self.c.disable_rate_limits:
+            return 0.0
+        return events_per_second(task.rate_limit)
+
+    def _bucket(self, task: Any, rate: float) -> TokenBucket:
+        return self._buckets.setdefault((task.name, rate), TokenBucket(rate))
+
+    def until_allowed(self, task: Any) -> float:
+        """Return the seconds until a rate limit lets a task begin, if that is too long here."""
+        rate = self.rate(task)
+        if not 0 < rate * self.wait < 1:
+            return 0.0
+        return float(self._bucket(task, rate).expected_time())
+
+    def _first_allowed(self, waiting: deque[Delivery]) -> Delivery | None:
+        """Return the first delivery that no rate limit keeps waiting, and count it as begun."""
+        limited: set[str] = set()
+        for delivery in waiting:
+            rate = self.rate(delivery.task)
+            if not rate:
+                return delivery
+            if delivery.name in limited:
+                continue
+            bucket = self._bucket(delivery.task, rate)
+            if bucket.can_consume():
+                if self.until_allowed(delivery.task):
+                    self.on_paced(delivery.item.delivered.queue)
+                return delivery
+            limited.add(delivery.name)
+            self._wake_after(max(WAKE_SECONDS, float(bucket.expected_time())))
+        return None
+
+    def _submit(self, job: Job) -> None:
+        self.running.add(job)
+        first = job.deliveries[0]
+        hard, soft = None, None
+        limited = False
+        if first.item.runs:
+            hard, soft = first.task.time_limit, first.task.soft_time_limit
+            limited = self._limit(first) is not None
+        elif any(self._limits):
+            hard = soft = self._holding  # the worker's own limits must not end a publish
+        options = JobOptions(worker=self.c.hostname, publishes=not limited, observed=self.observed)
+        run: Callable[..., Any] = run_job
+        if not job.in_process:
+            run = partial(self._run_here, job)
+        accepted: Any = partial(self._accepted, job) if job.in_process else None
+        try:
+            with nullcontext() if self._inline else self.quit_signal:
+                job.result = self.c.pool.apply_async(
+                    run,
+                    args=(options, [delivery.item for delivery in job.deliveries]),
+                    accept_callback=accepted,
+                    callback=partial(self._returned, job),
+                    error_callback=partial(self._failed, job),
+                    timeout_callback=partial(self._timed_out, job),
+                    soft_timeout=soft,
+                    timeout=hard,
+                    correlation_id=first.id,
+                )
+        except Exception:
+            logger.exception(
+                "%d events could not be given to the pool; they are requeued", len(job.deliveries)
+            )
+            self.running.discard(job)
+            self.requeue(job.deliveries)
+            if job.in_process:
+                self._release()
+            return
+        if job.result is None and job.in_process:
+            self.running.discard(job)  # the pool is closed; RabbitMQ delivers them again
+
+    def _run_here(
+        self, job: Job, options: JobOptions, items: list[Item]
+    ) -> list[Outcome] | str | None:
+        """Run a job in a thread, unless its connection is lost or the worker stops meanwhile."""
+        with job.lock:
+            if job.withdrawn or shutdown_requested():
+                return None
+            job.began = time.monotonic()
+        try:
+            self._accepted(job, 0, job.began)
+            return run_job(options, items, lambda: job.deliveries[0].acks.lost)
+        except SystemExit as exc:  # as of a pool process that a signal ends
+            return repr(exc)
+
+    # -- from the pool; in a thread of it, or in a timer's while it stops ----------------------
+
+    def _accepted(self, job: Job, pid: int, since: float) -> None:
+        job.pid, job.began = pid or None, since
+        for delivery in job.deliveries:
+            delivery.accepted()
+            if delivery.item.runs:
+                state.task_accepted(delivery)
+                self._send(delivery, "task-started")
+
+    def _returned(self, job: Job, outcomes: list[Outcome] | str | None) -> None:
+        self._ended.append((job, outcomes))
+        if threading.get_ident() == self._thread:
+            self.settle_ended()
+        else:
+            self._wake()
+
+    def _failed(self, job: Job, info: Any) -> None:
+        error = info.exception
+        error = getattr(error, "exc", error)  # in billiard's wrapper with its traceback
+        if isinstance(error, TimeLimitExceeded):
+            job.exceeded = error.args[0]
+        self._returned(job, repr(error))
+
+    def _timed_out(self, job: Job, soft: bool, timeout: float) -> None:
+        """Log a time limit; the pool ends the process after a hard one."""
+        # Not an error: the event is retried, or archived with an error of its own.
+        limit, delivery = "Soft" if soft else "Hard", job.deliveries[0]
+        text = "%s time limit (%ss) exceeded for %s"
+        logger.warning(text, limit, timeout, delivery.title, extra=delivery.log_fields)
+
+    # -- settlement -----------------------------------------------------------------------
+
+    def settle_ended(self) -> None:
+        """Settle the jobs that have ended, and hand out the next; in the main thread."""
+        while self._ended:
+            job, outcomes = self._ended.popleft()
+            try:
+                self._end(job, outcomes)
+            except Exception:
+                # Such as a filter of logging. The pool would swallow it.
+                with suppress(Exception):
+                    logger.exception("a job could not be settled; its events are requeued")
+                self.requeue(job.deliveries)
+        while self._granted:
+            self._granted -= 1
+            if len(self.running) < self.processes:
+                self._use_process()
+        self.request()
+
+    def _end(self, job: Job, outcomes: list[Outcome] | str | None) -> None:
+        self.running.discard(job)
+        deliveries = [delivery for delivery in job.deliveries if not delivery.acknowledged]
+        if not deliveries:
+            return  # the pool has reported the end twice
+        if deliveries[0].acks.lost:
+            for delivery in deliveries:
+                self._close(delivery)
+            logger.info(
+                "the connection of %s was lost before the settlement; RabbitMQ delivers again",
+                title(deliveries),
+                extra=deliveries[0].log_fields,
+            )
+            return
+        if outcomes is None:
+            self.requeue(deliveries)
+            return
+        if isinstance(outcomes, str):
+            self._lost(job, deliveries, outcomes)
+            return
+        acked: list[Delivery] = []
+        changed = False
+        if job.expected:
+            took = sum(outcome.seconds or 0.0 for outcome in outcomes)
+            self._spent[deliveries[0].item.delivered.queue] += took - job.expected
+        for delivery, outcome in zip(deliveries, outcomes, strict=False):
+            if outcome.seconds is not None:
+                changed |= self.durations.ended(delivery.name, outcome.seconds)
+                failed = outcome.kind != "ack" or outcome.published
+                (self._failing.add if failed else self._failing.discard)(delivery.name)
+            if outcome.verdict is not None and outcome.kind != "requeue":
+                self._report(delivery, outcome)
+            if outcome.kind == "ack":
+                acked.append(delivery)
+            elif outcome.kind == "requeue":
+                self.requeue([delivery])
+            else:
+                item = delivery.item._replace(verdict=outcome.verdict, exceeded=None)
+                self.settle(delivery, item, error=outcome.error, unconfirmed=outcome.unconfirmed)
+        for delivery in acked:
+            self._close(delivery)
+            if self._on_settled is not None:
+                self._on_settled(delivery)
+        if acked:
+            acked[0].acks.ack([delivery.tag for delivery in acked])
+        self._put_back(deliveries[len(outcomes) :])
+        if changed and self.on_change is not None:
+            self.on_change()
+
+    def _lost(self, job: Job, deliveries: list[Delivery], error: str) -> None:
+        """Settle deliveries whose process has ended, or failed by a bug of ours."""
+        if job.exceeded is None:
+            logger.error(
+                "the pool process that handled %s ended: %s",
+                title(deliveries),
+                printable(error),
+                extra=deliveries[0].log_fields,
+            )
+        if not deliveries[0].item.runs:
+            self.requeue(deliveries)
+            return
+        self._on_lost(deliveries, job.exceeded, error)
+
+    def _put_back(self, deliveries: list[Delivery]) -> None:
+        """Hand out deliveries again, before all others of their queue."""
+        if self.stopping:
+            self.requeue(deliveries)
+            return
+        if deliveries and deliveries[0].since < time.monotonic() - self.wait:
+            self._give_back(deliveries)  # the run before them took unusually long
+            return
+        for delivery in reversed(deliveries):
+            delivery.job = None
+            queue = delivery.item.delivered.queue
+            self._spent.setdefault(queue, self._floor)
+            self.pending.setdefault(queue, deque()).appendleft(delivery)
+
+    def _close(self, delivery: Delivery) -> bool:
+        """Forget a delivery; return False if it was settled before."""
+        if delivery.acknowledged:
+            return False
+        delivery.acknowledged = True
+        state.task_ready(delivery)
+        return True
+
+    # -- task events ----------------------------------------------------------------------
+
+    def _report(self, delivery: Delivery, outcome: Outcome) -> None:
+        verdict = outcome.verdict
+        if verdict is None or not self.observed or delivery.item.verdict is not None:
+            return
+        if verdict.kind == "handled" and verdict.runtime is not None:
+            self._send(delivery, "task-succeeded", result=verdict.result, runtime=verdict.runtime)
+        elif verdict.kind in ("retry", "archive") and verdict.failure is not None:
+            self._send(
+                delivery,
+                "task-retried" if verdict.kind == "retry" else "task-failed",
+                exception=verdict.failure.representation,
+                traceback=verdict.failure.traceback,
+            )
+
+    def _send(
+        self, delivery: Delivery, kind: str, received: dict[str, Any] | None = None, **fields: Any
+    ) -> None:
+        if not self.observed or not delivery.task.send_events:
+            return
+        headers = received if received is not None else delivery.headers()
+        if not headers:
+            return
+        if received is not None:
+            fields = {
+                "name": delivery.name,
+                "args": headers["argsrepr"],
+                "kwargs": headers["kwargsrepr"],
+                "root_id": headers["root_id"],
+                "parent_id": headers["parent_id"],
+                "retries": headers["retries"],
+                "eta": None,
+                "expires": None,
+            }
+        self.c.event_dispatcher.send(kind, uuid=headers["id"], **fields)
+
+
+def title(deliveries: list[Delivery]) -> str:
+    """Name deliveries in a log: the first, and how many there are."""
+    first = deliveries[0].title
+    return first if len(deliveries) == 1 else f"{counted(len(deliveries), 'event')}, first {first},"

@@ -1,0 +1,288 @@
+"""What a pool process does with the deliveries of a job: validate, run, decide, publish.
+
+The worker's main process learns from the outcomes what to ack. It decodes and publishes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, Literal, NamedTuple
+
+from billiard.exceptions import TimeLimitExceeded
+from django.db import close_old_connections
+
+from ..broker.confirms import accepts_publishes
+from ..broker.connection import celery_app, handler_app
+from ..broker.dead_letters import before_death
+from ..broker.delivery_reader import decode
+from ..broker.isolation import isolate
+from ..broker.publisher_pool import publisher_pool
+from ..broker.topology import Names, build
+from ..callables import nothing
+from ..conf import Settings, get_settings
+from ..declare.registry import Registry, get_registry
+from ..exceptions import Malformed, PublishError, PublishTimeoutError
+from ..message import headers
+from ..message.text import printable
+from ..message.types import Message, Received
+from .delivery import Item
+from .dispatch import HOLD_SECONDS, Dispatcher, Reading, celery_headers, delivery_info
+from .outgoing import OutgoingMessages, announce
+from .task import HandlerTask, register, utc_now
+from .tracing import trace
+from .verdict import POSTPONE, Verdict
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a job begins no further event: those behind it go to another process.
+JOB_SECONDS: Final = 0.05
+#: Reasons of events that are archived without a run.
+NOT_RUN: Final = frozenset({"malformed", "unknown"})
+
+
+class Outcome(NamedTuple):
+    """What the main process does with a delivery.
+
+    Attributes:
+        kind: ``ack``, ``requeue``, or ``publish``: the message of *verdict* is not published.
+        seconds: duration of the run; ``None`` if the handler did not run.
+        error: why the message was not published; ``""`` if that was not tried.
+        verdict: also of what is settled, while Celery's task events are sent.
+        published: a message was published for it.
+        unconfirmed: it may have been published.
+    """
+
+    kind: Literal["ack", "requeue", "publish"]
+    seconds: float | None = None
+    verdict: Verdict | None = None
+    error: str = ""
+    unconfirmed: bool = False
+    published: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What is the same for all deliveries of a job.
+
+    Attributes:
+        worker: name of the worker.
+        publishes: whether the messages of verdicts are published; not in a process with a time
+            limit, which would interrupt that.
+        observed: whether Celery's task events are sent.
+    """
+
+    worker: str
+    publishes: bool = True
+    observed: bool = False
+
+
+class Engine:
+    """Decides what becomes of a delivery; the in-memory broker uses it too.
+
+    Args:
+        worker: name of the worker.
+    """
+
+    def __init__(self, settings: Settings, registry: Registry, worker: str) -> None:
+        self.settings, self.registry, self.worker = settings, registry, worker
+        self.names = Names.of(settings)
+        self.topology = build(settings, registry)
+        self.dispatcher = Dispatcher(settings, registry, self.names)
+        self._outgoing = OutgoingMessages(
+            settings=settings, names=self.names, delays=self.topology.delays, worker=worker
+        )
+
+    def read(self, received: Received) -> Reading:
+        """Return a delivery to be read; a dead letter as it was in its handler's queue."""
+        if received.queue not in (self.names.graveyard, self.names.dead):
+            return Reading(received=received)
+        # A retry of an event that runs alone returns to the graveyard.
+        home = self.names.graveyard
+        received = before_death(received, received.deaths, self.names, self.registry)
+        if received.exchange == self.names.return_:
+            name = received.headers.get(headers.EVENT_HANDLER)
+            handler = self.registry.handlers.get(name) if isinstance(name, str) else None
+            if handler is not None:
+                received = replace(received, queue=handler.queue)
+        return Reading(received=received, home=home)
+
+    def decide(
+        self,
+        reading: Reading,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        wait: Callable[[float], object] = time.sleep,
+        exceeded: float | None = None,
+        observed: bool = False,
+        eager: bool = False,
+    ) -> Verdict:
+        """Validate a delivery, run its handler, and return the verdict.
+
+        Args:
+            wait: waits for some seconds until an event is due.
+            exceeded: the hard time limit in seconds that ended the run; it is not run again.
+            eager: not in a worker.
+        """
+        payload = self.dispatcher.read(reading)
+        if isinstance(payload, Verdict):
+            return payload
+        remaining = reading.remaining(now())
+        if remaining > HOLD_SECONDS:
+            return POSTPONE
+        if remaining > 0:
+            wait(remaining)
+        task = self._task(reading)
+        request = {
+            **celery_headers(self.settings.service, reading, payload),
+            "delivery_info": delivery_info(reading.received),
+            "hostname": self.worker,
+        }
+        if exceeded is None and logger.isEnabledFor(logging.INFO):
+            _log_received(reading, request["id"])
+        error = None if exceeded is None else TimeLimitExceeded(exceeded)
+        return trace(task, request, now=now, error=error, observed=observed, eager=eager)
+
+    def _task(self, reading: Reading) -> HandlerTask:
+        _, handler = reading.known
+        # Without RabbitMQ, Celery's default app is sufficient.
+        app = handler_app(self.settings)
+        known = app.tasks.get(handler.name)
+        if not isinstance(known, HandlerTask) or known.handler is not handler:
+            register(app, {handler.name: handler})
+        task: HandlerTask = app.tasks[handler.name]
+        return task
+
+    def message(self, reading: Reading, verdict: Verdict, now: datetime) -> Message | None:
+        """Return the message that a verdict publishes before the ack, if it does."""
+        return self._outgoing.build(reading, verdict, now)
+
+
+def _log_received(reading: Reading, task_id: str) -> None:
+    event, handler = reading.known
+    logger.info(
+        "Event %s (%s) for %s[%s] received, attempt %d%s",
+        printable(event.name),
+        printable(event.id),
+        handler.name,
+        task_id,
+        event.attempt,
+        ", replayed" if event.replay_id else "",
+        extra=reading.log_fields,
+    )
+
+
+_engine: list[Engine] = []
+
+
+def engine(worker: str) -> Engine:
+    """Return the engine of this process, made again after a change of settings or handlers."""
+    settings, registry = get_settings(), get_registry()
+    for made in _engine:
+        if made.settings is settings and made.registry is registry and made.worker == worker:
+            return made
+    _engine[:] = [made := Engine(settings, registry, worker)]
+    return made
+
+
+def run_job(
+    options: JobOptions, items: Sequence[Item], lost: Callable[[], object] = nothing
+) -> list[Outcome] | str:
+    """Carry out a job, and return the outcomes of those deliveries that were begun.
+
+    Args:
+        lost: returns true if the connection of the deliveries is lost. RabbitMQ delivers them
+            again, so a message that is published for one would double it.
+
+    Returns:
+        their outcomes, or the error of a bug of ours: a thread pool would drop an exception, and
+        the deliveries would never be settled.
+    """
+    try:
+        return _run(engine(options.worker), options, items, lost)
+    except Exception as exc:
+        logger.exception("a job with %d events failed; they are requeued", len(items))
+        return f"{type(exc).__name__}: {exc}"
+
+
+def _run(
+    engine: Engine, options: JobOptions, items: Sequence[Item], lost: Callable[[], object]
+) -> list[Outcome]:
+    began = time.perf_counter()
+    outcomes: list[Outcome] = []
+    messages: dict[int, tuple[Reading, Verdict, Message]] = {}
+    for index, item in enumerate(items):
+        since = time.perf_counter()
+        if index and item.runs and since - began > JOB_SECONDS:
+            break
+        reading = engine.read(decode(item.delivered))
+        if item.verdict is None:
+            verdict = engine.decide(reading, exceeded=item.exceeded, observed=options.observed)
+        else:
+            verdict = item.verdict
+            with suppress(Malformed):  # then its raw bytes are archived
+                engine.dispatcher.identify(reading)
+        ran = item.runs and verdict.kind != "postpone" and verdict.reason not in NOT_RUN
+        seconds = time.perf_counter() - since if ran else None
+        message = engine.message(reading, verdict, utc_now())
+        if message is not None:
+            messages[index] = reading, verdict, message
+            outcomes.append(Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed))
+            if item.runs:
+                break  # no further handler runs before its publish and ack
+            continue
+        told = verdict if options.observed else None
+        outcomes.append(Outcome("requeue" if verdict.kind == "requeue" else "ack", seconds, told))
+    if options.publishes and messages and not lost():
+        _publish(engine.settings, outcomes, messages)
+        if not options.observed:
+            outcomes = [
+                outcome._replace(verdict=None) if outcome.kind == "ack" else outcome
+                for outcome in outcomes
+            ]
+    return outcomes
+
+
+def _publish(
+    settings: Settings,
+    outcomes: list[Outcome],
+    messages: dict[int, tuple[Reading, Verdict, Message]],
+) -> None:
+    """Publish messages, and replace the outcome of each that is confirmed or failed."""
+    if any(outcomes[at].unconfirmed for at in messages) and not accepts_publishes(
+        celery_app(settings), settings.confirm_timeout
+    ):
+        # RabbitMQ stores what it has read during an alarm when that ends; a repeat would double it.
+        for at in messages:
+            outcomes[at] = outcomes[at]._replace(error="RabbitMQ accepts no messages")
+        return
+    pool, numbers = publisher_pool(settings), list(messages)
+
+    def publish(window: Sequence[Message]) -> Sequence[PublishError | None]:
+        return pool.publish(window, mandatory=True)
+
+    for answers in isolate(publish, [messages[at][2] for at in numbers]):
+        for index, error in answers.items():
+            at = numbers[index]
+            outcome = outcomes[at]
+            if error is None:
+                outcomes[at] = outcome._replace(kind="ack", published=True)
+                _announce(settings, *messages[at][:2])
+            else:
+                late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
+                outcomes[at] = outcome._replace(error=str(error), unconfirmed=late)
+
+
+def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:
+    """Log an archived event and send its signal; an error must not settle it again."""
+    try:
+        if announce(settings.service, reading, verdict):
+            close_old_connections()
+    except Exception:
+        with suppress(Exception):  # a filter of logging may raise again
+            about = reading.log_fields
+            logger.exception("%s is settled, but was not announced", reading.title, extra=about)
