@@ -368,7 +368,7 @@ class EventStep(bootsteps.StartStopStep):
             # An answer might be an error, which remote control swallows: RabbitMQ has closed the
             # channel, and the worker would stop consuming.
             self.channel.basic_cancel(tag, nowait=True)
-            # Of the one before, nothing is on its way any more.
+            # RabbitMQ has sent all events of the one before.
             former, self._cancelled_tags[queue] = self._cancelled_tags.get(queue, ""), tag
             self.channel.callbacks.pop(former, None)
             self.channel.cancel_callbacks.pop(former, None)
@@ -491,7 +491,7 @@ class EventStep(bootsteps.StartStopStep):
             if decided.why == "slow":
                 self._pause(queue, "busy")
                 continue
-            # RabbitMQ requeues what is on its way to the old one, and counts a delivery.
+            # RabbitMQ requeues what it has sent to the old one meanwhile, and counts a delivery.
             self.cancel(queue)
             self._start_consumer(queue)
         for queue in [queue for queue, why in self.paused.items() if why == "rate"]:
@@ -520,7 +520,7 @@ class EventStep(bootsteps.StartStopStep):
         if not all(self.jobs.rate(delivery.task) for delivery in here):
             return  # the process is for one of these
         free = [queue for queue in busy if not self.jobs.pending.get(queue)]
-        # Before that, the event of another is on its way, or its queue is empty.
+        # Before that, another queue's event has yet to arrive, or that queue is empty.
         if free and monotonic() >= self._next_resume:
             self._next_resume = monotonic() + self._interval
             # If it still exists; not here, where a job has just ended.
