@@ -1,7 +1,7 @@
 """Wake a worker's event loop: for another thread, and at a signal.
 
 A thread of the pool has a result for the loop, which would see it only after a poll of up to a
-second. Python calls the handler of a signal during a poll and goes on polling (PEP 475), so a
+second. Python calls the handler of a signal during a poll and polls again (PEP 475), so a
 request to stop would wait for the next timer.
 
 Celery notices the end of a pool process by a pipe, which the kernel closes before the process can
