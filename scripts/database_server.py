@@ -29,6 +29,9 @@ STOP_TIMEOUT = 20.0
 #: Runs the server if this process is root's: the servers refuse that.
 UNPRIVILEGED = "nobody"
 
+#: A database's columns and its applied migrations, which can differ in what columns do not show.
+Schema = tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]
+
 
 class DatabaseServer(ABC):
     """A database server with its own directory and port, which ends with this process.
@@ -60,8 +63,8 @@ class DatabaseServer(ABC):
         self.port = free_ports(1)[0]
         self.durable = durable
         self._process: Process | None = None
-        #: The template and the columns of borrowed databases; databases to lend, by template.
-        self._lent: dict[str, tuple[str, list[tuple[Any, ...]]]] = {}
+        #: The template and the schema of borrowed databases; databases to lend, by template.
+        self._lent: dict[str, tuple[str, Schema]] = {}
         self._spare: dict[str, list[str]] = {}
 
     @classmethod
@@ -127,25 +130,28 @@ class DatabaseServer(ABC):
             return spare.pop()
         name = f"test_{secrets.token_hex(6)}"
         self.create(name, template)
-        self._lent[name] = template, self._columns(name)
+        self._lent[name] = template, self._schema(name)
         return name
 
     def give_back(self, name: str) -> None:
         """End the use of a borrowed database; it is lent again if its tables are the same."""
-        template, columns = self._lent[name]
-        if not template or columns != self._columns(name):
+        template, schema = self._lent[name]
+        if not template or schema != self._schema(name):
             self.drop(name)
             return
-        self._restore(name, template, sorted({table for table, *_ in columns}))
+        self._restore(name, template, sorted({table for table, *_ in schema[0]}))
         self._spare.setdefault(template, []).append(name)
 
-    def _columns(self, name: str) -> list[tuple[Any, ...]]:
-        return self.execute(
+    def _schema(self, name: str) -> Schema:
+        columns = self.execute(
             "SELECT table_name, column_name, data_type, character_maximum_length "
             f"FROM information_schema.columns WHERE table_schema IN ('public', '{name}') "
             "ORDER BY table_name, ordinal_position",
             database=name,
         )
+        migrations = "SELECT app, name FROM django_migrations ORDER BY app, name"
+        has_migrations = any(table == "django_migrations" for table, *_ in columns)
+        return columns, self.execute(migrations, database=name) if has_migrations else []
 
     @abstractmethod
     def _restore(self, name: str, template: str, tables: Sequence[str]) -> None:

@@ -661,7 +661,7 @@ def empty_database(
 
 
 @pytest.fixture(scope="session")
-def _template(
+def template_of(
     servers: Servers, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any
 ) -> Callable[[str], str]:
     """Return the file or name of a migrated database of a kind."""
@@ -686,7 +686,7 @@ def _template(
 def archive_database(
     request: pytest.FixtureRequest,
     servers: Servers,
-    _template: Callable[[str], str],
+    template_of: Callable[[str], str],
     tmp_path: Path,
     transactional_db: None,
     django_db_blocker: Any,
@@ -695,7 +695,7 @@ def archive_database(
     pooled = request.param == "pgbouncer"
     kind: str = "postgresql" if pooled else request.param
     with ExitStack() as stack:
-        template = _template(kind)
+        template = template_of(kind)
         stack.enter_context(django_db_blocker.unblock())
         if kind == "sqlite":
             path = tmp_path / "archive.sqlite3"

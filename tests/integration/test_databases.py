@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -101,6 +102,23 @@ def test_large_columns_are_stored_fast(archive_database: Database) -> None:
         )
         found = sorted(cursor.fetchall())
     assert found == [("body", "l"), ("body", "l"), ("document", "l"), ("envelope", "l")]
+
+
+@ROW_LOCKS
+def test_a_database_with_other_migrations_is_not_lent_again(
+    archive_database: Database, template_of: Callable[[str], str]
+) -> None:
+    """A migration can change what no column shows: compression, statistics, a collation."""
+    server, template = archive_database.server, template_of(archive_database.kind)
+    assert server is not None
+    name = server.borrow(template)
+    server.give_back(name)
+    assert server.borrow(template) == name
+    server.execute("DELETE FROM django_migrations WHERE name = '0001_initial'", database=name)
+    server.give_back(name)
+    another = server.borrow(template)
+    assert another != name
+    server.give_back(another)
 
 
 def test_the_beginning_of_the_id_of_a_row() -> None:
