@@ -12,7 +12,7 @@ from ..broker.connection import celery_app, current_celery_app, is_default_app
 from ..declare.registry import Handler
 from ..options import Problem
 from ..worker.pools import pool_problem
-from ..worker.prefetch import RUNNING, WAITING, is_paced, run_limit
+from ..worker.prefetch import RUNNING, WAITING, events_per_second, lowest_rate, run_limit
 from .handlers import listed
 from .project import Project
 
@@ -92,14 +92,15 @@ def _check_pool(pool: str, handlers: Iterable[Handler]) -> Iterator[Problem]:
 
 
 def check_consumer_timeout(project: Project) -> Iterator[Problem]:
-    """Limits of handlers that do not fit into RabbitMQ's consumer timeout (W026, W027)."""
+    """Limits of handlers that do not fit into RabbitMQ's consumer timeout (W026, E042)."""
     timeout = project.settings.consumer_timeout
     longest, wait = RUNNING * timeout, WAITING * timeout
     hint = "or set AMQP_EVENTS['CONSUMER_TIMEOUT'] to RabbitMQ's, if it is longer."
     hard, soft, general = map(
         project.celery.get, ("task_time_limit", "task_soft_time_limit", "task_default_rate_limit")
     )
-    for queue, handlers in project.registry.by_queue().items():
+    lowest = lowest_rate(timeout)
+    for handlers in project.registry.by_queue().values():
         for handler in handlers:
             limit = run_limit(handler, hard, soft)
             if limit is not None and limit > longest:
@@ -111,14 +112,13 @@ def check_consumer_timeout(project: Project) -> Iterator[Problem]:
                     f"Set the limit to at most {longest:g} s, {hint}",
                 )
             pace = handler.rate_limit or general
-            others = [other.name for other in handlers if other is not handler]
-            if others and is_paced(pace, timeout):
+            rate = events_per_second(pace)
+            if 0 < rate < lowest:
                 yield Problem(
-                    "W027",
-                    f"Handler {handler.name!r} has the rate limit {pace}, so its events may wait "
-                    f"longer than {wait:g} s. They wait in the queue {queue!r}, and those of "
-                    f"{listed(others)} behind them.",
-                    f"Give it a queue of its own, {hint}",
+                    "E042",
+                    f"Handler {handler.name!r} has the rate limit {pace}, but a worker cannot keep "
+                    f"its events that long: it would let {3600 * lowest:g} an hour begin.",
+                    f"Set the limit to at least {3600 * lowest:g}/h, {hint}",
                 )
 
 

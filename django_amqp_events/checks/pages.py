@@ -11,7 +11,7 @@ _CODES: Final = {
     "archive": "E023 W008 W013",
     "alerts": "W060",
     "console": "I001",
-    "consumer-timeout": "W026 W027",
+    "consumer-timeout": "E042 W026",
     "contracts": "E011 E022 E080 E081",
     "databases": "E021 E026 E028 E029 E030 E041 W014 W019 W024 W028",
     "deployment": "W020",

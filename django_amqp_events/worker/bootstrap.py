@@ -12,8 +12,6 @@ Celery's modules and classes stay as they are. What is replaced on the instances
   ``Consumer.on_connection_error_after_connected`` (``connection_errors``, ``step``): wait longer
   after a refusal, and record the refused queue. Both call Celery's own first.
 - The handler of SIGQUIT (``quit_signal``): waits while a job is given to the pool.
-- The process's wake-up descriptor for signals, and its handler of SIGCHLD, unless it has one
-  (``wakeup``).
 - ``Task.__trace__`` of a handler's task (``tracing``).
 - ``ApplyResult.discard`` of a job that a pool process has received, while the worker stops
   (``celery_internals``): keeps its result.

@@ -30,6 +30,7 @@ from .prefetch import (
     WAITING,
     Durations,
     events_per_second,
+    lowest_rate,
     run_limit,
 )
 from .quit_signal import QuitSignal
@@ -65,7 +66,6 @@ class Jobs:
         wake: has :meth:`settle_ended` called in the main thread.
         on_lost: settles deliveries whose process ended without an outcome; *exceeded* is the hard
             time limit that ended it, if one did.
-        on_paced: called with a queue whose next event would wait too long for a rate limit.
         on_settled: called with each delivery that is acked.
     """
 
@@ -77,16 +77,15 @@ class Jobs:
         size: int,
         wake: Callable[[], object],
         on_lost: Callable[[list[Delivery], float | None, str], object],
-        on_paced: Callable[[str], object],
         on_settled: Callable[[Delivery], object] | None = None,
     ) -> None:
         self.c = c
         self.size = size
         self.wait = consumer_timeout * WAITING
         self._holding = consumer_timeout * HOLDING
+        self._lowest_rate = lowest_rate(consumer_timeout)
         self._wake = wake
         self._on_lost = on_lost
-        self.on_paced = on_paced
         self._on_settled = on_settled
         self.durations = Durations()
         #: Called when a handler has become quick, or is so no longer.
@@ -427,19 +426,8 @@ class Jobs:
 
         Remote control changes it.
         """
-        if self.c.disable_rate_limits:
-            return 0.0
-        return events_per_second(task.rate_limit)
-
-    def _bucket(self, task: Any, rate: float) -> TokenBucket:
-        return self._buckets.setdefault((task.name, rate), TokenBucket(rate))
-
-    def until_allowed(self, task: Any) -> float:
-        """Return the seconds until a rate limit lets a task begin, if that is too long here."""
-        rate = self.rate(task)
-        if not 0 < rate * self.wait < 1:
-            return 0.0
-        return float(self._bucket(task, rate).expected_time())
+        rate = 0.0 if self.c.disable_rate_limits else events_per_second(task.rate_limit)
+        return max(rate, self._lowest_rate) if rate else 0.0
 
     def _first_allowed(self, waiting: deque[Delivery]) -> Delivery | None:
         """Return the first delivery that no rate limit keeps waiting, and count it as begun."""
@@ -450,10 +438,8 @@ class Jobs:
                 return delivery
             if delivery.name in limited:
                 continue
-            bucket = self._bucket(delivery.task, rate)
+            bucket = self._buckets.setdefault((delivery.name, rate), TokenBucket(rate))
             if bucket.can_consume():
-                if self.until_allowed(delivery.task):
-                    self.on_paced(delivery.item.delivered.queue)
                 return delivery
             limited.add(delivery.name)
             self._wake_after(max(WAKE_SECONDS, float(bucket.expected_time())))

@@ -62,14 +62,15 @@ def events_per_second(limit: Any) -> float:
         return 0.0
 
 
-def is_paced(limit: Any, timeout: float) -> bool:
-    """Return True if a rate limit lets nothing begin for longer than an event may wait.
+def lowest_rate(timeout: float) -> float:
+    """Return the lowest rate limit in events per second that a worker can keep.
+
+    With a lower one, an event would wait for it longer than it may, and be given back.
 
     Args:
-        limit: as in Celery; None for none.
         timeout: RabbitMQ's consumer timeout in seconds.
     """
-    return 0 < events_per_second(limit) * timeout * WAITING < 1
+    return 2 / (WAITING * timeout)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from textwrap import shorten
 from time import monotonic
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound
@@ -23,7 +23,6 @@ from ..broker.delivery_reader import DeliveryReader
 from ..broker.provisioning import startup
 from ..broker.reply_texts import names_queue
 from ..broker.topology import Names, Topology, build
-from ..callables import nothing
 from ..conf import Settings, get_settings
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
@@ -97,8 +96,8 @@ class EventStep(bootsteps.StartStopStep):
         self._cancelled_tags: dict[str, str] = {}
         #: The prefetch counts of consumed queues.
         self.windows: dict[str, Window] = {}
-        #: Queues that are not consumed until a process is free, or until a rate limit allows it.
-        self.paused: dict[str, Literal["busy", "rate"]] = {}
+        #: Queues that are not consumed until a process is free; a dict, because a set has no order.
+        self.paused: dict[str, None] = {}
         # Until when (monotonic) a queue is slow whose events have waited for too long.
         self._stuck_until: dict[str, float] = {}
         # When (monotonic) the next paused queue may be consumed again.
@@ -175,7 +174,6 @@ class EventStep(bootsteps.StartStopStep):
             wake=self.wakeup.wake,
             on_lost=self.on_lost,
             on_settled=self.on_settled if self.alone else None,
-            on_paced=self._pace,
         )
         if not self.alone:
             self.jobs.on_change = partial(c.timer.call_after, 0, self._changing, (self._adapt,))
@@ -196,7 +194,7 @@ class EventStep(bootsteps.StartStopStep):
         self._known_to_exist = self.queues - {item.name for item in report.having("unknown")}
 
     def _loop_runs(self) -> None:
-        self.wakeup.register(self.c.hub, self.c.pool)
+        self.wakeup.register(self.c.hub)
         self.jobs.quit_signal.install()
         if self.queues:
             self.open()
@@ -225,6 +223,8 @@ class EventStep(bootsteps.StartStopStep):
             self.part.turn()
         if missing := sorted(self._missing):
             return f"queue {missing[0]} is missing or cannot be read. {self.remedy}"
+        if self._refused:
+            return f"it may not consume {min(self._refused)}: give its user the read permission"
         if len(self._tags) + len(self.paused) < len(self.queues):
             return "it does not consume all of its queues yet"
         return ""
@@ -289,11 +289,11 @@ class EventStep(bootsteps.StartStopStep):
         self.channel = connection.channel()
         self.acks = Acks(self.channel, (*self.c.connection_errors, *self.c.channel_errors))
         self._deliveries = DeliveryReader(self.channel, self._requeue)
-        self._pending.extend(sorted(self.queues))
+        self._pending.extend(sorted(self.queues - self._refused))
         logger.info(
             "service %s: consuming %s: %s",
             self.settings.service,
-            counted(len(self.queues), "queue"),
+            counted(len(self._pending), "queue"),
             ", ".join(self._pending),
         )
         self.consume_next(connection)
@@ -340,12 +340,8 @@ class EventStep(bootsteps.StartStopStep):
         self._start_consumer(queue)
 
     def _start_consumer(self, queue: str) -> None:
+        self._refused.discard(queue)
         decided = self.windows[queue] = self.window(queue)
-        if seconds := self._until_allowed(queue):
-            # An event would wait here for too long, and be given back again and again.
-            self.paused[queue] = "rate"
-            self._soon(self._connection, queue, seconds)
-            return
         self.paused.pop(queue, None)
         # Not global, which RabbitMQ 4.3 refuses; a count applies to consumers that are started
         # afterwards. Without waiting for the answer, since deliveries would arrive meanwhile.
@@ -378,6 +374,7 @@ class EventStep(bootsteps.StartStopStep):
         self.queues.discard(queue)
         self.paused.pop(queue, None)
         self._missing.pop(queue, None)
+        self._refused.discard(queue)
         self.cancel(queue)
 
     @property
@@ -395,41 +392,30 @@ class EventStep(bootsteps.StartStopStep):
             self._probe = connection.channel()
         try:
             self._probe.queue_declare(queue, passive=True)
-            if queue in self._refused:
-                self._try_to_read(queue)
         except NotFound as exc:
             if exc.method_sig != spec.Queue.Declare:
                 raise  # RabbitMQ closed the consuming channel meanwhile; Celery reconnects
             # py-amqp has opened the probe's channel again.
             return f"is missing, so its events are not handled. {self.remedy}"
-        except AccessRefused as exc:
-            if not names_queue(exc, queue):
-                raise
-            return (
-                f"cannot be consumed, so its events are not handled: {exc.reply_text}. "
-                f"Give this user the read permission"
-            )
         return ""
 
-    def _try_to_read(self, queue: str) -> None:
-        """Consume for a moment; RabbitMQ requeues a delivery when the channel closes."""
-        self._probe.basic_qos(0, 1, False)
-        self._probe.basic_cancel(self._probe.basic_consume(queue, callback=nothing))
-        self._probe.close()
-        self._probe = None
-        self._refused.discard(queue)
-
     def _lost(self, exc: Exception) -> None:
-        """Record a queue that this worker may not consume; its refusal closes the channel.
+        """Leave out a queue that this worker may not consume; its refusal closes the channel.
 
-        Otherwise each attempt would redeliver the messages of the other queues, up to the delivery
-        limit.
+        Each attempt would redeliver the messages of the other queues, up to the delivery limit.
         """
         if self._prepared:
             self.jobs.stopping = True  # Celery clears the pool's line before it calls stop()
         self._before_lost(exc)
         if isinstance(exc, AccessRefused) and exc.method_sig == spec.Basic.Consume:
-            self._refused |= {queue for queue in self.queues if names_queue(exc, queue)}
+            for queue in [queue for queue in self.queues if names_queue(exc, queue)]:
+                logger.error(
+                    "queue %r cannot be consumed, so this worker does not handle its events: %s. "
+                    "Give this user the read permission, and restart the worker",
+                    queue,
+                    exc.reply_text,
+                )
+                self._refused.add(queue)
 
     def _retry_later(self, connection: Any, queue: str, problem: str) -> None:
         checks = self._missing.get(queue, 0)
@@ -489,47 +475,32 @@ class EventStep(bootsteps.StartStopStep):
             if queue not in self._tags or decided == before:
                 continue
             if decided.why == "slow":
-                self._pause(queue, "busy")
+                self._pause(queue)
                 continue
             # RabbitMQ requeues what it has sent to the old one meanwhile, and counts a delivery.
             self.cancel(queue)
             self._start_consumer(queue)
-        for queue in [queue for queue, why in self.paused.items() if why == "rate"]:
-            if not self._until_allowed(queue):  # remote control has changed the limit
-                self.consume(queue)
         self.jobs.request()
 
-    def _until_allowed(self, queue: str) -> float:
-        """Return the seconds until a rate limit allows the next event, if that is too long here."""
-        tasks = [self.c.app.tasks[handler.name] for handler in self._handlers.get(queue, ())]
-        return max(map(self.jobs.until_allowed, tasks), default=0.0)
-
-    def _pause(self, queue: str, why: Literal["busy", "rate"]) -> None:
+    def _pause(self, queue: str) -> None:
         if queue in self._tags:
             self.cancel(queue)
-            self.paused[queue] = why
-            if why == "busy":
-                self.jobs.on_free = self._resume
+            self.paused[queue] = None
+            self.jobs.on_free = self._resume
 
     def _resume(self) -> None:
         """Consume the queue that has been paused longest, since a process is free."""
-        busy = [queue for queue, why in self.paused.items() if why == "busy"]
-        if not busy:
+        if not self.paused:
             self.jobs.on_free = None
-        here = [waiting[0] for queue in busy if (waiting := self.jobs.pending.get(queue))]
+        here = [waiting[0] for queue in self.paused if (waiting := self.jobs.pending.get(queue))]
         if not all(self.jobs.rate(delivery.task) for delivery in here):
             return  # the process is for one of these
-        free = [queue for queue in busy if not self.jobs.pending.get(queue)]
+        free = [queue for queue in self.paused if not self.jobs.pending.get(queue)]
         # Before that, another queue's event has yet to arrive, or that queue is empty.
         if free and monotonic() >= self._next_resume:
             self._next_resume = monotonic() + self._interval
             # If it still exists; not here, where a job has just ended.
             self.c.timer.call_after(0, self.consume, (free[0],))
-
-    def _pace(self, queue: str) -> None:
-        """Consume a queue no longer, until its rate limit allows the next event."""
-        self._changing(self._pause, queue, "rate")
-        self._changing(self._start_consumer, queue)
 
     # -- deliveries -----------------------------------------------------------------------
 
@@ -539,7 +510,7 @@ class EventStep(bootsteps.StartStopStep):
             return  # unsettled, so RabbitMQ delivers it again when the channel closes
         if self.windows[delivered.queue].why == "slow":
             self._next_resume = 0.0
-            self._pause(delivered.queue, "busy")
+            self._pause(delivered.queue)
         handler = self.handler_of(delivered)
         task = self.c.app.tasks[handler.name] if handler is not None else None
         since = self.jobs.unread_since or monotonic()

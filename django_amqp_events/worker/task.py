@@ -41,11 +41,6 @@ from .verdict import HANDLED, Unsupported, Verdict, decide
 #: them when a connection is lost.
 PINNED: Final[Mapping[str, Any]] = {
     "acks_late": True,
-    "acks_on_failure_or_timeout": False,
-    "acks_on_failure": False,
-    "acks_on_timeout": False,
-    "reject_on_worker_lost": True,
-    "retry_on_worker_lost": False,
     "Strategy": "django_amqp_events.worker.task:refuse",
     "typing": False,
     # Celery's wrapper would publish a retry to the exchange.

@@ -198,14 +198,15 @@ def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
     waiting = [fresh_eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
     strict = fresh_eyes.event("core.strict", {"plan": ["ok"]})
     worker = events_worker(core, *ALONE)
-    until(lambda: worker.log.count(f"queue '{queue}' cannot be consumed") >= 2, 60)
+    until(lambda: f"queue '{queue}' cannot be consumed" in worker.log, 60)
     assert "Give this user the read permission" in worker.log
     assert worker.log.count("the next try is in") == 1, "one connection was lost for it"
     until(lambda: all(core.runs(event_id, "end") for event_id in waiting))
     assert strict not in worker.log
+    assert worker.stop() == 0
     permit(fresh_eyes, user, ".*", ".*")
+    worker = events_worker(core, *ALONE)
     until(lambda: strict in worker.log and "Task testproject.strict[" in worker.log, 60)
-    assert f"queue '{queue}' exists now, consuming it" in worker.log
     assert worker.stop() == 0
 
 

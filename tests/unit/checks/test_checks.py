@@ -817,14 +817,11 @@ def test_time_limits_that_do_not_fit_into_the_consumer_timeout(run: Check, optio
     assert run(HANDLERS=handling("fits", SOFT_TIME_LIMIT=1100, TIME_LIMIT=1201)) == ["W026"]
 
 
-def test_rate_limits_that_keep_a_shared_queue_waiting(run: Check) -> None:
-    shared = {"HANDLER": "tests.unit.project.fits", "QUEUE": "mail"}
-    two = {"billing.two": {**shared, "EVENTS": ["shop.two"]}}
-    for pace, expected in (("12/h", []), ("11/h", ["W027"]), (0.001, ["W027"]), (None, [])):
-        one = {"billing.one": {**shared, "EVENTS": ["shop.one"], "RATE_LIMIT": pace}}
-        assert run(HANDLERS={**one, **two}) == expected
-        assert run(HANDLERS=one) == []
-    assert run(HANDLERS=two, celery={"task_default_rate_limit": "1/h"}) == []
+def test_rate_limits_that_a_worker_cannot_keep(run: Check) -> None:
+    for pace, expected in (("24/h", []), ("23/h", ["E042"]), (0.001, ["E042"]), (None, [])):
+        assert run(HANDLERS=handling("fits", RATE_LIMIT=pace)) == expected
+        assert run(HANDLERS=handling("fits"), celery={"task_default_rate_limit": pace}) == expected
+    assert run(HANDLERS=handling("fits", RATE_LIMIT="23/h"), CONSUMER_TIMEOUT=3600) == []
 
 
 def test_eager_tasks(run: Check) -> None:

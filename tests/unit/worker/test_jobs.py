@@ -49,14 +49,12 @@ class World:
         self.pool = self.c.pool
         self.acks = Acks()
         self.lost: list[tuple[list[Delivery], float | None]] = []
-        self.paced: list[str] = []
         self.jobs = Jobs(
             self.c,
             consumer_timeout=CONSUMER_TIMEOUT,
             size=JOB_EVENTS,
             wake=self.wake,
             on_lost=self.on_lost,
-            on_paced=self.paced.append,
         )
         self.jobs.begin()
         self.given: list[Delivery] = []
@@ -326,12 +324,11 @@ def test_a_free_process_is_offered_to_slow_queues_first() -> None:
     assert offered == [0]
 
 
-def test_a_slow_rate_limit_pauses_its_queue() -> None:
+def test_a_rate_limit_by_remote_control_keeps_no_event_longer_than_it_may_wait() -> None:
     world = World(2)
-    world.deliver(rate_limit="6/h")
-    world.deliver(rate_limit="6/h")
-    assert world.sizes == [1]
-    assert world.paced == ["a"]
+    task = world.deliver().task
+    task.rate_limit = "1/h"
+    assert world.jobs.rate(task) * world.jobs.wait == pytest.approx(2)
 
 
 def test_a_rate_limit_holds_back_no_other_handler_of_its_queue() -> None:

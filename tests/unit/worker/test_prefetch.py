@@ -17,7 +17,6 @@ from django_amqp_events.worker.prefetch import (
     Durations,
     Window,
     events_per_second,
-    is_paced,
     run_limit,
     window,
 )
@@ -41,7 +40,6 @@ WAIT = 300.0
         ({"multiplier": 10, "quick": True}, Window(20, "configured")),
         ({"rate": 1.0}, Window(4, "default")),
         ({"rate": 0.01}, Window(3, "rate")),
-        ({"rate": 1 / 3600}, Window(1, "rate")),
         ({"multiplier": 100_000}, Window(MAX_PREFETCH, "configured")),
     ],
 )
@@ -93,11 +91,6 @@ def test_a_handler_at_the_border_does_not_change_with_each_run() -> None:
 )
 def test_rates(limit: Any, rate: float) -> None:
     assert events_per_second(limit) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize(("limit", "paced"), [("10/h", True), ("13/h", False), (None, False)])
-def test_a_limit_that_is_slower_than_an_event_may_wait(limit: Any, paced: bool) -> None:
-    assert is_paced(limit, 1800) is paced
 
 
 @pytest.mark.parametrize(

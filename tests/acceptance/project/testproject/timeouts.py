@@ -24,11 +24,6 @@ def third(self: Any, plan: list[str]) -> str:
     return perform(self, plan)
 
 
-@handler("timeouts.paced", bind=True, rate_limit="6/m")
-def paced(self: Any, plan: list[str]) -> str:
-    return perform(self, plan)
-
-
 @handler("timeouts.brisk", bind=True, rate_limit="2/s")
 def brisk(self: Any, plan: list[str]) -> str:
     return perform(self, plan)
