@@ -66,7 +66,6 @@ class Jobs:
         wake: has :meth:`settle_ended` called in the main thread.
         on_lost: settles deliveries whose process ended without an outcome; *exceeded* is the hard
             time limit that ended it, if one did.
-        on_settled: called with each delivery that is acked.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Jobs:
         size: int,
         wake: Callable[[], object],
         on_lost: Callable[[list[Delivery], float | None, str], object],
-        on_settled: Callable[[Delivery], object] | None = None,
     ) -> None:
         self.c = c
         self.size = size
@@ -86,7 +84,6 @@ class Jobs:
         self._lowest_rate = lowest_rate(consumer_timeout)
         self._wake = wake
         self._on_lost = on_lost
-        self._on_settled = on_settled
         self.durations = Durations()
         #: Called when a handler has become quick, or is so no longer.
         self.on_change: Callable[[], object] | None = None
@@ -590,8 +587,6 @@ class Jobs:
                 self.settle(delivery, item, error=outcome.error, unconfirmed=outcome.unconfirmed)
         for delivery in acked:
             self._close(delivery)
-            if self._on_settled is not None:
-                self._on_settled(delivery)
         if acked:
             acked[0].acks.ack([delivery.tag for delivery in acked])
         self._put_back(deliveries[len(outcomes) :])

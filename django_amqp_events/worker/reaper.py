@@ -47,8 +47,6 @@ FIRST_TIMEOUT: Final = 1.0
 NEXT_TIMEOUT: Final = 10.0
 #: Seconds without a message after which a reaper with ``--until-empty`` ends.
 IDLE_SECONDS: Final = 30.0
-#: Seconds between reports of the number of isolated events.
-REPORT_SECONDS: Final = 10.0
 
 
 def _poison(detail: str, exc: BaseException | None = None) -> Verdict:
@@ -71,16 +69,13 @@ class ReaperStep(EventStep):
     time_limit: float | None = None
     #: Whether the worker ends when no message has arrived for :data:`IDLE_SECONDS` seconds.
     until_empty = False
-    #: When the last message arrived, and what was reported last (both monotonic).
+    #: When the last message arrived (monotonic).
     _arrived = 0.0
-    _reported = (0.0, 0, 0)
     #: Messages of ``dead`` that are not archived yet, and until when they are waited for
     #: (monotonic), since another reaper may have received some.
     _left = 0
     _next_deadline = 0.0
     _first_deadline = 0.0
-    #: Events settled, and those of them that were archived as poison.
-    isolated = poison = 0
 
     @classmethod
     def known(cls, settings: Settings, registry: Registry) -> set[str]:
@@ -105,30 +100,17 @@ class ReaperStep(EventStep):
     def open(self) -> None:
         super().open()
         self._arrived = monotonic()
-        self._reported = (self._arrived, self.isolated, self.poison)
-        self._watch(self._connection)
+        if self.until_empty:
+            self._end_when_idle(self._connection)
 
-    def _watch(self, connection: Any) -> None:
-        """Report the number of isolated events; end the worker when there is nothing to do."""
+    def _end_when_idle(self, connection: Any) -> None:
         if self._stale(connection):
             return
-        now = monotonic()
-        since, isolated, poison = self._reported
-        if now >= since + REPORT_SECONDS:
-            self._reported = (now, self.isolated, self.poison)
-            if done := self.isolated - isolated:
-                logger.info(
-                    "%d events isolated in %.0f s (%.1f per second), %d of them poison",
-                    done,
-                    now - since,
-                    done / (now - since),
-                    self.poison - poison,
-                )
-        if self.until_empty and not self.jobs.busy and now > self._arrived + IDLE_SECONDS:
+        if not self.jobs.busy and monotonic() > self._arrived + IDLE_SECONDS:
             logger.info("no isolated event has arrived for %g s; this reaper ends", IDLE_SECONDS)
             state.should_stop = 0
             return
-        self.c.timer.call_after(1.0, self._watch, (connection,))
+        self.c.timer.call_after(1.0, self._end_when_idle, (connection,))
 
     def consume_next(self, connection: Any) -> None:
         """Empty ``dead`` before the graveyard is consumed.
@@ -188,12 +170,6 @@ class ReaperStep(EventStep):
         except Malformed:
             return None
         return reading.handler
-
-    def on_settled(self, delivery: Delivery) -> None:
-        verdict = delivery.item.verdict
-        self.isolated += 1
-        self.poison += verdict is not None and verdict.reason == "poison"
-        self._deaths.pop(self._key(delivery), None)
 
     def on_lost(self, deliveries: list[Delivery], exceeded: float | None, error: str) -> None:
         """Run an event again that has ended its process, and archive it the second time."""

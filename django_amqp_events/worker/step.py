@@ -173,7 +173,6 @@ class EventStep(bootsteps.StartStopStep):
             size=1 if self.alone else JOB_EVENTS,
             wake=self.wakeup.wake,
             on_lost=self.on_lost,
-            on_settled=self.on_settled if self.alone else None,
         )
         if not self.alone:
             self.jobs.on_change = partial(c.timer.call_after, 0, self._changing, (self._adapt,))
@@ -538,9 +537,6 @@ class EventStep(bootsteps.StartStopStep):
             return
         for delivery in deliveries:
             self.jobs.settle(delivery, delivery.item._replace(exceeded=exceeded))
-
-    def on_settled(self, delivery: Delivery) -> None:
-        """Called when a delivery is acked."""
 
     def info(self, c: Any) -> dict[str, Any]:
         """Return the step's part of ``inspect stats``."""

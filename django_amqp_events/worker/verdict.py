@@ -113,8 +113,8 @@ def decide(
         )
     exhausted = policy.exhausted(attempt, limit)
     # retry(exc=ValueError()) and Reject(ValueError()) carry an exception that was never raised, so
-    # its place is where the handler raised the Retry or Reject.
-    failure = describe(cause, cause.__traceback__ or exc.__traceback__)
+    # its place is where the handler raised the Retry or Reject. A retry's message has no traceback.
+    failure = describe(cause, cause.__traceback__ or exc.__traceback__, traced=exhausted)
     if exhausted:
         return Verdict(
             kind="archive",
@@ -130,8 +130,12 @@ def decide(
 def describe(
     exc: BaseException, tb: TracebackType | None = None, *, traced: bool = True
 ) -> Failure:
-    """Describe an exception as text of limited length, whatever its ``__str__`` does."""
-    tb = tb or exc.__traceback__
+    """Describe an exception as text of limited length, whatever its ``__str__`` does.
+
+    Args:
+        traced: with its traceback and frames.
+    """
+    tb = (tb or exc.__traceback__) if traced else None
     cls = type(exc)
     name = cls.__qualname__ if cls.__module__ == "builtins" else (
         f"{cls.__module__}.{cls.__qualname__}"
