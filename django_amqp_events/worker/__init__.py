@@ -8,6 +8,8 @@ and acks:
 ``step``               consumes the handlers' queues
 ``prefetch``           decides how many events are taken in advance (pure)
 ``delivery``, ``jobs`` hand deliveries to the pool in jobs, and settle them by the outcomes
+``backlog``            holds what waits for a process, and decides whose turn it is (rate limits)
+``task_events``        sends Celery's task events
 ``acks``               acks and requeues
 
 In a process of the pool, which validates, runs, decides and publishes:

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from celery import Celery, bootsteps
-from click import BadParameter, Option
+from celery import bootsteps
 from django.db import close_old_connections
 
 from .. import signals
@@ -23,33 +22,10 @@ from .prefetch import HOLDING
 
 logger = logging.getLogger(__name__)
 
-#: The worker option; ``celery worker`` has it if the project calls :func:`add_options`.
-OPTION: Final = "--events-hang-after"
 #: Longest time in seconds between two checks.
 CHECK_INTERVAL: Final = 5.0
 #: Seconds after a handler's time limit in which its pool may end the run.
 ENDING: Final = 5.0
-
-
-def add_options(app: Celery) -> None:
-    """Give the workers of *app* the option ``--events-hang-after SECONDS``."""
-    options = app.user_options["worker"]
-    if not any(OPTION in getattr(option, "opts", ()) for option in options):
-        options.add(
-            Option(
-                [OPTION],
-                type=_seconds,
-                help="Report handlers that run for longer than this many seconds; 0 reports none. "
-                "Default: 5 above the handler's time limit, or five sixths of CONSUMER_TIMEOUT",
-            )
-        )
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1_000_000:
-        raise BadParameter(f"{text} is not a number from 0 to 1000000")
-    return value
 
 
 def reported(workers: Mapping[str, Mapping[str, Any]], service: str) -> list[dict[str, Any]]:
@@ -70,10 +46,11 @@ class Watch(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
     label = "AMQP events watch"
+    #: Seconds after which a run is reported, set by ``events_worker``; 0 for never, ``None`` for
+    #: the limit of its handler.
+    hang_after: float | None = None
 
-    def __init__(self, c: Any, events_hang_after: float | None = None, **kwargs: Any) -> None:
-        self.c = c
-        self.hang_after = events_hang_after
+    def __init__(self, c: Any, **kwargs: Any) -> None:
         self._reported: WeakKeyDictionary[Job, float] = WeakKeyDictionary()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None

@@ -18,22 +18,16 @@ from weakref import WeakSet
 from billiard.exceptions import TimeLimitExceeded
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
-from kombu.utils.limits import TokenBucket
 
 from ..backoff import Backoff
 from ..message.text import counted, printable
+from .backlog import Backlog
 from .celery_internals import keep_result, shutdown_requested, state
 from .delivery import Delivery, Item, Job
 from .pool_job import JobOptions, Outcome, run_job
-from .prefetch import (
-    HOLDING,
-    WAITING,
-    Durations,
-    events_per_second,
-    lowest_rate,
-    run_limit,
-)
+from .prefetch import HOLDING, WAITING, run_limit
 from .quit_signal import QuitSignal
+from .task_events import TaskEvents
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +38,6 @@ BACKOFF: Final = Backoff(0.5, 30.0)
 REQUESTS: Final = 4
 #: Shortest time between two timers that wake the loop.
 WAKE_SECONDS: Final = 0.01
-#: Bytes of the bodies of several events in a job. A larger one does not fit into a pipe (64 kB); a
-#: worker that stops while it writes the rest may wait for the process for ever (Celery 5.7).
-JOB_BYTES: Final = 32_768
-#: Seconds that a run is expected to take before one has ended.
-UNKNOWN_SECONDS: Final = 1.0
 #: Seconds in which messages that are not published yet are published when the worker stops.
 STOPPING_SECONDS: Final = 20.0
 
@@ -81,28 +70,24 @@ class Jobs:
         self.size = size
         self.wait = consumer_timeout * WAITING
         self._holding = consumer_timeout * HOLDING
-        self._lowest_rate = lowest_rate(consumer_timeout)
         self._wake = wake
         self._on_lost = on_lost
-        self.durations = Durations()
+        self.backlog = Backlog(
+            consumer_timeout,
+            limited=not c.disable_rate_limits,
+            on_wait=lambda seconds: self._wake_after(max(WAKE_SECONDS, seconds)),
+        )
+        self._events = TaskEvents(c)
         #: Called when a handler has become quick, or is so no longer.
         self.on_change: Callable[[], object] | None = None
         #: Called when a process is free, before a job is chosen.
         self.on_free: Callable[[], object] | None = None
-        self.pending: dict[str, deque[Delivery]] = {}
         self.running: set[Job] = set()
-        # Seconds that jobs of each queue have taken or will, and those of the last one's queue: the
-        # queue with the least is next.
-        self._spent: dict[str, float] = {}
-        self._floor = 0.0
-        # Handlers whose last event was not handled, so that the next runs alone.
-        self._failing: set[str] = set()
         # Events that were given back because they had waited for too long, by queue.
         self._late: Counter[str] = Counter()
         # With a verdict whose message is not published, from a monotonic time on.
         self._unpublished: list[tuple[float, Delivery]] = []
         self._ended: deque[tuple[Job, list[Outcome] | str | None]] = deque()
-        self._buckets: dict[tuple[str, Any], TokenBucket] = {}
         # Requests for a free process, and those that are given back in a loop.
         self._requested = self._to_release = 0
         # Processes that were granted while all seemed to be busy.
@@ -135,21 +120,12 @@ class Jobs:
     @property
     def has_room(self) -> bool:
         """Whether further deliveries would share the next jobs of a pool without processes."""
-        most = self.size * self.processes
-        return self._semaphore is None and sum(map(len, self.pending.values())) < most
+        return self._semaphore is None and len(self.backlog) < self.size * self.processes
 
     @property
     def runs_in_loop(self) -> bool:
         """Whether a solo worker runs a job now, in its event loop."""
         return self._inline and bool(self.running)
-
-    @property
-    def observed(self) -> bool:
-        """Whether Celery's task events are sent; remote control changes it."""
-        eventer = self.c.event_dispatcher
-        if eventer is None or not eventer.enabled:
-            return False
-        return not eventer.groups or "task" in eventer.groups  # others: heartbeats only
 
     # -- from the step --------------------------------------------------------------------
 
@@ -168,18 +144,14 @@ class Jobs:
         begun = [delivery for job in self.running for delivery in job.deliveries]
         for delivery in self._waiting() + begun:
             state.task_ready(delivery)
-        self.pending.clear()
+        self.backlog.remove()
         self._unpublished.clear()
         self.running.clear()
 
     def add(self, delivery: Delivery) -> None:
         state.task_reserved(delivery)
-        queue = delivery.item.delivered.queue
-        if not self.pending.get(queue):
-            self._spent[queue] = max(self._spent.get(queue, 0.0), self._floor)
-        self.pending.setdefault(queue, deque()).append(delivery)
-        if self.observed:
-            self._send(delivery, "task-received", delivery.headers())
+        self.backlog.add(delivery)
+        self._events.received(delivery)
         for callback in self.c.on_task_message:  # autoscaling
             callback(delivery)
         if self._semaphore is None:
@@ -189,7 +161,7 @@ class Jobs:
 
     def again(self, delivery: Delivery) -> None:
         """Hand out a delivery once more, before the others of its queue."""
-        self.pending.setdefault(delivery.item.delivered.queue, deque()).appendleft(delivery)
+        self.backlog.put_back([delivery])
         self.request()
 
     def settle(
@@ -226,7 +198,7 @@ class Jobs:
     def requeue(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             if self._close(delivery):
-                self._send(delivery, "task-rejected", requeue=True)
+                self._events.send("task-rejected", delivery, requeue=True)
                 delivery.acks.requeue([delivery.tag])
 
     def give_back_late(self) -> Counter[str]:
@@ -235,10 +207,7 @@ class Jobs:
         They are counted by queue.
         """
         before = time.monotonic() - self.wait
-        for waiting in self.pending.values():
-            if waiting and waiting[0].since < before:
-                self._give_back(waiting)
-                waiting.clear()
+        self._give_back(self.backlog.remove(before))
         for job in tuple(self.running):
             if job.in_process or job.began is not None or job.deliveries[0].since >= before:
                 continue
@@ -262,9 +231,7 @@ class Jobs:
     def stop(self) -> None:
         """Hand out nothing more, and give back what was not handed out."""
         self.stopping = True
-        for waiting in self.pending.values():
-            self.requeue(waiting)
-            waiting.clear()
+        self.requeue(self.backlog.remove())
 
     def finish(self, *, publish: bool) -> bool:
         """Settle what the pool has returned, after it has ended.
@@ -292,14 +259,13 @@ class Jobs:
     # -- to the pool ----------------------------------------------------------------------
 
     def _waiting(self) -> list[Delivery]:
-        waiting = [one for queue in self.pending.values() for one in queue]
-        return waiting + [delivery for _, delivery in self._unpublished]
+        return [*self.backlog, *(delivery for _, delivery in self._unpublished)]
 
     def request(self) -> None:
         """Request free processes for what waits."""
         if self.stopping or shutdown_requested():
             return
-        waiting = sum(map(len, self.pending.values())) + len(self._unpublished)
+        waiting = len(self.backlog) + len(self._unpublished)
         if self._semaphore is None:
             self._start_here()
             return
@@ -373,27 +339,12 @@ class Jobs:
         if due:
             self._unpublished = [item for item in self._unpublished if item[1] not in due]
             return self._job(due)
-        for queue in sorted(filter(self.pending.get, self.pending), key=self._spent.__getitem__):
-            waiting = self.pending[queue]
-            most = min(self.size, -(-len(waiting) // self.processes))
-            first = self._first_allowed(waiting)
-            if first is None:
-                continue
-            waiting.remove(first)
-            taken = [first]
-            if self._is_quick(first):
-                room = JOB_BYTES - len(first.item.delivered.body)
-                while waiting and len(taken) < most and self._is_quick(waiting[0]):
-                    room -= len(waiting[0].item.delivered.body)
-                    if room < 0:
-                        break
-                    taken.append(waiting.popleft())
-            self._floor = self._spent[queue]
-            average, job = self.durations.average, self._job(taken)
-            job.expected = sum(average.get(one.name, UNKNOWN_SECONDS) for one in taken)
-            self._spent[queue] += job.expected
-            return job
-        return None
+        taken, seconds = self.backlog.take(self.size, self.processes, self._is_quick)
+        if not taken:
+            return None
+        job = self._job(taken)
+        job.expected = seconds
+        return job
 
     def _job(self, deliveries: list[Delivery]) -> Job:
         job = Job(deliveries, in_process=self._semaphore is not None)
@@ -406,41 +357,17 @@ class Jobs:
         handler, delivered = delivery.handler, delivery.item.delivered
         return (
             handler is not None
-            and self.durations.is_quick(handler.name)
-            and handler.name not in self._failing
+            and self.backlog.durations.is_quick(handler.name)
+            and handler.name not in self.backlog.failing
             and not delivered.redelivered
             and delivered.exchange == delivery.dispatcher.names.events
-            and not (self._alone or self.observed)
-            and not self.rate(delivery.task)
+            and not (self._alone or self._events.on)
+            and not self.backlog.rate(delivery.task)
             and self._limit(delivery) is None
         )
 
     def _limit(self, delivery: Delivery) -> float | None:
         return run_limit(delivery.task, *self._limits)
-
-    def rate(self, task: Any) -> float:
-        """Return the events per second that the rate limit of a task allows, 0 for all.
-
-        Remote control changes it.
-        """
-        rate = 0.0 if self.c.disable_rate_limits else events_per_second(task.rate_limit)
-        return max(rate, self._lowest_rate) if rate else 0.0
-
-    def _first_allowed(self, waiting: deque[Delivery]) -> Delivery | None:
-        """Return the first delivery that no rate limit keeps waiting, and count it as begun."""
-        limited: set[str] = set()
-        for delivery in waiting:
-            rate = self.rate(delivery.task)
-            if not rate:
-                return delivery
-            if delivery.name in limited:
-                continue
-            bucket = self._buckets.setdefault((delivery.name, rate), TokenBucket(rate))
-            if bucket.can_consume():
-                return delivery
-            limited.add(delivery.name)
-            self._wake_after(max(WAKE_SECONDS, float(bucket.expected_time())))
-        return None
 
     def _submit(self, job: Job) -> None:
         self.running.add(job)
@@ -452,7 +379,9 @@ class Jobs:
             limited = self._limit(first) is not None
         elif any(self._limits):
             hard = soft = self._holding  # the worker's own limits must not end a publish
-        options = JobOptions(worker=self.c.hostname, publishes=not limited, observed=self.observed)
+        options = JobOptions(
+            worker=self.c.hostname, publishes=not limited, observed=self._events.on
+        )
         run: Callable[..., Any] = run_job
         if not job.in_process:
             run = partial(self._run_here, job)
@@ -504,7 +433,7 @@ class Jobs:
             delivery.accepted()
             if delivery.item.runs:
                 state.task_accepted(delivery)
-                self._send(delivery, "task-started")
+                self._events.send("task-started", delivery)
 
     def _returned(self, job: Job, outcomes: list[Outcome] | str | None) -> None:
         self._ended.append((job, outcomes))
@@ -570,14 +499,18 @@ class Jobs:
         changed = False
         if job.expected:
             took = sum(outcome.seconds or 0.0 for outcome in outcomes)
-            self._spent[deliveries[0].item.delivered.queue] += took - job.expected
+            self.backlog.took_longer(deliveries[0].item.delivered.queue, took - job.expected)
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
             if outcome.seconds is not None:
-                changed |= self.durations.ended(delivery.name, outcome.seconds)
-                failed = outcome.kind != "ack" or outcome.published
-                (self._failing.add if failed else self._failing.discard)(delivery.name)
-            if outcome.verdict is not None and outcome.kind != "requeue":
-                self._report(delivery, outcome)
+                if self.backlog.durations.ended(delivery.name, outcome.seconds):
+                    changed = True
+                if outcome.kind != "ack" or outcome.published:
+                    self.backlog.failing.add(delivery.name)
+                else:
+                    self.backlog.failing.discard(delivery.name)
+            run_ended = delivery.item.verdict is None and outcome.kind != "requeue"
+            if run_ended and outcome.verdict is not None:
+                self._events.ended(delivery, outcome.verdict)
             if outcome.kind == "ack":
                 acked.append(delivery)
             elif outcome.kind == "requeue":
@@ -615,11 +548,7 @@ class Jobs:
         if deliveries and deliveries[0].since < time.monotonic() - self.wait:
             self._give_back(deliveries)  # the run before them took unusually long
             return
-        for delivery in reversed(deliveries):
-            delivery.job = None
-            queue = delivery.item.delivered.queue
-            self._spent.setdefault(queue, self._floor)
-            self.pending.setdefault(queue, deque()).appendleft(delivery)
+        self.backlog.put_back(deliveries)
 
     def _close(self, delivery: Delivery) -> bool:
         """Forget a delivery; return False if it was settled before."""
@@ -628,43 +557,6 @@ class Jobs:
         delivery.acknowledged = True
         state.task_ready(delivery)
         return True
-
-    # -- task events ----------------------------------------------------------------------
-
-    def _report(self, delivery: Delivery, outcome: Outcome) -> None:
-        verdict = outcome.verdict
-        if verdict is None or not self.observed or delivery.item.verdict is not None:
-            return
-        if verdict.kind == "handled" and verdict.runtime is not None:
-            self._send(delivery, "task-succeeded", result=verdict.result, runtime=verdict.runtime)
-        elif verdict.kind in ("retry", "archive") and verdict.failure is not None:
-            self._send(
-                delivery,
-                "task-retried" if verdict.kind == "retry" else "task-failed",
-                exception=verdict.failure.representation,
-                traceback=verdict.failure.traceback,
-            )
-
-    def _send(
-        self, delivery: Delivery, kind: str, received: dict[str, Any] | None = None, **fields: Any
-    ) -> None:
-        if not self.observed or not delivery.task.send_events:
-            return
-        headers = received if received is not None else delivery.headers()
-        if not headers:
-            return
-        if received is not None:
-            fields = {
-                "name": delivery.name,
-                "args": headers["argsrepr"],
-                "kwargs": headers["kwargsrepr"],
-                "root_id": headers["root_id"],
-                "parent_id": headers["parent_id"],
-                "retries": headers["retries"],
-                "eta": None,
-                "expires": None,
-            }
-        self.c.event_dispatcher.send(kind, uuid=headers["id"], **fields)
 
 
 def title(deliveries: list[Delivery]) -> str:

@@ -106,6 +106,8 @@ class EventStep(bootsteps.StartStopStep):
         self._pending: deque[str] = deque()
         # Missing queues, and how often each was checked.
         self._missing: dict[str, int] = {}
+        # The timers after which queues are consumed.
+        self._waits: dict[str, Any] = {}
         # Queues that were found to exist, so that they are not checked.
         self._known_to_exist: set[str] = set()
         # Queues that this worker may not consume.
@@ -429,7 +431,9 @@ class EventStep(bootsteps.StartStopStep):
             if not self._stale(connection):
                 self.consume(queue)
 
-        self.c.timer.call_after(wait, again)
+        if queue in self._waits:
+            self._waits[queue].cancel()  # such as after add_consumer for a missing queue
+        self._waits[queue] = self.c.timer.call_after(wait, again)
 
     def _cancelled(self, connection: Any, queue: str, consumer_tag: str) -> None:
         """Consume a queue again: it was deleted, or its consumer exceeded the consumer timeout."""
@@ -443,9 +447,9 @@ class EventStep(bootsteps.StartStopStep):
 
     def window(self, queue: str) -> Window:
         """Return the prefetch count of a queue, as its handlers run now."""
-        worker, durations = self.c.controller, self.jobs.durations
+        worker, durations = self.c.controller, self.jobs.backlog.durations
         names = [handler.name for handler in self._handlers.get(queue, ())]
-        rates = [rate for name in names if (rate := self.jobs.rate(self.c.app.tasks[name]))]
+        rates = [rate for name in names if (rate := self.jobs.backlog.rate(self.c.app.tasks[name]))]
         return window(
             processes=max(self.jobs.processes, getattr(worker, "max_concurrency", 0) or 0),
             multiplier=worker.prefetch_multiplier,
@@ -491,10 +495,11 @@ class EventStep(bootsteps.StartStopStep):
         """Consume the queue that has been paused longest, since a process is free."""
         if not self.paused:
             self.jobs.on_free = None
-        here = [waiting[0] for queue in self.paused if (waiting := self.jobs.pending.get(queue))]
-        if not all(self.jobs.rate(delivery.task) for delivery in here):
+        backlog = self.jobs.backlog
+        first = {queue: backlog.first(queue) for queue in self.paused}
+        if any(delivery and not backlog.rate(delivery.task) for delivery in first.values()):
             return  # the process is for one of these
-        free = [queue for queue in self.paused if not self.jobs.pending.get(queue)]
+        free = [queue for queue, delivery in first.items() if delivery is None]
         # Before that, another queue's event has yet to arrive, or that queue is empty.
         if free and monotonic() >= self._next_resume:
             self._next_resume = monotonic() + self._interval

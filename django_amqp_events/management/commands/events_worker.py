@@ -34,7 +34,7 @@ from django_amqp_events.management.child_command import BACKOFF, ChildCommand
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
 from django_amqp_events.monitor import load_metrics
 from django_amqp_events.process_identity import has_died, identity
-from django_amqp_events.worker.hang_detector import OPTION, add_options
+from django_amqp_events.worker.hang_detector import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +98,7 @@ class Command(EventsCommand):
         for name in ("pool", "concurrency", "hostname"):
             if options[name] is not None:
                 argv += [f"--{name}", str(options[name])]
-        add_options(app)
-        if options["hang_after"] is not None:
-            argv += [OPTION, str(options["hang_after"])]
+        Watch.hang_after = options["hang_after"]
         with beside(companion.command_line(options)):
             return run_worker(app, [*argv, *self._celery_arguments])
 

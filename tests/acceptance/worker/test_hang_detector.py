@@ -44,9 +44,15 @@ def hang(core: Service, eyes: Eyes, worker: Worker) -> str:
     return event_id
 
 
+def watched(core: Service, pool: str, seconds: float) -> Worker:
+    beside = ("--no-mirror", "--no-reaper", "--no-relay", "--no-batches")
+    arguments = ("-P", pool, "-c", "2", "--hang-after", str(seconds), *beside)
+    return events_worker(core, "testproject.act", *arguments).wait_ready()
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_eyes: Eyes) -> None:
-    worker = core.worker(pool, 2, "-Q", QUEUE, "--events-hang-after", "1").wait_ready()
+    worker = watched(core, pool, 1)
     event_id = hang(core, fresh_eyes, worker)
     # Not at each look: again when it has gone on for twice as long.
     until(lambda: len(core.runs(event_id, "hanging")) >= 2, 30, "it is reported again")
@@ -92,12 +98,6 @@ def stats(core: Service, worker: Worker) -> list[dict[str, Any]]:
     return hanging
 
 
-def test_events_worker_has_the_option_too(core: Service, fresh_eyes: Eyes) -> None:
-    worker = events_worker(core, "--no-mirror", "--no-reaper", "--hang-after", "3").wait_ready()
-    hang(core, fresh_eyes, worker)
-    (core.where / "go").touch()
-
-
-def test_switched_off(core: Service, fresh_eyes: Eyes) -> None:
-    worker = core.worker("threads", 2, "-Q", QUEUE, "--events-hang-after", "0").wait_ready()
+def test_switched_off(core: Service) -> None:
+    worker = watched(core, "threads", 0)
     assert stats(core, worker) == []

@@ -90,7 +90,7 @@ class World:
 
     def quick(self, *queues: str) -> None:
         for queue in queues:
-            self.jobs.durations.ended(queue, 0.0001)
+            self.jobs.backlog.durations.ended(queue, 0.0001)
 
     @property
     def sizes(self) -> list[int]:
@@ -328,7 +328,7 @@ def test_a_rate_limit_by_remote_control_keeps_no_event_longer_than_it_may_wait()
     world = World(2)
     task = world.deliver().task
     task.rate_limit = "1/h"
-    assert world.jobs.rate(task) * world.jobs.wait == pytest.approx(2)
+    assert world.jobs.backlog.rate(task) * world.jobs.wait == pytest.approx(2)
 
 
 def test_a_rate_limit_holds_back_no_other_handler_of_its_queue() -> None:
@@ -462,7 +462,7 @@ class Machine(RuleBasedStateMachine):
         assert len(settled) == len(set(settled))
         held = {one for one in world.given if not one.acknowledged}
         assert {one.tag for one in held} == {one.tag for one in world.given} - set(settled)
-        known = {one for queue in world.jobs.pending.values() for one in queue}
+        known = set(world.jobs.backlog)
         running = {one for job in world.jobs.running for one in job.deliveries}
         unpublished = {one for _, one in world.jobs._unpublished}
         assert held <= known | running | unpublished
@@ -474,7 +474,7 @@ class Machine(RuleBasedStateMachine):
         if self.old:
             return  # Celery's semaphore counts no job of a lost connection
         assert len(world.jobs.running) <= world.pool.processes
-        if any(world.jobs.pending.values()):
+        if world.jobs.backlog:
             assert len(world.pool.jobs) == world.pool.processes
 
     def teardown(self) -> None:
@@ -485,7 +485,7 @@ class Machine(RuleBasedStateMachine):
                 break
             job = world.pool.jobs[0]
             world.pool.end(job, [Outcome("ack", 0.001)] * len(job.items))
-        assert not any(world.jobs.pending.values())
+        assert not world.jobs.backlog
         assert not world.jobs.running
         state.reset_state()
 

@@ -14,7 +14,6 @@ from celery import Celery
 from celery.signals import worker_init
 from kombu import Exchange, Queue
 
-from django_amqp_events.worker.hang_detector import add_options
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
 
@@ -53,7 +52,6 @@ if quorum:
 app.autodiscover_tasks(["testproject"])
 if tool := os.environ.get("TESTPROJECT_TELEMETRY"):
     getattr(importlib.import_module("testproject.telemetry"), tool)()
-add_options(app)
 if "TESTPROJECT_STEP" in os.environ:
     from .consumers import Foreign
 
