@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from time import time
@@ -11,14 +12,12 @@ from typing import Any, NamedTuple
 
 from celery.platforms import signals as signal_names
 
-from ..context import ReceivedEvent
+from ..broker.delivery_reader import decode
 from ..declare.registry import Handler
-from ..logs import event_fields
-from ..message.text import printable
 from ..message.types import Delivered
 from .acks import Acks
 from .celery_internals import TERM_SIGNAME
-from .dispatch import Dispatcher, described
+from .dispatch import Dispatcher, Reading, described
 from .verdict import Verdict
 
 _numbers = count(1)
@@ -100,22 +99,23 @@ class Delivery:
         return described(self.dispatcher, self.item.delivered)
 
     @property
-    def event(self) -> ReceivedEvent | None:
-        event: ReceivedEvent | None = self.headers().get("amqp_event")
-        return event
+    def reading(self) -> Reading:
+        """What is read of it for people: the main process decodes nothing that it decides on."""
+        reading = Reading(received=decode(self.item.delivered))
+        with suppress(Exception):  # a publisher decides what a message contains
+            self.dispatcher.identify(reading)
+        reading.handler = reading.handler or self.handler
+        return reading
 
     @property
     def title(self) -> str:
         """The event and its handler, for logs."""
-        event = self.event
-        if event is None:
-            return f"a message from {self.item.delivered.queue!r}"
-        return f"event {event.name!r} ({printable(event.id)}) for {self.name}"
+        return self.reading.title
 
     @property
     def log_fields(self) -> dict[str, Any]:
         """The fields of its log records."""
-        return event_fields(self.event, self.handler.name if self.handler else None)
+        return self.reading.log_fields
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """Return what ``inspect active`` and ``reserved`` show."""

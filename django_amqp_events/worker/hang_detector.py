@@ -84,7 +84,7 @@ class Watch(bootsteps.StartStopStep):
                     "process": job.pid,
                 }
                 for job, seconds in self.hanging()
-                for event in [job.deliveries[0].event]
+                for event in [job.deliveries[0].reading.event]
             ]
         }
 
@@ -126,7 +126,7 @@ class Watch(bootsteps.StartStopStep):
             return
         self._reported[job] = 2 * seconds
         first = job.deliveries[0]
-        name, event = first.name, first.event
+        name, event = first.name, first.reading.event
         pid = job.pid or os.getpid()
         logger.error(
             "%s has not ended after %d s, in process %s. Set timeouts on its calls, or a time "
