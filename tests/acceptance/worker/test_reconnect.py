@@ -282,8 +282,8 @@ def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) 
     assert "onnection to broker lost" not in worker.log
 
 
-def test_exclusively_consumed_queue_is_retried(fresh_eyes: Eyes, service: Make) -> None:
-    """RabbitMQ refuses and closes the channel; the worker retries until the queue is free."""
+def test_an_exclusively_consumed_queue_is_left_out(fresh_eyes: Eyes, service: Make) -> None:
+    """RabbitMQ refuses and closes the channel, once; later, remote control adds the queue."""
     eyes = fresh_eyes
     core = service(eyes, events={"TOPOLOGY": "external"})
     core.declare()
@@ -295,6 +295,8 @@ def test_exclusively_consumed_queue_is_retried(fresh_eyes: Eyes, service: Make) 
     worker = core.worker("threads", 2)
     until(lambda: "ACCESS_REFUSED" in worker.log, 20)
     channel.close()
+    until(lambda: "restart the worker" in worker.log, 30)
+    core.control("control", "add_consumer", QUEUES[2], seconds=10)
     until(lambda: each_once(eyes), 30)
     (event_id,) = publish(eyes, 1, "ok")
     until(lambda: core.runs(event_id, "end"))
