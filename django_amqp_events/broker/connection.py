@@ -74,6 +74,20 @@ def is_default_app(app: Celery) -> bool:
     return bool(app.main == "default" and not app.set_as_current)
 
 
+def broker_app(settings: Settings) -> Celery:
+    """Return :func:`celery_app` for a process that consumes or administers.
+
+    Raises:
+        ConfigurationError: as :func:`celery_app`, or ``BACKEND`` replaces RabbitMQ.
+    """
+    if settings.backend != "amqp":
+        raise ConfigurationError(
+            f"AMQP_EVENTS['BACKEND'] is {settings.backend!r}, so events are handled in the process "
+            f"that publishes them; remove it to use RabbitMQ"
+        )
+    return celery_app(settings)
+
+
 def celery_app(settings: Settings) -> Celery:
     """Return the project's Celery app: ``CELERY_APP``, or the current one.
 

@@ -103,6 +103,8 @@ def _concerns(app: Celery) -> bool:
     settings, problems = load()
     if not settings.service and not any(problem.is_error for problem in problems):
         return False  # dormant
+    if settings.backend != "amqp":
+        return False  # handlers run in the process that publishes
     if settings.celery_app:
         return celery_app(settings) is app
     return True

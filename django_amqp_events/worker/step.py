@@ -412,8 +412,8 @@ class EventStep(bootsteps.StartStopStep):
             for queue in [queue for queue in self.queues if names_queue(exc, queue)]:
                 logger.error(
                     "queue %r cannot be consumed, so this worker does not handle its events: %s. "
-                    "Give this user the read permission, and restart the worker or add the queue by "
-                    "remote control",
+                    "Give this user the read permission, and restart the worker, or add the queue "
+                    "by remote control",
                     queue,
                     exc.reply_text,
                 )

@@ -93,7 +93,7 @@ class Command(ServiceCommand):
 
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
-        app = connection.celery_app(settings)
+        app = connection.broker_app(settings)
         runner = Runner(app=app, settings=settings, tell=self.tell, stop=self.stopped)
         self.tell(f"running the batches of {settings.service}")
         published = runner.run(until_done=options["until_done"])

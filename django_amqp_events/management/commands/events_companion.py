@@ -59,7 +59,7 @@ class Command(ServiceCommand):
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
         # Before the threads, which would do the same at once.
-        app = connection.celery_app(settings)
+        app = connection.broker_app(settings)
         get_registry()
         commands: list[ServiceCommand] = []
         services: dict[str, Callable[[], object]] = {}

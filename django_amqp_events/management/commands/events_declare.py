@@ -73,7 +73,7 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         settings, declared = conf.get_settings(), registry.get_registry()
         wanted = topology.build(settings, declared)
-        app = connection.celery_app(settings)
+        app = connection.broker_app(settings)
         self.warn_of_migrations(settings, declared)
         api = inspection.management(app, settings)
         report = after = inspection.inspect(app, settings, wanted, api=api)

@@ -53,7 +53,7 @@ class Command(ReportCommand):
         seen: dict[str, Any] = {}
         error = ""
         if located.queues:
-            wanted, app = topology.build(settings, registry), connection.celery_app(settings)
+            wanted, app = topology.build(settings, registry), connection.broker_app(settings)
             try:
                 api = inspection.management(app, settings)
                 status = queue_status.status(app, settings, wanted, api=api)

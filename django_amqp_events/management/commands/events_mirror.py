@@ -46,7 +46,7 @@ class Command(ServiceCommand):
 
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
-        app = connection.celery_app(settings)
+        app = connection.broker_app(settings)
         progress = self.progress = Progress(self.tell, Counts)
         mirroring = Mirror(
             app=app,

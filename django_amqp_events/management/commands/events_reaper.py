@@ -12,7 +12,7 @@ import os
 from argparse import ArgumentParser
 from typing import Any, ClassVar
 
-from django_amqp_events.broker.connection import celery_app
+from django_amqp_events.broker.connection import broker_app
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import get_settings
 from django_amqp_events.management import arguments
@@ -51,7 +51,7 @@ class Command(EventsCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         settings = get_settings()
-        app = celery_app(settings)
+        app = broker_app(settings)
         prepare(app)
         chosen = {name: options[name] for name in ("time_limit", "until_empty")}
         bootstrap.become(type("ReaperStep", (ReaperStep,), chosen))

@@ -52,7 +52,7 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         dry_run: bool = options["dry_run"]
         settings = conf.get_settings()
-        app = connection.celery_app(settings)
+        app = connection.broker_app(settings)
         queue = options["queue"] or Names.of(settings).abyss
         done = Recovered()
         with self.interruptible():

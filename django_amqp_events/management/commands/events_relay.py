@@ -57,7 +57,7 @@ class Command(ServiceCommand):
 
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
-        app = connection.celery_app(settings)
+        app = connection.broker_app(settings)
         if options["service"] is not None:
             # Only the rows and reports are that service's; the rest stays this one's.
             settings = replace(settings, service=options["service"])

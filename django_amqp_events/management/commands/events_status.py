@@ -57,7 +57,7 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
         expected = topology.build(settings, registry.get_registry())
-        app = connection.celery_app(settings)
+        app = connection.broker_app(settings)
         status, error = None, ""
         try:
             api = inspection.management(app, settings)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final
 
 from django.db import connections
 
-from django_amqp_events.broker.connection import celery_app
+from django_amqp_events.broker.connection import broker_app
 from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.declare.registry import Registry, get_registry
 from django_amqp_events.management import arguments, companion
@@ -86,7 +86,7 @@ class Command(EventsCommand):
             raise self.wrong("--detach is not supported; use a supervisor, such as systemd")
         if options["metrics_port"] is not None:
             self._share_metrics(settings)
-        app = celery_app(settings)
+        app = broker_app(settings)
         prepare(app)
         self.warn_of_migrations(settings, registry)
         # Pool processes would share the connections.

@@ -64,18 +64,6 @@ class Load:
         return {line["event"] for line in self.service.ledger(what="end")} >= set(self.ids)
 
 
-def test_a_signal_wakes_the_event_loop(fresh_eyes: Eyes, service: Make) -> None:
-    """Without timers, only a signal tells of the end of a pool process, and of a stop."""
-    core = service(fresh_eyes, celery={"broker_heartbeat": 0}, environ={"TESTPROJECT_ASLEEP": "1"})
-    core.declare()
-    worker = core.worker("prefork", 1, "-Q", QUEUE, "--without-heartbeat").wait_ready()
-    until(lambda: fresh_eyes.consumers(QUEUE), 20, "it consumes")
-    # The second run needs another process.
-    event_id = fresh_eyes.event(ACT, {"plan": ["kill_once"]})
-    until(lambda: core.runs(event_id, "end"), 20, "it is handled")
-    assert worker.stop() == 0
-
-
 @pytest.mark.parametrize(("pool", "concurrency"), POOLS)
 def test_ten_rolling_restarts_under_load(
     pool: str, concurrency: int, fresh_eyes: Eyes, service: Make

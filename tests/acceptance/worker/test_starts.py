@@ -301,3 +301,18 @@ def test_pool_processes_share_loaded_memory(
     until(lambda: core.runs(event_id, "end"))
     (line,) = core.ledger(what="frozen")
     assert (line["objects"] > 10_000) is shared
+
+
+@pytest.mark.parametrize("backend", ["inline", "memory"])
+def test_a_backend_that_replaces_rabbitmq(backend: str, eyes: Eyes, service: Make) -> None:
+    """A worker is for ordinary tasks then, and each command that needs RabbitMQ says why not."""
+    core = service(eyes, handlers="mixed", events={"BACKEND": backend})
+    worker = core.worker("solo", 1).wait_ready()
+    eyes.app.send_task("testproject.tasks.ordinary", args=[backend], queue="ordinary")
+    until(lambda: core.ledger(what="ordinary", task=backend))
+    assert worker.stop() == 0
+    commands = ("declare", "worker", "reaper", "mirror", "relay", "batches", "recover", "status")
+    running = [core.start(f"events_{name}") for name in commands]
+    for process in running:
+        assert process.wait(60) != 0, process.name
+        assert f"AMQP_EVENTS['BACKEND'] is '{backend}'" in process.log

@@ -14,7 +14,6 @@ from celery import Celery
 from celery.signals import worker_init
 from kombu import Exchange, Queue
 
-
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -64,27 +63,10 @@ def _patch(**_: object) -> None:
     from django_amqp_events.signals import event_hanging
     from django_amqp_events.worker import jobs
 
-    if os.environ.get("TESTPROJECT_ASLEEP"):
-        _sleep_until_woken()
     if backoff := os.environ.get("TESTPROJECT_BACKOFF"):
         jobs.BACKOFF = Backoff(float(backoff), float(backoff))  # type: ignore[misc]
     event_hanging.connect(_hanging, weak=False)
     _die_in_the_reaper(os.environ.get("TESTPROJECT_DIES", "").split())
-
-
-def _sleep_until_woken() -> None:
-    """Let no timer end a poll of the event loop, and no pipe report the end of a pool process."""
-    from celery.concurrency.asynpool import AsynPool
-    from kombu.asynchronous.hub import Hub
-
-    fire_timers: Any = Hub.fire_timers
-
-    def fire_and_sleep(hub: Hub, **options: Any) -> float:
-        fire_timers(hub, **options)
-        return 3600.0
-
-    Hub.fire_timers = fire_and_sleep  # type: ignore[assignment, method-assign]
-    AsynPool._event_process_exit = lambda pool, hub, proc: pool._untrack_child_process(proc, hub)
 
 
 def _hanging(
