@@ -117,8 +117,9 @@ def test_keda() -> None:
     assert keda({**scaled, "spec": {**scaled["spec"], "maxReplica": 1}}) == ".spec.maxReplica"
 
 
-def test_the_release_runs_on_each_python() -> None:
-    path = ROOT / ".github" / "workflows" / "release.yml"
+@pytest.mark.parametrize("name", ["release", "test"])
+def test_each_workflow_runs_on_each_python(name: str) -> None:
+    path = ROOT / ".github" / "workflows" / f"{name}.yml"
     run(tools() / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", path)
     (workflow,) = read_yaml(path.read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
