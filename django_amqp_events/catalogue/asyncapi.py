@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from ..message import formats, headers
 from ..options import Format
-from .entries import VERSION, Catalogue, Consumer, Entry, handler_document
-from .json_schema import Schema, in_draft_7, source
+from .entries import Catalogue, Consumer, Entry, handler_document
+from .json_schema import Schema
 
 ASYNCAPI: Final = "3.0.0"
 #: The extension with what AsyncAPI has no place for.
@@ -25,15 +25,30 @@ _BINDING: Final = {"bindingVersion": "0.3.0"}
 
 def document(catalogue: Catalogue) -> dict[str, Any]:
     """Return the AsyncAPI document of a service."""
-    events = _keys(entry.name for entry in catalogue.entries)
+    names = _keys(entry.name for entry in catalogue.entries)
+    events = {names[entry.name]: entry for entry in catalogue.entries}
     handlers = _keys(consumer.handler.name for consumer in catalogue.consumers)
-    queues = _keys(
-        (consumer.handler.queue for consumer in catalogue.consumers), taken=events.values()
-    )
-    received: dict[str, list[str]] = {name: [] for name in queues}
-    for entry in catalogue.entries:
-        for consumer in entry.consumers:
-            received[consumer.handler.queue].append(events[entry.name])
+    queues = _keys((consumer.handler.queue for consumer in catalogue.consumers), taken=events)
+    channels = {
+        key: _event_channel(entry, key, catalogue.exchange)
+        for key, entry in events.items()
+        if not entry.is_pattern
+    }
+    operations = {
+        f"publish.{key}": _send(entry, key)
+        for key, entry in events.items()
+        if entry.publisher == catalogue.service
+    }
+    for queue, key in queues.items():
+        consumers = [
+            consumer for consumer in catalogue.consumers if consumer.handler.queue == queue
+        ]
+        received: list[str] = []
+        for consumer in consumers:
+            own = [name for name, entry in events.items() if consumer in entry.consumers]
+            operations[f"handle.{handlers[consumer.handler.name]}"] = _receive(consumer, key, own)
+            received += own
+        channels[key] = _queue_channel(catalogue.exchange, queue, consumers, received)
     return {
         "asyncapi": ASYNCAPI,
         "info": {
@@ -42,43 +57,17 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
             "description": f"Events that the service {catalogue.service} publishes or handles.",
         },
         "defaultContentType": headers.CONTENT_TYPE,
-        EXTENSION: {
-            "version": VERSION,
-            "service": catalogue.service,
-            "prefix": catalogue.prefix,
-            "exchange": catalogue.exchange,
-            "types": source(),
-        },
-        "channels": {
-            events[entry.name]: _event_channel(entry, events[entry.name], catalogue.exchange)
-            for entry in catalogue.entries
-            if not entry.is_pattern
-        }
-        | {key: _queue_channel(catalogue, queue, received[queue]) for queue, key in queues.items()},
-        "operations": {
-            f"publish.{events[entry.name]}": _send(entry, events[entry.name])
-            for entry in catalogue.entries
-            if entry.publisher == catalogue.service
-        }
-        | {
-            f"handle.{handlers[consumer.handler.name]}": _receive(
-                consumer,
-                queues[consumer.handler.queue],
-                [events[entry.name] for entry in catalogue.entries if consumer in entry.consumers],
-            )
-            for consumer in catalogue.consumers
-        },
+        EXTENSION: {"service": catalogue.service, "exchange": catalogue.exchange},
+        "channels": channels,
+        "operations": operations,
         "components": {
-            "messages": {
-                events[entry.name]: _message(entry, events[entry.name])
-                for entry in catalogue.entries
-            },
+            "messages": {key: _message(entry, key) for key, entry in events.items()},
             "messageTraits": {
                 form: _trait(form) for form in sorted({entry.format for entry in catalogue.entries})
             },
             "schemas": {
-                events[entry.name]: _payload(entry, events[entry.name])
-                for entry in catalogue.entries
+                key: entry.payload(f"#/components/schemas/{key}") or {"type": "object"}
+                for key, entry in events.items()
             },
         },
     }
@@ -106,11 +95,10 @@ def _event_channel(entry: Entry, key: str, exchange: str) -> dict[str, Any]:
     }
 
 
-def _queue_channel(catalogue: Catalogue, queue: str, received: list[str]) -> dict[str, Any]:
-    handlers = [
-        consumer.handler for consumer in catalogue.consumers if consumer.handler.queue == queue
-    ]
-    keys = dict.fromkeys(pattern for handler in handlers for pattern in handler.bindings)
+def _queue_channel(
+    exchange: str, queue: str, consumers: Iterable[Consumer], received: Iterable[str]
+) -> dict[str, Any]:
+    keys = dict.fromkeys(key for consumer in consumers for key in consumer.handler.bindings)
     return {
         "address": None if "{" in queue else queue,
         "title": queue,
@@ -119,7 +107,7 @@ def _queue_channel(catalogue: Catalogue, queue: str, received: list[str]) -> dic
             "amqp": {
                 "is": "queue",
                 "queue": {"name": queue, "durable": True, "exclusive": False, "autoDelete": False},
-                "x-bindings": [{"exchange": catalogue.exchange, "routingKey": key} for key in keys],
+                "x-bindings": [{"exchange": exchange, "routingKey": key} for key in keys],
                 **_BINDING,
             }
         },
@@ -158,18 +146,10 @@ def _message(entry: Entry, key: str) -> dict[str, Any]:
         "payload": _body(entry.format, _ref("components", "schemas", key)),
         EXTENSION: {
             "publisher": entry.publisher,
-            "format": entry.format,
             "contract": contract.function if contract else None,
             "options": dict(entry.options),
         },
     }
-
-
-def _payload(entry: Entry, key: str) -> Schema:
-    schema: Schema = in_draft_7(
-        entry.payload or {"type": "object"}, base=f"#/components/schemas/{key}/definitions/"
-    )
-    return schema
 
 
 def _body(form: Format, payload: Schema) -> Schema:

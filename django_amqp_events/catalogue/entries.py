@@ -110,10 +110,13 @@ class Entry:
     options: Mapping[str, Any]
     consumers: tuple[Consumer, ...]
 
-    @property
-    def payload(self) -> Schema | None:
-        """JSON Schema of the payload, made anew; ``None`` without a contract."""
-        return object_schema(self.function) if self.function else None
+    def payload(self, root: str = "#") -> Schema | None:
+        """Return the JSON Schema of the payload, ``None`` without a contract.
+
+        Args:
+            root: what its references start from.
+        """
+        return object_schema(self.function, root) if self.function else None
 
     @property
     def is_pattern(self) -> bool:
@@ -242,7 +245,7 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
                 "publisher": entry.publisher,
                 "format": entry.format,
                 "contract": _interface(entry.contract) if entry.contract else None,
-                "payload": entry.payload,
+                "payload": entry.payload(),
                 "options": dict(entry.options),
                 "handlers": [one.handler.name for one in entry.consumers],
             }
@@ -259,6 +262,7 @@ def handler_document(consumer: Consumer) -> dict[str, Any]:
         "name": handler.name,
         "queue": handler.queue,
         "patterns": list(handler.bindings),
+        "upcasts": [upcast.source for upcast in handler.upcasts],
         **_interface(consumer.interface),
         "options": dict(consumer.options),
         "retries": {

@@ -23,7 +23,7 @@ _CODES: Final = {
     "pools": "E019 W006 W007",
     "redis": "E016 E027 W016",
     "retries": "E009 E040 W040",
-    "search-values": "W070 W071",
+    "search-values": "W070",
     "settings": "E002 E003 E004 E007 W010 W018 W022 W023",
     "testing": "W004 W021",
     "topology": "E005 E020 W009 W011",

@@ -44,19 +44,12 @@ def bind(
             f"payload: {exc}"
         ) from None
     if handler.validate:
-        enforced = validator(handler)
         try:
-            converted = enforced.from_json(bound.arguments)
+            converted = validator(handler).from_json(bound.arguments)
         except Violation as exc:
             raise ContractViolated(
                 f"the payload violates the type hints of handler {handler.name!r}: {exc}"
             ) from exc.__cause__
-        surplus = enforced.surplus(bound.arguments, converted)
-        if surplus and handler.strict:
-            raise InvalidArguments(
-                f"handler {handler.name!r} takes {signature}, which does not accept: "
-                f"{', '.join(surplus)}"
-            )
         bound.arguments = converted
         # In the form that the payload came in: by position or by name.
         named = {

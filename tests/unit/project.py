@@ -47,10 +47,6 @@ def order_paid(
 ) -> None: ...
 
 
-def hide_email(name: str, payload: dict[str, Any]) -> dict[str, Any]:
-    return {**payload, "customer": {**payload["customer"], "email": "***"}}
-
-
 def unknown_type(order_id: Celery, total: str) -> None: ...
 
 

@@ -2,8 +2,8 @@
 
 It knows the events that it declares and those that its handlers subscribe to.
 
---check FILE compares with a document that --format json or asyncapi has printed
-before, and names what breaks the consumers of the events.
+--check FILE compares with a document that --format json has printed before, and
+names what may break the consumers of the events.
 
 exit codes:
   0  printed (--check: all changes are compatible, or there are none)
@@ -11,8 +11,8 @@ exit codes:
   2  wrong arguments or settings; --check: FILE cannot be read or compared
 
 examples:
-  manage.py events_catalogue --format asyncapi > asyncapi.json
-  manage.py events_catalogue --check asyncapi.json     in CI
+  manage.py events_catalogue --format json > catalogue.json
+  manage.py events_catalogue --check catalogue.json     in CI
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from typing import Any, Final
 
 from django_amqp_events import conf
 from django_amqp_events.catalogue import asyncapi, compatibility, entries
-from django_amqp_events.catalogue.compatibility import Change
 from django_amqp_events.catalogue.entries import Argument, Catalogue, Consumer, Entry
 from django_amqp_events.declare import registry
-from django_amqp_events.exceptions import IncomparableError
 from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.management.commands.events_declare import describe_schedule
 from django_amqp_events.message.text import counted
@@ -74,29 +72,22 @@ class Command(ReportCommand):
             changes = compatibility.compare(saved, entries.document(catalogue))
         except OSError as exc:
             raise self.wrong(f"{path} cannot be read: {exc.strerror or exc}") from exc
-        except IncomparableError as exc:
+        except (RecursionError, ValueError) as exc:  # IncomparableError too
             raise self.wrong(f"{path} cannot be compared: {exc}. {REMEDY}") from exc
-        except (RecursionError, ValueError) as exc:
-            raise self.wrong(f"{path} is not JSON: {exc}. {REMEDY}") from exc
-        broken = [change for change in changes if not change.compatible]
-        others = [change for change in changes if change.compatible]
+        broken = not all(change.compatible for change in changes)
 
         def show() -> None:
-            for title, part, style in (
-                ("incompatible", broken, self.style.ERROR),
-                ("compatible", others, self.style.SUCCESS),
-            ):
-                if part:
-                    self.stdout.write(f"{counted(len(part), f'{title} change')}:", style)
-                    for change in part:
-                        self.stdout.write(f"  {change}")
+            for change in changes:
+                if change.compatible:
+                    self.stdout.write(f"compatible: {change}", self.style.SUCCESS)
+                else:
+                    self.stdout.write(f"incompatible: {change}", self.style.ERROR)
             if not changes:
                 self.tell("no changes")
 
         document = {
             "result": "incompatible" if broken else "compatible",
-            "incompatible": list(map(_change, broken)),
-            "compatible": list(map(_change, others)),
+            "changes": list(map(asdict, changes)),
         }
         return self.finish(1 if broken else 0, document, show)
 
@@ -161,7 +152,3 @@ def _option_lines(options: str) -> Iterator[str]:
 
 def _indented(text: str) -> Iterator[str]:
     return (f"  {line}".rstrip() for line in text.splitlines())
-
-
-def _change(change: Change) -> dict[str, str]:
-    return {key: value for key, value in asdict(change).items() if key != "compatible"}

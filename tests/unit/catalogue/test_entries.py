@@ -118,6 +118,7 @@ def test_json_document(whole: Catalogue) -> None:
         "name": "invoice",
         "queue": "staging-billing.invoices",
         "patterns": ["shop.order.created"],
+        "upcasts": [],
         "function": f"{__name__}.Invoice",
         "docstring": "Write the invoice.",
         "arguments": [

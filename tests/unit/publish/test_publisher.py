@@ -8,14 +8,13 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -302,62 +301,6 @@ def test_bind_contract():
             bind_contract("e", contract, wrong, 1)  # type: ignore[arg-type]
 
 
-class Uncomparable:
-    """A value such as an array: comparing it with anything is an error."""
-
-    def __eq__(self, other: object) -> bool:
-        raise AssertionError("compared")
-
-    __hash__ = object.__hash__
-
-
-def _contracts() -> list[Callable[..., Any]]:
-    class Called:
-        def __call__(self, a: int, b: int = 2) -> None: ...
-
-    def mixed(a: int, b: int = 2, *, c: int, d: int = 4) -> None: ...
-    def first(a: int, /, b: int = 2) -> None: ...
-    def more(a: int, **more: int) -> None: ...
-    def rest(a: int, *rest: int) -> None: ...
-    def nothing() -> None: ...
-    def refuses(a: int) -> None:
-        raise TypeError("not this one")
-
-    return [
-        mixed, first, more, rest, nothing, refuses, Called(), Called().__call__,
-        partial(mixed, c=3), partial(mixed, 1), lambda a: None,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("contract", _contracts())
-@pytest.mark.parametrize(
-    "payload",
-    [
-        {}, {"a": 1}, {"a": 1, "b": 5}, {"b": 5, "a": 1}, {"a": 1, "c": 3},
-        {"c": 3, "b": 2, "a": 1}, {"d": 1, "c": 2, "b": 3, "a": 4}, {"a": 1, "x": 2},
-        {"x": 1}, {"a": None},
-        {"self": 1},
-        {"a": Uncomparable(), "b": Uncomparable(), "c": Uncomparable()},
-    ],
-)  # fmt: skip
-def test_a_plain_payload_is_bound_like_any_other(
-    contract: Callable[..., Any], payload: dict[str, Any]
-):
-    """The short way, for a dict, and the long one, for other mappings."""
-
-    def answer(given: Mapping[str, Any]) -> tuple[Any, ...]:
-        # Twice: what is remembered answers the second time.
-        with suppress(Exception):
-            bind_contract("e", contract, given)
-        try:
-            full = bind_contract("e", contract, given)
-        except Exception as exc:  # noqa: BLE001 - it is the answer
-            return type(exc), str(exc)
-        return list(full), [id(value) for value in full.values()]
-
-    assert answer(payload) == answer(MappingProxyType(payload))
-
-
 def test_contracts_do_not_get_mixed_up():
     """Python reuses the id of a deleted object, as many tests show."""
     for number in range(3 * contracts.REMEMBERED):
@@ -365,7 +308,7 @@ def test_contracts_do_not_get_mixed_up():
         space: dict[str, Any] = {}
         exec(f"def contract({name}): ...", space)  # noqa: S102 - many signatures
         assert bind_contract("e", space["contract"], {name: number}) == {name: number}
-    assert contracts._form.cache_info().currsize <= contracts.REMEMBERED
+    assert contracts._signature.cache_info().currsize <= contracts.REMEMBERED
 
 
 def test_names_are_refused_as_before_however_many_are_published(outcomes: Outcomes):
