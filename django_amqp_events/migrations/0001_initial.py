@@ -3,6 +3,7 @@ import uuid
 import django.db.models.deletion
 from django.db import migrations, models
 
+from django_amqp_events.migrations import _databases
 from django_amqp_events.models.base import PartialIndex
 
 
@@ -12,6 +13,7 @@ class Migration(migrations.Migration):
     dependencies = []
 
     operations = [
+        migrations.RunPython(_databases.collate, migrations.RunPython.noop),
         migrations.CreateModel(
             name="Alert",
             fields=[
@@ -855,4 +857,6 @@ class Migration(migrations.Migration):
             },
             bases=("django_amqp_events.snapshot",),
         ),
+        migrations.RunPython(_databases.compress, migrations.RunPython.noop),
+        migrations.RunPython(_databases.correlate, migrations.RunPython.noop),
     ]

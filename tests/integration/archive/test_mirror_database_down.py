@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
@@ -19,8 +16,6 @@ from django_amqp_events.archive import mirror
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
-    FailureGroup,
-    GroupAction,
     Snapshot,
 )
 from tests.conftest import KINDS, _vhost, archive_in
@@ -127,35 +122,6 @@ def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
         archive_database.migrate()
         stored(5)
         assert running.stop() == 0
-
-
-@pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
-def test_a_table_is_changed_that_a_transaction_waits_for(archive_database):
-    """MariaDB does not see such a deadlock: the change has to give way."""
-    groups, changes = (model._meta.db_table for model in (FailureGroup, GroupAction))
-    for target in ("zero", "0002"):
-        call_command("migrate", "django_amqp_events", target, database="archive", verbosity=0)
-    began = threading.Event()
-
-    def write() -> None:
-        server, name = archive_database.server, archive_database.settings["NAME"]
-        with server.connect(name, autocommit=False) as connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT 1 FROM {changes} FOR UPDATE")  # noqa: S608
-            began.set()
-            wait_until(archive_database.waiting, "the change waits for it", 10)
-            cursor.execute(f"SELECT 1 FROM {groups}")  # noqa: S608
-
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(write)
-        began.wait(60)
-        archive_database.migrate()
-        writing.result()
-
-
-def test_a_table_is_made_with_its_constraints():
-    """On MariaDB a migration is no transaction, so a mirror may write between its statements."""
-    migration = import_module("django_amqp_events.migrations.0001_initial").Migration
-    assert {type(each).__name__ for each in migration.operations} == {"CreateModel"}
 
 
 @EACH
