@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Info
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 
 from .. import conf
 from ..declare import registry
 from ..declare.declarations import declarations
 from ..options import Problem
-from . import broker, celery_options, database, handlers, settings
-from .pages import with_page
+from . import celery_options, database, handlers, settings
 from .project import Check, Project, read_project
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -22,29 +21,21 @@ CHECKS: Final[tuple[Check, ...]] = (
     handlers.check_handlers,
     handlers.check_validation,
     handlers.check_search,
-    database.check_database,
     settings.check_renamed,
-    settings.check_redaction,
     database.check_archive_database,
     database.check_once,
-    database.check_autocommit,
-    database.check_vendor,
-    database.check_sqlite,
     database.check_outbox,
     settings.check_limits,
     settings.check_alerts,
     settings.check_metrics,
-    settings.check_pages,
-    broker.check_versions,
-    broker.check_transport,
+    celery_options.check_versions,
+    celery_options.check_transport,
     celery_options.check_worker,
     celery_options.check_consumer_timeout,
-    celery_options.check_eager,
     celery_options.check_current_app,
     celery_options.check_celery_queues,
 )
-_LEVELS: Final = {"E": Error, "W": CheckWarning, "I": Info}
-DEPLOYMENT_CHECKS: Final[tuple[Check, ...]] = (broker.check_accounts, settings.check_backend)
+_LEVELS: Final = {"E": Error, "W": CheckWarning}
 
 
 def check(**_kwargs: Any) -> list[CheckMessage]:
@@ -52,20 +43,21 @@ def check(**_kwargs: Any) -> list[CheckMessage]:
     _, problems = conf.load()
     if project := _project():
         problems = (*problems, *project.registry.problems, *project.problems)
-        problems = (*problems, *_found(CHECKS, project))
+        for function in CHECKS:
+            problems = (*problems, *function(project))
     return _messages(problems)
 
 
 def check_deployment(**_kwargs: Any) -> list[CheckMessage]:
     """Check what matters in production only; for ``manage.py check --deploy``."""
     project = _project()
-    return _messages(_found(DEPLOYMENT_CHECKS, project)) if project else []
+    return _messages(settings.check_backend(project)) if project else []
 
 
 def check_databases(databases: Iterable[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
     """Check database servers; for ``manage.py migrate`` and ``check --database``."""
-    parsed, _ = conf.load()
-    return _messages(database.check_servers(databases or (), parsed.max_body))
+    project = _project()
+    return _messages(database.check_servers(project, databases or ())) if project else []
 
 
 def _project() -> Project | None:
@@ -76,17 +68,10 @@ def _project() -> Project | None:
     return read_project(parsed, registry.build(parsed, *declarations.snapshot()))
 
 
-def _found(checks: tuple[Check, ...], project: Project) -> Iterator[Problem]:
-    for function in checks:
-        yield from function(project)
-
-
 def _messages(problems: Iterable[Problem]) -> list[CheckMessage]:
     return [
         _LEVELS[problem.code[0]](
-            problem.message,
-            hint=with_page(problem.code, problem.hint),
-            id=f"django_amqp_events.{problem.code}",
+            problem.message, hint=problem.hint, id=f"django_amqp_events.{problem.code}"
         )
         for problem in problems
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from celery import Celery
 from kombu.transport import supports_librabbitmq
@@ -17,38 +16,29 @@ from ..exceptions import ConfigurationError
 from ..options import Problem
 
 CELERY_OPTIONS: Final = (
-    "accept_content",
     "broker_channel_error_retry",
     "broker_heartbeat",
-    "task_always_eager",
     "task_default_queue",
-    "task_default_rate_limit",
     "task_queues",
-    "task_routes",
     "task_soft_time_limit",
     "task_time_limit",
     "worker_cancel_long_running_tasks_on_connection_loss",
-    "worker_pool",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A broker as the Celery app reaches it."""
-
-    transport: str
-    user: str
-    login_method: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """The subject of the checks; without a Celery app, ``celery`` and ``servers`` are empty."""
+    """The subject of the checks.
+
+    Attributes:
+        celery: options of the Celery app, empty without one.
+        transports: of the brokers that it may connect to, as kombu names them.
+    """
 
     settings: Settings
     registry: Registry
     celery: Mapping[str, Any] = field(default_factory=dict)
-    servers: frozenset[Server] = frozenset()
+    transports: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
 
 
@@ -61,42 +51,29 @@ def read_project(settings: Settings, declared: Registry) -> Project:
     if settings.backend != "amqp":
         return project
 
-    def failed(code: str, message: str, hint: str) -> Project:
-        return replace(project, problems=(Problem(code, message, hint),))
-
     if not settings.celery_app and connection.is_default_app(connection.current_celery_app()):
-        return failed(
+        problem = Problem(
             "E015",
             "The project has no Celery app, so events have no broker and no worker.",
             "Create one in the project's celery.py and import it in its __init__.py, "
             "or set AMQP_EVENTS['CELERY_APP'] = 'project.celery.app'.",
         )
+        return replace(project, problems=(problem,))
     try:
         app = connection.celery_app(settings)
-    except ConfigurationError as exc:
-        hint = "Correct CELERY_APP, or remove it to use the current app."
-        return failed("E016", f"{exc}.", hint)
-    except Exception as exc:  # noqa: BLE001 - the user's module may raise anything
-        return failed(
-            "E016",
-            f"AMQP_EVENTS['CELERY_APP'] is {settings.celery_app!r}, which cannot be imported: "
-            f"{type(exc).__name__}: {exc}.",
-            "Fix the module.",
-        )
-    try:
         celery = {name: getattr(app.conf, name) for name in CELERY_OPTIONS}
-        return replace(project, celery=celery, servers=frozenset(_servers(app)))
-    except Exception as exc:  # noqa: BLE001 - configuration is read from the user's modules
-        return failed(
-            "E017",
-            f"The configuration of the Celery app {app.main!r} cannot be read: "
-            f"{type(exc).__name__}: {exc}.",
-            "Correct it. `celery -A … inspect ping` shows the same error.",
-        )
+        return replace(project, celery=celery, transports=frozenset(_transports(app)))
+    except ConfigurationError as exc:
+        what = f"{exc}."
+    except Exception as exc:  # noqa: BLE001 - the user's modules may raise anything
+        app_name = settings.celery_app or "of this project"
+        what = f"The Celery app {app_name} cannot be read: {type(exc).__name__}: {exc}."
+    hint = "Correct CELERY_APP or the module that the error comes from."
+    return replace(project, problems=(Problem("E016", what, hint),))
 
 
-def _servers(app: Celery) -> Iterator[Server]:
-    """Yield every broker that the app may connect to.
+def _transports(app: Celery) -> Iterator[str]:
+    """Yield the transport of every broker that the app may connect to.
 
     Without a kombu connection, which would import the transport's client library.
     """
@@ -106,20 +83,5 @@ def _servers(app: Celery) -> Iterator[Server]:
             scheme, separator, _ = str(url).partition("://")
             # As in kombu: broker_transport wins, and a scheme may be in capitals.
             given = options.get("broker_transport") or (scheme.lower() if separator else "amqp")
-            transport = str(given)
-            if transport == "amqp" and supports_librabbitmq():
-                transport = "librabbitmq"
-            # py-amqp's default user is guest (amqp.Connection).
-            user = _url_user(str(url)) or options.get("broker_user") or "guest"
-            yield Server(
-                transport=transport,
-                user=str(user),
-                login_method=str(options.get("broker_login_method") or ""),
-            )
-
-
-def _url_user(url: str) -> str:
-    try:
-        return urlsplit(url).username or ""
-    except ValueError:
-        return ""
+            uses_c = given == "amqp" and supports_librabbitmq()
+            yield "librabbitmq" if uses_c else str(given)

@@ -152,7 +152,6 @@ def build(
         ),
     )
     builder.check_overlaps(registry)
-    builder.check_defaults()
     return replace(registry, problems=tuple(builder.problems))
 
 
@@ -421,18 +420,6 @@ class _Builder:
                             f"which RabbitMQ puts into the queue once.",
                             "Give one of them a queue of its own.",
                         )
-
-    def check_defaults(self) -> None:
-        """Warn of invalid ``DEFAULTS`` that every handler overrides."""
-        defaults = _Builder(self.settings)
-        defaults.read(self.settings.defaults, "AMQP_EVENTS['DEFAULTS']")
-        # A handler that takes the default has an error of its own.
-        known = {replace(problem, place="") for problem in self.problems}
-        self.problems += [
-            replace(problem, code="W018")
-            for problem in defaults.problems
-            if replace(problem, place="") not in known
-        ]
 
 
 def _class_options(target: Any) -> dict[str, Any]:

@@ -120,9 +120,7 @@ def store(fresh_eyes: Eyes, tmp_path: Path) -> Iterator[Store]:
 def test_a_project_without_the_admin_and_its_console(store: Store) -> None:
     loaded = store.python("import sys\nprint('django.contrib.admin' in sys.modules)")
     assert loaded.split() == ["False"]
-    checked = store.manage("check", "--fail-level", "WARNING")
-    assert checked.count("django_amqp_events.") == 2, checked  # one message, and its advice
-    assert "django_amqp_events.I001" in checked
+    store.manage("check", "--fail-level", "WARNING")
     store.manage("makemigrations", "store")
     store.manage("makemigrations", "--check", "--dry-run")
     store.manage("migrate", "--verbosity", "0")

@@ -12,7 +12,6 @@ import pytest
 SETTINGS = """
 SECRET_KEY = "not a secret: tests only"
 INSTALLED_APPS = ["django_amqp_events", "shop"]
-SILENCED_SYSTEM_CHECKS = ["django_amqp_events.I001"]  # there is no admin
 DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}}
 {}
 """
@@ -128,11 +127,11 @@ def test_manage_py_check_with_a_tag(project: Path) -> None:
 
 
 def test_deployment_checks_need_the_option(project: Path) -> None:
-    (project / "project.py").write_text(PROJECT.replace("me@", ""))
+    configure(project, 'AMQP_EVENTS = {"SERVICE": "shop", "BACKEND": "memory"}')
     for option, there in ((), False), (("--deploy",), True):
         done = python(project, "-m", "django", "check", "--tag", "amqp_events", *option)
         assert done.returncode == 0, done.stderr
-        assert ("django_amqp_events.W020" in done.stderr) is there
+        assert ("django_amqp_events.W021" in done.stderr) is there
 
 
 def test_a_settings_module_may_use_from_env(project: Path) -> None:

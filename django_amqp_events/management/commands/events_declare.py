@@ -28,8 +28,6 @@ from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.provisioning import drift, inspection
 from django_amqp_events.broker.provisioning.changes import Applied, apply
 from django_amqp_events.broker.topology import Binding
-from django_amqp_events.checks import project
-from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Handler, Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
@@ -149,8 +147,6 @@ class Command(ReportCommand):
             for twig, _, line in _drawn(lines):
                 self.stdout.write(f"{indent} {twig} {line}")
         if any(item.kind == "queue" and item.role == "handler" for item in stale):
-            for problem in check_discovery(project.Project(settings=settings, registry=declared)):
-                self.stdout.write(f"{problem.message} {problem.hint}", self.style.WARNING)
             self.stdout.write(
                 "A stale queue still receives events, which no handler processes. If its handler "
                 "was renamed, add it to RENAMED_HANDLERS, stop its old workers and run `manage.py "

@@ -22,8 +22,6 @@ import django_amqp_events
 from django_amqp_events import checks, conf, versions
 from django_amqp_events.apps import CHECKS
 from django_amqp_events.archive import tables
-from django_amqp_events.checks import database as checks_database
-from django_amqp_events.checks import pages
 from django_amqp_events.checks import project as checks_project
 from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
@@ -36,9 +34,6 @@ from .. import project
 ROOT = Path(__file__).resolve().parents[3]
 HERE = project.__name__
 PREFIX = "django_amqp_events."
-#: Ids that no other page than the list of checks is about.
-UNEXPLAINED = {f"{PREFIX}{code}" for code in ("W005", "W025")}
-
 Check = Callable[..., list[str]]
 
 
@@ -90,11 +85,7 @@ def messages(*, deploy: bool = False) -> list[django_checks.CheckMessage]:
     found = django_checks.run_checks(tags=[CHECKS], include_deployment_checks=deploy)
     for message in found:
         assert isinstance(message.id, str)
-        assert re.fullmatch(r"django_amqp_events\.[EWI]\d{3}", message.id)
-        # A page for each, not the list of all checks.
-        [page] = re.findall(r"docs/[\w-]+\.md", message.hint or "")
-        assert (ROOT / page).is_file()
-        assert page != f"docs/{pages.DEFAULT}.md" or message.id in UNEXPLAINED
+        assert re.fullmatch(r"django_amqp_events\.[EW]\d{3}", message.id)
         # The id says what the level is.
         assert message.is_serious() is message.id.startswith(f"{PREFIX}E")
     return list(found)
@@ -124,21 +115,6 @@ def test_dormant_is_one_warning(settings: DjangoSettings) -> None:
     assert ids() == ["W001"]
 
 
-def test_defaults_that_no_handler_takes(run: Check) -> None:
-    own = {"MAX_RETRIES": 1, "RETRY_BACKOFF": 1, "AUTORETRY_FOR": ["OSError"], "TIME_LIMIT": 5}
-    for wrong in (
-        {"MAX_RETRIES": -1},
-        {"RETRY_BACKOFF": "30s"},
-        {"AUTORETRY_FOR": ["nothing.Error"]},
-        {"TIME_LIMIT": 0},
-    ):
-        assert run(HANDLERS=handling("fits", **own), DEFAULTS=wrong) == ["W018"]
-        assert "AMQP_EVENTS['DEFAULTS']" in text()
-    assert run(HANDLERS=handling("fits"), DEFAULTS={"MAX_RETRIES": 3}) == []
-    # The handler that takes it has the error.
-    assert run(HANDLERS=handling("fits"), DEFAULTS={"MAX_RETRIES": -1}) == ["E009"]
-
-
 def test_no_dict_is_one_error(settings: DjangoSettings) -> None:
     settings.AMQP_EVENTS = "billing"
     assert ids() == ["E003"]
@@ -157,22 +133,6 @@ def test_problems_of_settings_and_declarations_are_messages(run: Check) -> None:
         for n in range(2)
     }
     assert run(HANDLERS=two) == ["E010"]
-
-
-def test_a_project_without_the_admin_is_told_of_the_commands(
-    run: Check, settings: DjangoSettings
-) -> None:
-    settings.INSTALLED_APPS = [a for a in settings.INSTALLED_APPS if a != "django.contrib.admin"]
-    assert run() == ["I001"]
-    [message] = messages()
-    assert message.level == django_checks.INFO
-    for command in re.findall(r"events_\w+", message.hint or ""):
-        assert f"#{command})" in (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    settings.INSTALLED_APPS = [
-        *settings.INSTALLED_APPS,
-        "django.contrib.admin.apps.SimpleAdminConfig",
-    ]
-    assert run() == []
 
 
 def test_a_missing_service(run: Check, settings: DjangoSettings) -> None:
@@ -398,42 +358,19 @@ def test_a_contract_without_a_signature(run: Check) -> None:
 # -- our own settings ---------------------------------------------------------------------
 
 
-def test_unknown_database(run: Check) -> None:
-    assert run(DATABASE="orders") == ["E021"]
-    assert "'default'" in text()
-
-
-# -- the archive in the database ----------------------------------------------------------
-
-
 def test_renamed_handlers(run: Check) -> None:
     assert run(RENAMED_HANDLERS={"billing.old": "billing.handler"}) == []
     assert (
         run(RENAMED_HANDLERS={"billing.old": "billing.older", "billing.older": "billing.handler"})
         == []
     )
-    assert run(RENAMED_HANDLERS={"billing.old": "billing.handlr"}) == ["W013"]
-    assert "Did you mean 'billing.handler'?" in text()
-    assert run(RENAMED_HANDLERS={"billing.old": "xyz"}) == ["W013"]
-    assert "Did you mean" not in text()
 
 
 def test_renamed_handler_still_exists(run: Check) -> None:
     """Its archived events would be replayed to another handler."""
-    assert run(RENAMED_HANDLERS={"billing.handler": "billing.gone"}) == ["E023", "W013"]
+    assert run(RENAMED_HANDLERS={"billing.handler": "billing.gone"}) == ["E023"]
     handlers = {**handling("fits"), "billing.other": {**handling("fits")["billing.handler"]}}
     assert run(HANDLERS=handlers, RENAMED_HANDLERS={"billing.other": "billing.handler"}) == ["E023"]
-
-
-def test_a_redaction_hook_has_to_be_a_function(run: Check) -> None:
-    assert run(REDACT=f"{HERE}.fits", EDITING=True) == []
-    assert run(REDACT=f"{HERE}.nothing") == ["E070"]
-    assert "cannot be imported (ImportError" in text()
-    assert run(REDACT=f"{HERE}.__name__") == ["E070"]
-    assert "is not callable" in text()
-    assert run(REDACT="x") == ["E070"]
-    assert run(EDITING="yes") == ["E003"]
-    assert run(REDACT=5) == ["E003", "E070"]
 
 
 def test_metrics_need_prometheus_client(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,19 +396,17 @@ class Keeping:
 
 def test_outbox_without_a_table(run: Check, settings: DjangoSettings) -> None:
     settings.DATABASE_ROUTERS = [Keeping()]
-    assert run() == ["E025"]
-    assert run(PUBLISH="on_commit") == []
-    assert run(BACKEND="memory") == []
+    assert run() == ["W014", "E025"]
+    assert run(HANDLERS={}) == ["E025"]
+    assert run(PUBLISH="on_commit", HANDLERS={}) == []
+    assert run(BACKEND="memory", HANDLERS={}) == []
 
 
-@pytest.mark.parametrize("databases", [{}, {"default": {}}, {"default": None}])
-def test_outbox_without_a_database(
-    run: Check, monkeypatch: pytest.MonkeyPatch, databases: object
-) -> None:
-    raw = correct()
-    fake = SimpleNamespace(DATABASES=databases, AMQP_EVENTS=raw, DEBUG=False)
-    for module in (checks, checks_database):
-        monkeypatch.setattr(module, "django_settings", fake)
+def test_outbox_without_a_database(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(DATABASE="orders") == ["E025"]
+    assert "DATABASES has no database 'orders'" in text()
+    dummy = {"ENGINE": "django.db.backends.dummy"}
+    monkeypatch.setattr(connections, "settings", {"default": dummy})
     assert run() == ["W014", "E025"]
     assert run(PUBLISH="immediate", HANDLERS={}) == []
 
@@ -482,7 +417,7 @@ def test_once_without_its_table(run: Check, settings: DjangoSettings) -> None:
     assert run(HANDLERS=handling("fits", ONCE=True, USING="books")) == ["E041"]
     assert "'books'" in text()
     settings.DATABASE_ROUTERS = [Keeping()]
-    assert run(HANDLERS=once, PUBLISH="immediate") == ["E041"]
+    assert run(HANDLERS=once, PUBLISH="immediate") == ["W014", "E041"]
 
 
 #: Settings that use the default database: for the outbox, the archive, the inbox.
@@ -494,48 +429,16 @@ USES: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("keys", USES)
-def test_databases_that_commit_nothing(
-    run: Check, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
-) -> None:
-    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
-    assert run(**keys) == ["E026"]
-    assert "AUTOCOMMIT" in text()
-    assert run(HANDLERS={}, PUBLISH="immediate") == []
-
-
-@pytest.mark.parametrize("keys", USES)
 def test_a_database_that_is_not_supported(
     run: Check, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(connections["default"], "vendor", "oracle", raising=False)
-    assert run(**keys) == ["E028"]
-    assert "PostgreSQL, MySQL, MariaDB or SQLite" in text()
-    assert run(HANDLERS={}, PUBLISH="immediate") == []
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, ["W028"]),
-        ({"OPTIONS": None}, ["W028"]),
-        ({"OPTIONS": {"timeout": 30}}, ["W028"]),
-        ({"OPTIONS": {"transaction_mode": "deferred"}}, ["W028"]),
-        ({"OPTIONS": {"transaction_mode": "immediate"}}, []),
-        ({"OPTIONS": {"transaction_mode": "EXCLUSIVE"}}, []),
-        ({"ATOMIC_REQUESTS": False}, []),
-    ],
-)
-def test_requests_on_sqlite_that_do_not_wait(
-    run: Check, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: list[str]
-) -> None:
-    entry = {"ENGINE": "django.db.backends.sqlite3", "ATOMIC_REQUESTS": True, **options}
-    fake = SimpleNamespace(DATABASES={"default": entry})
-    monkeypatch.setattr(checks_database, "django_settings", fake)
-    monkeypatch.setattr(connections["default"], "vendor", "sqlite", raising=False)
-    assert run() == expected
-    assert ("IMMEDIATE" in text()) is bool(expected)
-    monkeypatch.setattr(connections["default"], "vendor", "postgresql", raising=False)
-    assert run() == []
+    assert run(**keys) == []
+    for used, expected in ((keys, ["E028"]), ({"HANDLERS": {}, "PUBLISH": "immediate"}, [])):
+        run(**used)
+        assert [message.id for message in checks.check_databases(["default"])] == [
+            PREFIX + code for code in expected
+        ]
 
 
 def test_once_in_async_code(run: Check) -> None:
@@ -544,11 +447,6 @@ def test_once_in_async_code(run: Check) -> None:
 
 def test_a_database_for_nothing(run: Check) -> None:
     assert run(HANDLERS=handling("fits", USING="default")) == ["W040"]
-
-
-def test_holding_without_an_outbox(run: Check) -> None:
-    assert run(UNROUTED="hold") == []
-    assert run(UNROUTED="hold", PUBLISH="immediate") == ["W017"]
 
 
 @pytest.mark.parametrize("archive", [{"TTL": 5}, {"MAX_LENGTH": 5}, {"TTL": 5, "MAX_LENGTH": 5}])
@@ -566,11 +464,6 @@ def test_email_without_recipients(run: Check, settings: DjangoSettings) -> None:
     assert run(ALERTS={"GROWTH": 5}) == []
     settings.ADMINS = [("Ada", "ada@example.com")]
     assert run(ALERTS={"MAIL": True}) == []
-
-
-def test_bodies_that_rabbitmq_refuses(run: Check) -> None:
-    assert run(MAX_BODY=16 * 1024 * 1024) == []
-    assert run(MAX_BODY=16 * 1024 * 1024 + 1) == ["W010"]
 
 
 # -- the Celery app -----------------------------------------------------------------------
@@ -643,7 +536,7 @@ def test_a_configuration_that_cannot_be_read(
     app.config_from_object("no.such.module")
     monkeypatch.setattr(project, "app", app)
     settings.AMQP_EVENTS = correct()
-    assert ids() == ["E017"]
+    assert ids() == ["E016"]
     assert "no.such.module" in text() or "No module named" in text()
 
 
@@ -667,36 +560,6 @@ def test_transports_without_dead_letters(run: Check, url: Any) -> None:
 )
 def test_rabbitmq_by_py_amqp(run: Check, url: Any) -> None:
     assert run(celery={"broker_url": url}) == []
-
-
-@pytest.mark.parametrize(
-    ("url", "hint"),
-    [
-        ("ampq://me@a//", "Did you mean amqp://?"),
-        ("aqmps://me@a//", "Did you mean amqps://?"),
-        ("redis://a", "Use RabbitMQ with pyamqp://"),
-    ],
-)
-def test_unknown_scheme_suggests_the_nearest(run: Check, url: str, hint: str) -> None:
-    run(celery={"broker_url": url})
-    (message,) = messages()
-    assert str(message.hint).startswith(hint)
-
-
-def test_a_variable_that_celery_prefers_is_named(
-    run: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The app has the right URL in its settings, as docs/redis.md has it."""
-    for name in ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "redis://a")
-            assert run(celery={"broker_url": "amqp://me@a//"}) == ["E027"]
-            (message,) = messages()
-            assert f"Celery prefers {name} of the environment" in str(message.hint)
-    monkeypatch.setenv("CELERY_BROKER_URL", "redis://a")
-    monkeypatch.setenv("CELERY_BROKER_READ_URL", "redis://a")
-    run(celery={})
-    assert "to the settings of every app: rename them." in str(messages()[0].hint)
 
 
 @pytest.mark.parametrize(
@@ -737,16 +600,6 @@ def test_librabbitmq(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
         ("worker_cancel_long_running_tasks_on_connection_loss", False, "W003"),
         ("broker_heartbeat", 0, "W025"),
         ("broker_heartbeat", None, "W025"),
-        ("accept_content", ["json", "pickle"], "W005"),
-        ("accept_content", ["application/x-python-serialize"], "W005"),
-        ("accept_content", ("json", "yaml"), "W005"),
-        ("accept_content", ["application/x-yaml"], "W005"),
-        ("worker_pool", "gevent", "E019"),
-        ("worker_pool", "eventlet", "E019"),
-        ("worker_pool", "celery.concurrency.gevent:TaskPool", "E019"),
-        ("worker_pool", "celery.concurrency.base:BasePool", "E019"),
-        ("worker_pool", "no.such:Pool", "E019"),
-        ("worker_pool", "solo", "W006"),
     ],
 )
 def test_options_that_endanger_handlers(run: Check, option: str, value: Any, expected: str) -> None:
@@ -766,20 +619,6 @@ def test_dangerous_celery_options_are_reported(
     assert ids() == ["E018", "W003"]
 
 
-@pytest.mark.parametrize("accepted", [["json"], ["json", "msgpack"], None, 5, "json"])
-def test_content_that_endangers_nothing(run: Check, accepted: Any) -> None:
-    assert run(celery={"accept_content": accepted}) == []
-
-
-@pytest.mark.parametrize("option", ["TIME_LIMIT", "SOFT_TIME_LIMIT"])
-def test_time_limits_that_a_pool_has_not(run: Check, option: str) -> None:
-    limited = handling("fits", **{option: 5})
-    assert run(HANDLERS=limited) == []
-    assert run(HANDLERS=limited, celery={"worker_pool": "threads"}) == ["W007"]
-    assert run(HANDLERS=limited, celery={"worker_pool": "solo"}) == ["W006", "W007"]
-    assert run(celery={"worker_pool": "threads"}) == []
-
-
 @pytest.mark.parametrize("option", ["time_limit", "soft_time_limit"])
 def test_time_limits_that_do_not_fit_into_the_consumer_timeout(run: Check, option: str) -> None:
     for limit, timeout, expected in ((1200, 1800, []), (1201, 1800, ["W026"]), (1201, 3600, [])):
@@ -797,11 +636,6 @@ def test_rate_limits_that_a_worker_cannot_keep(run: Check) -> None:
     assert run(HANDLERS=handling("fits", RATE_LIMIT="23/h"), CONSUMER_TIMEOUT=3600) == []
 
 
-def test_eager_tasks(run: Check) -> None:
-    assert run(celery={"task_always_eager": True}) == ["W004"]
-    assert run(celery={"task_always_eager": True}, HANDLERS={}) == ["W004"]
-
-
 class FakeQueue:
     def __init__(self, name: Any) -> None:
         self.name = name
@@ -815,10 +649,6 @@ class FakeQueue:
         {"task_queues": ["billing:archive"]},
         {"task_queues": [FakeQueue("celery"), FakeQueue("billing:delay.1s")]},
         {"task_default_queue": "billing.billing.handler"},
-        {"task_routes": {"some.task": {"queue": "billing.billing.handler"}}},
-        {"task_routes": {"some.task": "billing.billing.handler"}},
-        {"task_routes": {"some.task": {"queue": FakeQueue("billing.billing.handler")}}},
-        {"task_routes": [{"some.task": {"queue": "billing:graveyard"}}]},
     ],
 )
 def test_celery_queues_with_our_names(run: Check, options: dict[str, Any]) -> None:
@@ -850,12 +680,6 @@ def test_declarations_in_a_package_that_is_no_app(
     assert check_discovery in checks.CHECKS
 
 
-@pytest.mark.parametrize("name", ["billing.images", "billing:images", "billing.old.handler"])
-def test_celery_queues_in_our_namespace(run: Check, name: str) -> None:
-    assert run(celery={"task_queues": [FakeQueue(name)]}) == ["W011"]
-    assert run(celery={"task_default_queue": name}) == ["W011"]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -865,9 +689,6 @@ def test_celery_queues_in_our_namespace(run: Check, name: str) -> None:
         {"task_queues": 5},
         {"task_queues": [5, None, FakeQueue(None)]},
         {"task_default_queue": None},
-        {"task_routes": "router.path"},
-        {"task_routes": [lambda *args: None, {"some.task": {"exchange": "x"}}, 5]},
-        {"task_routes": {"some.task": {"queue": "images"}, "other": None}},
     ],
 )
 def test_celery_default_queue_is_reported(run: Check, options: dict[str, Any]) -> None:
@@ -877,26 +698,6 @@ def test_celery_default_queue_is_reported(run: Check, options: dict[str, Any]) -
 # -- deployment ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "pyamqp://guest:guest@rabbit.example//",
-        "pyamqp://rabbit.example//",
-        "pyamqp://",
-        None,
-        "pyamqp://me@a//;pyamqp://guest@b//",
-    ],
-)
-def test_the_guest_account(run: Check, url: str | None) -> None:
-    assert run(celery={"broker_url": url}, deploy=True) == ["W020"]
-    assert run(celery={"broker_url": url}) == []
-
-
-def test_certificates_instead_of_an_account(run: Check) -> None:
-    options = {"broker_url": "amqps://rabbit.example//", "broker_login_method": "EXTERNAL"}
-    assert run(celery=options, deploy=True) == []
-
-
 @pytest.mark.parametrize("backend", ["memory", "inline"])
 def test_a_backend_for_development(run: Check, settings: DjangoSettings, backend: str) -> None:
     settings.DEBUG = False
@@ -904,25 +705,6 @@ def test_a_backend_for_development(run: Check, settings: DjangoSettings, backend
     assert run(BACKEND=backend) == []
     settings.DEBUG = True
     assert run(BACKEND=backend, deploy=True) == []
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://me:secret@rabbit.example:15671", []),
-        ("http://me:secret@127.0.0.1:15672", []),
-        ("http://me:secret@[::1]:15672", []),
-        ("http://me:secret@localhost:15672", []),
-        ("https://guest:guest@rabbit.example", ["W022"]),
-        ("http://me:secret@rabbit.example:15672", ["W023"]),
-        ("http://me:secret@10.0.0.1:15672", ["W023"]),
-        ("http://guest:guest@rabbit.example:15672", ["W022", "W023"]),
-        ("http://[::1", []),
-    ],
-)
-def test_the_management_api(run: Check, url: str, expected: list[str]) -> None:
-    assert run(MANAGEMENT_URL=url, deploy=True) == expected
-    assert run(MANAGEMENT_URL=url) == []
 
 
 # -- hostile ------------------------------------------------------------------------------
@@ -950,37 +732,22 @@ def test_checks_never_raise(run: Check, keys: dict[str, Any], celery: dict[str, 
     run(celery=celery, deploy=True, **keys)
 
 
-@pytest.mark.parametrize("databases", [{5: None, "orders": {}}, None, 5, {}])
-def test_hostile_django_settings(
-    run: Check, monkeypatch: pytest.MonkeyPatch, databases: object
-) -> None:
-    fake = SimpleNamespace(DATABASES=databases, AMQP_EVENTS={"SERVICE": "billing"}, DEBUG=False)
-    for module in (checks, checks_database):
-        monkeypatch.setattr(module, "django_settings", fake)
-    assert run(DATABASE="nothing", HANDLERS={}) == ["E021"]
-    # It is an alias, with no database behind it.
-    known = isinstance(databases, dict) and databases
-    assert run(DATABASE="orders", HANDLERS={}) == (["E025"] if known else ["E021"])
-
-
 # -- database servers ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
-def test_an_old_mariadb_without_transactions_utf8mb4_or_large_packets(
-    archive_database: Database, monkeypatch: pytest.MonkeyPatch
+def test_an_old_mariadb_without_transactions(
+    archive_database: Database, settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alias = archive_database.alias
     connection: Any = connections[alias]
-    assert list(checks_database.check_servers([alias, "default"], 16 * 1024 * 1024)) == []
-    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "charset", "latin1")
-    connection.close()
+    settings.AMQP_EVENTS = correct(DATABASE=alias, BACKEND="memory")
+    assert checks.check_databases([alias, "default"]) == []
     monkeypatch.setitem(vars(connection.features), "supports_transactions", False)
     monkeypatch.setitem(vars(connection), "mysql_version", (10, 5, 29))
-    problems = list(checks_database.check_servers([alias], 20_000_000))
-    assert [each.code for each in problems] == ["E029", "E030", "W019", "W024"]
-    assert "10.5.29" in problems[0].message
-    assert "at least 40000000" in problems[3].hint
+    problems = checks.check_databases([alias, "default"])
+    assert [str(problem.id).removeprefix(PREFIX) for problem in problems] == ["E029", "E030"]
+    assert "10.5.29" in problems[0].msg
     connection.close()
 
 
@@ -992,11 +759,11 @@ def test_every_id_is_documented_and_tested_here() -> None:
     used = {
         code
         for path in package.rglob("*.py")
-        for code in re.findall(r'"([EWI]\d{3})"', path.read_text(encoding="utf-8"))
+        for code in re.findall(r'"([EW]\d{3})"', path.read_text(encoding="utf-8"))
     }
     documentation = (ROOT / "docs" / "checks.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `django_amqp_events\.([EWI]\d{3})` \|", documentation, re.MULTILINE)
+    rows = re.findall(r"^\| `django_amqp_events\.([EW]\d{3})` \|", documentation, re.MULTILINE)
     assert sorted(rows) == sorted(set(rows)), "an id stands twice"
     assert set(rows) == used
-    tested = set(re.findall(r'"([EWI]\d{3})"', Path(__file__).read_text(encoding="utf-8")))
+    tested = set(re.findall(r'"([EW]\d{3})"', Path(__file__).read_text(encoding="utf-8")))
     assert tested >= used
