@@ -6,11 +6,13 @@ tests on a real broker what they depend on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final, Literal
 
-from ..conf import Settings
+from ..conf import MAX_NAME, Settings
 from ..declare.registry import Handler, Registry
 from ..declare.retry_policy import MINIMUM_DELAY
 
@@ -24,6 +26,8 @@ GRAVEYARD_LIMIT: Final = 8
 DEAD_LIMIT: Final = 11
 #: Delay queues that every service has, in seconds: powers of two.
 POWER_DELAYS: Final = tuple(MINIMUM_DELAY << power for power in range(13))
+#: The end of a delay's name.
+_SECONDS: Final = re.compile(r"[1-9][0-9]*s")
 
 Role = Literal["events", "handler", "delay", "return", "replay", "archive", "graveyard", "dead",
                "abyss"]  # fmt: skip
@@ -107,6 +111,23 @@ class Names:
         It contains the time to live: arguments are immutable, so another delay needs another queue.
         """
         return self.infrastructure(f"delay.{seconds}s")
+
+    def shadow(self, queue: str) -> str:
+        """Return the name of the queue that replaces a handler's queue while that is recreated."""
+        rest = queue.removeprefix(self.handlers)
+        name = self.infrastructure(f"shadow.{rest}")
+        if len(name.encode()) > MAX_NAME:
+            name = self.infrastructure(f"shadow.{sha256(rest.encode()).hexdigest()[:40]}")
+        return name
+
+    def is_shadow(self, name: str) -> bool:
+        """Return True if an exchange or queue replaces a handler's queue during a recreation."""
+        return name.startswith(self.infrastructure("shadow."))
+
+    def is_delay(self, name: str) -> bool:
+        """Return True if an exchange or queue is for a delay, whether it is declared or not."""
+        own = self.infrastructure("delay.")
+        return name.startswith(own) and bool(_SECONDS.fullmatch(name.removeprefix(own)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

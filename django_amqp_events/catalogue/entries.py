@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from ..broker.topology import Names
 from ..conf import Settings
 from ..declare.declarations import EventDeclaration, dotted, signature_of
 from ..declare.patterns import is_pattern
@@ -148,7 +149,7 @@ def build(settings: Settings, registry: Registry) -> Catalogue:
     return Catalogue(
         service=settings.service,
         prefix=settings.prefix,
-        exchange=settings.prefix + settings.exchange,
+        exchange=Names.of(settings).events,
         entries=tuple(
             _entry(settings, registry.events.get(name, EventDeclaration(name=name)), consumers)
             for name in sorted(subscribed.union(registry.events))

@@ -231,7 +231,7 @@ def _rate(stats: Mapping[str, Any], what: str) -> float | None:
 def _stale_meaning(
     names: Names, queue: Queue, messages: int, consumers: int
 ) -> tuple[Severity, Reason]:
-    if drift.is_shadow(names, queue.name):
+    if names.is_shadow(queue.name):
         return "error", Reason("queue-replacing")
     if queue.role == "delay" and messages:
         return "ok", Reason("queue-stale-delayed", number=messages)

@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from .. import telemetry
 from ..broker.connection import negotiated
 from ..broker.publisher_pool import publisher_pool
+from ..broker.topology import Names
 from ..callables import nothing
 from ..conf import (
     PUBLISH_MODES,
@@ -153,8 +154,7 @@ def publish_many(
         return _publish(name, payloads, options, validate)
     from .. import spans
 
-    settings = get_settings()
-    exchange = settings.prefix + settings.exchange
+    exchange = Names.of(get_settings()).events
     with spans.publishing(name, exchange, options.headers) as span:
         ids = _publish(name, payloads, replace(options, headers=span.headers), validate)
         span.published(ids)
@@ -378,7 +378,7 @@ def _message(
             event_name=name,
         )
     return encoding.event_message(
-        exchange=settings.prefix + settings.exchange,
+        exchange=Names.of(settings).events,
         body=body,
         form=form,
         headers=options.headers,

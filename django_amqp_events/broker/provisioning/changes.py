@@ -15,7 +15,6 @@ from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
 from ..reply_texts import limit_reached
 from ..topology import Binding
-from . import drift
 from .amqp_api import (
     Amqp,
     Request,
@@ -150,7 +149,7 @@ def _replace(
 ) -> None:
     topology = replacement.topology
     declared = {queue.name: queue for queue in topology.queues}
-    origins = {drift.shadow(topology.names, name): queue for name, queue in declared.items()}
+    origins = {topology.names.shadow(name): queue for name, queue in declared.items()}
     # drift.plan() has sorted them: recreate, drain, delete queues, delete exchanges.
     for (action, kind), group in groupby(steps, lambda step: (step.action, step.item.kind)):
         steps_by_name = {step.item.name: step for step in group}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ...conf import MAX_NAME
 from ..topology import (
     Binding,
     Exchange,
@@ -151,22 +148,9 @@ class Report:
         return "unknown" if self.unknown else "identical"
 
 
-def shadow(names: Names, queue: str) -> str:
-    """Return the name of the queue that replaces a handler's queue while that is recreated."""
-    rest = queue.removeprefix(names.handlers)
-    name = names.infrastructure(f"shadow.{rest}")
-    if len(name.encode()) > MAX_NAME:
-        name = names.infrastructure(f"shadow.{hashlib.sha256(rest.encode()).hexdigest()[:40]}")
-    return name
-
-
-_LEFT_OVER = re.compile(r"^(?:delay\.[1-9][0-9]*s|shadow\..+)$", re.DOTALL)
-
-
 def left_over_exchange(names: Names, name: str) -> bool:
     """Return True if an undeclared exchange of this name was once declared by this service."""
-    own = names.infrastructure("")
-    return name.startswith(own) and bool(_LEFT_OVER.match(name.removeprefix(own)))
+    return names.is_delay(name) or names.is_shadow(name)
 
 
 def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bool:
@@ -241,7 +225,7 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
                 steps.append(Step(action="recreate", item=item))
             case "different":
                 refusals.append(f"{item}; {_immutable(item)}")
-            case "stale" if delete_stale and not is_shadow(names, item.name):
+            case "stale" if delete_stale and not names.is_shadow(item.name):
                 action: Action = "unbind" if item.kind == "binding" else "delete"
                 steps.append(Step(action=action, item=item))
             case _:
@@ -249,7 +233,7 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
     # A shadow is always drained, since it holds events that are not handled yet.
     shadows = {item.name: item for item in report.having("stale") if item.kind != "binding"}
     for queue in report.topology.queues:
-        left = shadows.get(shadow(names, queue.name))
+        left = shadows.get(names.shadow(queue.name))
         if left is not None and queue.role == "handler" and queue.name not in recreated:
             steps.append(Step(action="drain", item=left))
     # Recreating a queue also binds it.
@@ -263,11 +247,6 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
         steps=tuple(sorted(steps, key=lambda step: _rank(step, names))),
         refusals=tuple(refusals),
     )
-
-
-def is_shadow(names: Names, name: str) -> bool:
-    """Return True if an exchange or queue replaces a handler's queue during a recreation."""
-    return name.startswith(names.infrastructure("shadow."))
 
 
 def _rank(step: Step, names: Names) -> int:

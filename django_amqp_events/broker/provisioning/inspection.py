@@ -123,7 +123,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
         if (
             binding.queue in declared_queues
             and (binding not in declared_bindings or arguments)
-            and not drift.is_shadow(names, binding.exchange)
+            and not names.is_shadow(binding.exchange)
         ):
             seen.append(Item(entity=binding, state="stale", note=_why_stale(names, binding.queue)))
     for name, queue in queues.items():
@@ -144,11 +144,11 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
 
 
 def role_of(names: Names, name: str) -> Role:
-    return "delay" if name.startswith(names.infrastructure("delay.")) else "handler"
+    return "delay" if names.is_delay(name) else "handler"
 
 
 def _why_stale(names: Names, name: str) -> str:
-    if drift.is_shadow(names, name):
+    if names.is_shadow(name):
         return "left by an interrupted --recreate-empty; events_declare moves its messages back"
     return "no longer declared"
 

@@ -46,7 +46,6 @@ from ..topology import (
     Topology,
 )
 from .amqp_api import Amqp, to_bind, to_declare, to_unbind
-from .drift import shadow
 from .inspection import some
 from .management_api import FoundBinding, ManagementApi
 
@@ -144,7 +143,7 @@ class Replacement:
         Raises:
             TopologyError: RabbitMQ did not confirm a message; it stays in the shadow.
         """
-        name = shadow(self.topology.names, queue.name)
+        name = self.topology.names.shadow(queue.name)
         self._unbind(self.api.bindings_of(name))
         if self.session.depth(name) is not None:
             self.session.carry_out(
@@ -240,7 +239,7 @@ class Replacement:
         return [binding for binding in self.topology.bindings if binding.queue == queue]
 
     def _declare_shadow(self, queue: Queue) -> None:
-        name = shadow(self.topology.names, queue.name)
+        name = self.topology.names.shadow(queue.name)
         kind = queue.arguments.get("x-queue-type", "quorum")
         arguments = {"x-queue-type": kind}
         if kind == "quorum":

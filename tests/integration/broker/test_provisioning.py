@@ -23,7 +23,7 @@ from django_amqp_events.broker.provisioning import (
     startup,
 )
 from django_amqp_events.broker.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
-from django_amqp_events.broker.provisioning.drift import left_over_queue, shadow
+from django_amqp_events.broker.provisioning.drift import left_over_queue
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
 from django_amqp_events.exceptions import (
     BrokerRequirementError,
@@ -679,9 +679,9 @@ class TestRecreating:
 
     def test_shadow_of_a_long_name(self, billing):
         long = "billing." + "x" * 245
-        assert len(shadow(billing.names, long)) < 80
-        assert shadow(billing.names, "billing.a") == "billing:shadow.a"
-        assert left_over_queue(billing.names, shadow(billing.names, long), {})
+        assert len(billing.names.shadow(long)) < 80
+        assert billing.names.shadow("billing.a") == "billing:shadow.a"
+        assert left_over_queue(billing.names, billing.names.shadow(long), {})
 
 
 class TestManagementApi:

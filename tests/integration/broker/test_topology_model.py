@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from django_amqp_events.broker.provisioning import changes, drift, replacement
-from django_amqp_events.broker.provisioning.drift import shadow
 from django_amqp_events.declare.patterns import pattern_matches
 from django_amqp_events.exceptions import TopologyDriftError
 from tests.stateful import FUZZ
@@ -108,11 +107,11 @@ class Play:
 
     def home(self, queue: str) -> str:
         names = self.now.names
-        return next((home for home in QUEUES if shadow(names, home) == queue), queue)
+        return next((home for home in QUEUES if names.shadow(home) == queue), queue)
 
     def drop(self, queue: str) -> None:
         self.channel.queue_delete(queue)
-        shadowed = self.now.exists(shadow(self.now.names, queue))
+        shadowed = self.now.exists(self.now.names.shadow(queue))
         # What its shadow has may be there too; that is not counted.
         self.expected = {each for each in self.expected if each[0] != queue}
         self.uncounted |= {queue} if shadowed else set()
