@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from celery.app import default_app
 
 from .. import versions
 from ..broker import topology
-from ..broker.connection import celery_app, current_celery_app, is_default_app
+from ..broker.connection import build_connection, current_celery_app, is_default_app
+from ..exceptions import ConfigurationError
 from ..options import Problem
 from ..worker.prefetch import RUNNING, WAITING, events_per_second, lowest_rate, run_limit
 from .project import Project
-
-#: Schemes that kombu hands to py-amqp, besides paths to its transport.
-_TRANSPORTS: Final = ("amqp", "amqps", "pyamqp")
 
 
 def check_versions(_project: Project) -> Iterator[Problem]:
@@ -29,18 +27,19 @@ def check_versions(_project: Project) -> Iterator[Problem]:
 
 
 def check_transport(project: Project) -> Iterator[Problem]:
-    """Brokers that are not RabbitMQ through py-amqp (E027)."""
-    for transport in sorted(project.transports):
-        # A path names a class of the project, which may derive from py-amqp's transport.
-        if transport not in _TRANSPORTS and ":" not in transport and "." not in transport:
-            yield Problem(
-                "E027",
-                f"The Celery app reaches its broker through {transport!r} instead of py-amqp: "
-                f"events cannot be published, and no worker starts.",
-                "Use amqp:// or pyamqp://, or a second Celery app for events (CELERY_APP). Celery "
-                "prefers CELERY_BROKER_URL of the environment to the settings of every app. See "
-                "docs/redis.md.",
-            )
+    """A broker that is not RabbitMQ through py-amqp (E027)."""
+    if project.app is None:
+        return
+    try:
+        build_connection(project.app)
+    except ConfigurationError as exc:
+        yield Problem(
+            "E027",
+            f"Nothing is published, and no worker starts: {exc}.",
+            "Use amqp:// or pyamqp://, or a second Celery app for events (CELERY_APP). Celery "
+            "prefers CELERY_BROKER_URL of the environment to the settings of every app. See "
+            "docs/redis.md.",
+        )
 
 
 def check_worker(project: Project) -> Iterator[Problem]:
@@ -103,9 +102,9 @@ def check_consumer_timeout(project: Project) -> Iterator[Problem]:
 
 def check_current_app(project: Project) -> Iterator[Problem]:
     """An app for events that is also the current one for tasks (W016)."""
-    if not (project.settings.celery_app and project.celery):
+    app = project.app
+    if app is None or not project.settings.celery_app:
         return
-    app = celery_app(project.settings)
     current = current_celery_app()
     # In other threads, the default app is the current one.
     if current is app and default_app != app and not is_default_app(default_app):

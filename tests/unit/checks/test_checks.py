@@ -523,7 +523,7 @@ def test_other_backends_need_none(run: Check, backend: str) -> None:
     ["nowhere", "nowhere.app", f"{HERE}.nothing", f"{HERE}.no_app", "tests.unit.broken.app"],
 )
 def test_invalid_celery_app(run: Check, path: str) -> None:
-    assert run(CELERY_APP=path) == ["E016"]
+    assert run(CELERY_APP=path) == ["E015"]
     assert path in text()
 
 
@@ -536,7 +536,7 @@ def test_a_configuration_that_cannot_be_read(
     app.config_from_object("no.such.module")
     monkeypatch.setattr(project, "app", app)
     settings.AMQP_EVENTS = correct()
-    assert ids() == ["E016"]
+    assert ids() == ["E015"]
     assert "no.such.module" in text() or "No module named" in text()
 
 
@@ -547,8 +547,6 @@ def test_a_configuration_that_cannot_be_read(
         "sqs://",
         "memory://",
         "filesystem://",
-        "pyamqp://me@a//;redis://b",
-        ["pyamqp://me@a//", "redis://b"],
     ],
 )
 def test_transports_without_dead_letters(run: Check, url: Any) -> None:
@@ -568,7 +566,6 @@ def test_rabbitmq_by_py_amqp(run: Check, url: Any) -> None:
         {"broker_url": "AMQP://me@a//"},
         {"broker_url": "pyAMQP://me@a//"},
         {"broker_url": "redis://a", "broker_transport": "pyamqp"},
-        {"broker_url": "me@a//", "broker_transport": "ours.transports:Transport"},
     ],
 )
 def test_broker_transport_must_be_py_amqp(run: Check, options: dict[str, Any]) -> None:
@@ -579,17 +576,9 @@ def test_the_option_wins(run: Check) -> None:
     assert run(celery={"broker_url": "amqp://me@a//", "broker_transport": "redis"}) == ["E027"]
 
 
-def test_each_broker_counts(run: Check) -> None:
+def test_the_broker_that_is_published_to_counts(run: Check) -> None:
     assert run(celery={"broker_write_url": "redis://a"}) == ["E027"]
-    assert run(celery={"broker_read_url": "redis://a"}) == ["E027"]
     assert run(celery={"broker_url": "redis://a"}, BACKEND="memory") == []
-
-
-def test_librabbitmq(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    # kombu uses it for amqp:// as soon as it is installed; pyamqp:// does not.
-    monkeypatch.setattr(checks_project, "supports_librabbitmq", lambda: True)
-    assert run(celery={"broker_url": "amqp://me@a//"}) == ["E027"]
-    assert run(celery={"broker_url": "pyamqp://me@a//"}) == []
 
 
 @pytest.mark.parametrize(
