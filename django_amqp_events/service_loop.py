@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -73,7 +72,7 @@ class ServiceLoop:
         self.failures = 0
         self._stop = stop
         self._reported = self._told = ""
-        self._part = liveness.Part(name=part or work, problem=lambda: self._told)
+        self._part = liveness.Part(part or work, lambda: self._told)
 
     def stop(self) -> bool:
         """Return True if the loop is to end, and record that it turns; a long step polls it."""
@@ -89,12 +88,10 @@ class ServiceLoop:
         Raises:
             Exception: one of :attr:`fatal`, or one that is not in :attr:`errors`.
         """
-        liveness.parts.append(self._part)
         try:
             self._run(step)
         finally:
-            with suppress(ValueError):  # a fork has emptied the list
-                liveness.parts.remove(self._part)
+            self._part.end()
 
     def _run(self, step: Callable[[], float | None]) -> None:
         while not self.stop():

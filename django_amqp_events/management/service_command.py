@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from django_amqp_events import liveness
-from django_amqp_events.conf import get_settings
 from django_amqp_events.management.base import EventsCommand, stop_signals
 from django_amqp_events.management.child_command import follow
 
@@ -36,7 +34,6 @@ class ServiceCommand(EventsCommand):
         parser.add_argument("--parent", type=int, metavar="PID", help="End when this process ends.")
 
     def run(self, options: dict[str, Any]) -> int:
-        liveness.listen(get_settings())
         with stop_signals(self.stop):
             follow(options["parent"])
             self.serve(options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -51,8 +51,8 @@ def examine(
 ) -> list[Finding] | None:
     """Examine the processes of a service in this container.
 
-    A process is alive if it answers and its loops turn; so it is while RabbitMQ or a database is
-    unreachable. It is ready if it also works.
+    A process is alive if its loops turn; so it is while RabbitMQ or a database is unreachable. It
+    is ready if it also works.
 
     Args:
         ready: report what is alive but not ready.
@@ -61,15 +61,17 @@ def examine(
     Returns:
         ``None`` if this system does not show its processes.
     """
-    processes = liveness.ask(settings)
-    if processes is None:
+    states = liveness.read(settings)
+    if states is None:
         return None
-    findings = [
-        finding
-        for process in processes
-        for finding in _examine(process, ready)
-        if not parts or finding.part in parts or not finding.part
-    ]
+    findings = []
+    for state in states:
+        if parts and state.part not in parts:
+            continue
+        problem = state.problem if ready else ""
+        if state.seconds is not None and state.seconds > HANGING_SECONDS:
+            problem = f"its loop has not turned for {state.seconds:.0f} s: restart it"
+        findings.append(Finding(part=state.part, process=state.process, problem=problem))
     for part in parts:
         if not any(finding.part == part for finding in findings):
             problem = f"no process of this container runs it: start events_{part}"
@@ -78,19 +80,6 @@ def examine(
         problem = f"no process of service {settings.service!r} runs in this container"
         findings.append(Finding(part="", process=0, problem=problem))
     return findings
-
-
-def _examine(process: dict[str, Any], ready: bool) -> Iterator[Finding]:
-    pid = process["process"]
-    if process["parts"] is None:
-        problem = f"it does not answer within {liveness.ANSWER_TIMEOUT:g} s: restart it"
-        yield Finding(part="", process=pid, problem=problem)
-        return
-    for part in process["parts"]:
-        seconds, problem = part["seconds"], part["problem"] if ready else ""
-        if seconds is not None and seconds > HANGING_SECONDS:
-            problem = f"its loop has not turned for {seconds:.0f} s: restart it"
-        yield Finding(part=part["part"], process=pid, problem=problem)
 
 
 # -- the view ----------------------------------------------------------------------------------

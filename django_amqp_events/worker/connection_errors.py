@@ -23,10 +23,8 @@ from amqp.exceptions import AccessRefused, ResourceLocked
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 
-from .. import liveness
 from ..backoff import Backoff
 from ..broker.connection import broker_urls, close_socket, limit_waits, login_refusal
-from ..conf import get_settings
 from .celery_internals import state
 
 logger = logging.getLogger(__name__)
@@ -49,7 +47,6 @@ class Login(bootsteps.StartStopStep):
         self._refusals, self._last = 0, -math.inf
         self._warned = False
         self.consumer = c
-        self._connect_before, c.connect = c.connect, self._connect
         self._ensure_before, c.ensure_connected = c.ensure_connected, self._ensure_connected
         # With several brokers each attempt begins with the first; another may accept the worker.
         self._was_accepted = len(broker_urls(c.app.conf.broker_read_url)) > 1
@@ -70,11 +67,6 @@ class Login(bootsteps.StartStopStep):
                 "its deliveries, for hours. The worker notices it by TCP's keepalive, but never "
                 "if a load balancer answers for RabbitMQ. Set broker_heartbeat to 60 or so"
             )
-
-    def _connect(self) -> Any:
-        # Not earlier: the pool has been forked, and RabbitMQ may be unreachable for long.
-        liveness.listen(get_settings())
-        return self._connect_before()
 
     def _ensure_connected(self, conn: Any) -> Any:
         connection = self._ensure_before(conn)

@@ -114,10 +114,8 @@ class EventStep(bootsteps.StartStopStep):
         self._refused: set[str] = set()
         self._before_lost = c.on_connection_error_after_connected
         c.on_connection_error_after_connected = self._lost
-        self.part = liveness.Part(
-            name="reaper" if self.alone else "worker", problem=self._not_ready
-        )
-        liveness.parts.append(self.part)
+        self.part = liveness.Part("reaper" if self.alone else "worker", self._not_ready)
+        self.part.rest()
         super().__init__(c, **kwargs)
 
     @classmethod
@@ -137,12 +135,14 @@ class EventStep(bootsteps.StartStopStep):
         self._stopping = False
         self._connection = c.connection
         self.jobs.begin()
-        self.part.turn()
         self._interval = min(ADAPT_SECONDS, self.jobs.wait * ADAPT_PART)
+        # A solo worker's loop stands still while a handler runs.
+        turn = self.part.rest if self.jobs.runs_in_loop else self.part.turn
         self._timers = (
-            c.timer.call_repeatedly(TURN_SECONDS, self.part.turn),
+            c.timer.call_repeatedly(TURN_SECONDS, turn),
             c.timer.call_repeatedly(self._interval, self._changing, (self._adapt,)),
         )
+        turn()
         c.call_soon(self._loop_runs)
 
     def _prepare(self, c: Any) -> None:
@@ -217,11 +217,9 @@ class EventStep(bootsteps.StartStopStep):
         self.jobs.unread_since = None
 
     def _not_ready(self) -> str:
-        """Return why this worker is not ready, ``""`` if it is; called in a thread."""
-        if self.part.turned is None:
+        """Return why this worker is not ready, ``""`` if it is."""
+        if not self._timers:
             return "it is not connected to RabbitMQ: check the broker, and the worker's log"
-        if self.jobs.runs_in_loop:
-            self.part.turn()
         if missing := sorted(self._missing):
             return f"queue {missing[0]} is missing or cannot be read. {self.remedy}"
         if self._refused:
@@ -235,7 +233,8 @@ class EventStep(bootsteps.StartStopStep):
         self._known_to_exist.clear()
         for timer in self._timers:
             timer.cancel()
-        self.part.turned = None
+        self._timers = ()
+        self.part.rest()
         if self._prepared:
             self.jobs.stopping = True
         channel = self.channel

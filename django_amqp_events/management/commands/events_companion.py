@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after SIGTERM until threads that have not ended end with the process.
 GRACE: Final = REAPER_GRACE + 2
-#: Seconds that a service has to work before its last error is no longer reported to probes.
+#: Seconds that a service has to work before its next error counts as the first.
 SETTLED_SECONDS: Final = 10.0
 
 
@@ -105,10 +105,14 @@ class Command(ServiceCommand):
         self.tell("stopped")
 
     def _run(self, name: str, service: Callable[[], object]) -> None:
-        """Run a service in a thread, again after an error."""
-        problem, until, failures = "", 0.0, 0
-        part = liveness.Part(name=name, problem=lambda: problem if time.monotonic() < until else "")
-        liveness.parts.append(part)
+        """Run a service in a thread, again after an error, which probes see until then."""
+        problem, failures = "", 0
+        part = liveness.Part(name, lambda: problem)
+
+        def stopped() -> bool:
+            part.turn()
+            return self.stopped()
+
         while not self.stopped():
             began = time.monotonic()
             try:
@@ -122,15 +126,15 @@ class Command(ServiceCommand):
             connections.close_all()
             if self.stopped():
                 return
-            ended = time.monotonic()
-            failures = 0 if ended > began + SETTLED_SECONDS else failures
+            if time.monotonic() > began + SETTLED_SECONDS:
+                failures = 0
             wait = service_loop.BACKOFF.delay(failures)
             failures += 1
-            until = ended + wait + SETTLED_SECONDS
             told = f"{name} has ended: {error}"
             if told != problem or failures == 1:
                 self.tell(
                     f"{told}; starting it again at least every {service_loop.BACKOFF.last:g} s"
                 )
             problem = told
-            service_loop.sleep(wait, self.stopped)
+            service_loop.sleep(wait, stopped)
+            part.end()

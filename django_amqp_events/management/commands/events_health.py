@@ -1,6 +1,6 @@
 """Examine the processes of this service in this container, for liveness and readiness probes.
 
---live fails if a process does not answer or its loop hangs: restart it then.
+--live fails if a loop of a process hangs: restart it then.
 While RabbitMQ or a database is unreachable it succeeds. --ready fails also if a
 worker does not consume, or a service is paused. Neither connects to anything.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,14 +53,6 @@ def test_a_worker_and_its_services(core: Service, fresh_eyes: Eyes) -> None:
     assert code == 0
     assert set(found) == {"worker", "reaper", "mirror", "snapshots", "relay", "batches"}
     assert set(found.values()) == {""}
-    # A process that does not run at all answers nothing.
-    worker.signal(signal.SIGSTOP)
-    assert health(core, "--live", "--part", "worker") == (
-        1, {"": "it does not answer within 5 s: restart it",
-            "worker": "no process of this container runs it: start events_worker"},
-    )  # fmt: skip
-    worker.signal(signal.SIGCONT)
-    assert health(core, "--live", "--part", "worker") == (0, {"worker": ""})
     assert worker.stop() == 0
     until(lambda: health(core, "--live")[0] == 1, what="nothing runs")
 

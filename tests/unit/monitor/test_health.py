@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import socket
-import threading
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from django.test import Client, override_settings
 from django.urls import path
 
 from django_amqp_events import handler, liveness, process_identity
-from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.models import OutboxEvent, Snapshot
@@ -32,17 +29,22 @@ from tests.commands import run_command
 urlpatterns = [path("healthz/events", health_view)]
 
 
+Write = Callable[..., None]
+
+
 @pytest.fixture
-def parts() -> Iterator[list[liveness.Part]]:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write the file of a part of this process."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def write(name: str, problem: str = "", *, seconds: float = 0.0, rests: bool = False) -> None:
+        part = liveness.Part(name, lambda: problem)
+        (part.rest if rests else part.turn)()
+        path = next(tmp_path.glob(f"*/probed/{name}.*"))
+        os.utime(path, (time.time() - seconds,) * 2)
+
     with override_events(SERVICE="probed"):
-        liveness.listen(get_settings())
-        yield liveness.parts
-    liveness.parts.clear()
-
-
-def part(name: str, problem: str = "", seconds: float | None = 0.0) -> liveness.Part:
-    turned = None if seconds is None else time.monotonic() - seconds
-    return liveness.Part(name=name, problem=lambda: problem, turned=turned)
+        yield write
 
 
 def probe(*arguments: str) -> tuple[int, dict[str, str]]:
@@ -50,130 +52,81 @@ def probe(*arguments: str) -> tuple[int, dict[str, str]]:
     return code, {each["part"]: each["problem"] for each in json.loads(out)["processes"]}
 
 
-def test_a_part_that_is_not_ready_is_alive(parts: list[liveness.Part]) -> None:
-    parts += [part("relay", "it is paused"), part("worker", seconds=None)]
+def test_a_part_that_is_not_ready_is_alive(write: Write) -> None:
+    write("relay", "it is paused")
+    write("worker", rests=True, seconds=3600)
     assert probe("--live") == (0, {"relay": "", "worker": ""})
     assert probe("--ready") == (1, {"relay": "it is paused", "worker": ""})
     assert probe("--ready", "--part", "worker") == (0, {"worker": ""})
 
 
-def test_without_a_file_descriptor_the_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any answer, a process that works would be restarted by its probes."""
-    monkeypatch.setattr(liveness, "RETRY_SECONDS", 0.0)
-    ours, theirs = socket.socketpair()
-    turns = iter([OSError(errno.EMFILE, "too many open files"), ours, OSError(errno.EINVAL, "")])
-
-    def accept() -> tuple[socket.socket, str]:
-        turn: Any = next(turns)
-        if isinstance(turn, OSError):
-            raise turn
-        return turn, ""
-
-    listening: Any = SimpleNamespace(accept=accept)
-    liveness._answer(listening)
-    with theirs:
-        assert json.loads(theirs.recv(65536))["process"] == os.getpid()
-
-
-def test_a_loop_that_hangs(parts: list[liveness.Part]) -> None:
-    parts.append(part("mirror", seconds=health.HANGING_SECONDS + 10))
+def test_a_loop_that_hangs(write: Write) -> None:
+    write("mirror", seconds=health.HANGING_SECONDS + 10)
     code, found = probe("--live")
     assert (code, list(found)) == (1, ["mirror"])
     assert found["mirror"].startswith("its loop has not turned for 31")
     assert found["mirror"].endswith("restart it")
 
 
-def test_a_part_that_does_not_run(parts: list[liveness.Part]) -> None:
-    parts.append(part("relay"))
+def test_a_part_that_does_not_run(write: Write) -> None:
+    write("relay")
     code, found = probe("--live", "--part", "companion")
     assert (code, list(found)) == (1, ["relay", "mirror", "batches"])
     assert found["mirror"] == "no process of this container runs it: start events_mirror"
 
 
-def test_as_text(parts: list[liveness.Part]) -> None:
-    parts += [part("relay"), part("mirror", "it is paused")]
+def test_as_text(write: Write) -> None:
+    write("mirror", "it is paused")
+    write("relay")
     code, out, _ = run_command("events_health", "--ready")
     assert code == 1
-    assert out.splitlines()[0].startswith("relay (process ")
-    assert out.splitlines()[0].endswith("): ready")
-    assert out.splitlines()[1].endswith("): it is paused")
+    assert out.splitlines()[0].endswith("): it is paused")
+    assert out.splitlines()[1].startswith("relay (process ")
+    assert out.splitlines()[1].endswith("): ready")
     assert run_command("events_health", "--live", verbosity=0)[:2] == (0, "")
 
 
-def test_a_name_that_another_user_has_bound(parts: list[liveness.Part]) -> None:
-    parts.append(part("relay"))
-    name = f"\0amqp-events/probed/{process_identity.place()}"
-    with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as other:
-        one.bind(f"{name}.x")
-        other.bind(f"{name}.1.x")
-        assert probe("--live") == (0, {"relay": ""})
+def test_the_files_of_dead_processes_and_other_containers(write: Write, tmp_path: Path) -> None:
+    write("relay")
+    [ours] = tmp_path.glob("*/probed/relay.*")
+    if not (child := os.fork()):
+        liveness.Part("mirror", lambda: "").turn()
+        os._exit(0)
+    os.waitpid(child, 0)
+    elsewhere = ours.with_name(f"worker.0123456789abcdef.{os.getpid()}.1")
+    elsewhere.write_text("{")
+    assert len(list(ours.parent.iterdir())) == 3
+    assert probe("--live") == (0, {"relay": ""})
+    assert set(ours.parent.iterdir()) == {ours, elsewhere}
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_a_process_that_does_not_finish_its_answer(
-    parts: list[liveness.Part], *, ended: bool
+def test_a_part_that_has_ended_or_cannot_write(
+    write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has ended while it was asked, which is no fault; or it fails at each question."""
-    parts.append(part("relay"))
-    other = socket.socket(socket.AF_UNIX)
-    other.bind(f"\0amqp-events/probed/{process_identity.place()}.1.1")
-    other.listen()
-
-    def accept() -> None:
-        for _ in range(1 if ended else 2):
-            connection, _ = other.accept()
-            if ended:
-                other.close()
-            connection.close()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    code, found = probe("--live")
-    thread.join(10)
-    other.close()
-    assert code == int(not ended)
-    assert found.get("", "") == ("" if ended else "it does not answer within 5 s: restart it")
+    part = liveness.Part("relay", lambda: "")
+    part.turn()
+    part.end()
+    assert list(probe("--live")[1]) == [""]
+    [folder] = tmp_path.iterdir()
+    shutil.rmtree(folder)
+    folder.touch()
+    part.rest()
+    part.rest()
+    assert caplog.text.count("cannot examine this process") == 1
+    assert list(probe("--live")[1]) == [""]
 
 
-def test_a_process_that_ends_refuses_questions_at_once(
-    parts: list[liveness.Part], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Although its thread waits for the next one; its children never answered for it."""
-    parts.append(part("relay"))
-    monkeypatch.setattr(liveness, "_listening", {})
-    with override_events(SERVICE="ending"):
-        liveness.listen(get_settings())
-        assert probe("--live")[0] == 0
-        if not (child := os.fork()):
-            os._exit(len(liveness._listening))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert probe("--live")[0] == 0
-        liveness._close()
-        assert list(probe("--live")[1].values()) == [
-            "no process of service 'ending' runs in this container"
-        ]
-
-
-def test_services_whose_names_begin_alike(parts: list[liveness.Part]) -> None:
-    parts.append(part("relay"))
-    with override_events(SERVICE="probed" * 8 + "1"):
-        liveness.listen(get_settings())
-        assert probe("--live") == (0, {"relay": ""})
-    with override_events(SERVICE="probed" * 8 + "2"):
-        assert list(probe("--live")[1]) == [""]
-
-
-def test_another_service_is_not_examined(parts: list[liveness.Part]) -> None:
-    parts.append(part("relay"))
-    with override_events(SERVICE="other"):
+def test_another_service_is_not_examined(write: Write) -> None:
+    write("relay")
+    with override_events(SERVICE="probed2"):
         assert probe("--live") == (
-            1, {"": "no process of service 'other' runs in this container"}
+            1, {"": "no process of service 'probed2' runs in this container"}
         )  # fmt: skip
         told = run_command("events_health", "--live")[1]
-        assert told == "no process of service 'other' runs in this container\n"
+        assert told == "no process of service 'probed2' runs in this container\n"
 
 
-def test_a_system_without_proc(parts: list[liveness.Part], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_proc(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_identity, "place", lambda: "")
     code, out, err = run_command("events_health", "--live")
     assert (code, out) == (2, "")
