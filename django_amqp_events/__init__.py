@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .conf import from_env
 from .context import ReceivedEvent, current_event
 from .declare.retry_policy import RetryPolicy
 from .decorators import Event, event, handler
@@ -33,7 +32,6 @@ __all__ = [
     "handler",
     "Event",
     "RetryPolicy",
-    "from_env",
     # publishing
     "publish_event",
     "publish_many",

@@ -6,11 +6,9 @@ show (:mod:`django_amqp_events.checks`); :func:`get_settings` raises them.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
 
@@ -23,7 +21,6 @@ from .options import (
     EVENT_OPTIONS,
     HANDLER_OPTIONS,
     LONGEST_TTL,
-    MAX,
     Format,
     Invalid,
     Problem,
@@ -397,39 +394,3 @@ def _reload(*, setting: str, **_: Any) -> None:
 
 
 setting_changed.connect(_reload, dispatch_uid="django_amqp_events.conf")
-
-
-def from_env(
-    settings: Mapping[str, Any], environ: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return *settings* with the values of environment variables; for settings modules.
-
-    ``AMQP_EVENTS_MAX_RETRIES``, ``AMQP_EVENTS_ARCHIVED_MESSAGE_TTL`` (milliseconds) and
-    ``AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH`` have the names of celery-amqp-events. The library itself
-    reads no environment.
-
-    Raises:
-        ConfigurationError: a variable is not a whole number in its range.
-    """
-    environ = os.environ if environ is None else environ
-    merged = dict(settings)
-    for variable, section, key, minimum in (
-        ("AMQP_EVENTS_MAX_RETRIES", "DEFAULTS", "MAX_RETRIES", 0),
-        ("AMQP_EVENTS_ARCHIVED_MESSAGE_TTL", "ARCHIVE", "TTL", 1),
-        ("AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH", "ARCHIVE", "MAX_LENGTH", 1),
-    ):
-        text = environ.get(variable, "").strip()
-        if not text:
-            continue
-        try:
-            number = int(text)
-        except ValueError:
-            number = -1
-        if not minimum <= number < MAX * 1000:
-            raise ConfigurationError(
-                f"the environment variable {variable} is {text!r:.80}. Set it to a whole number "
-                f"from {minimum} to {MAX * 1000 - 1}"
-            )
-        value = timedelta(milliseconds=number) if key == "TTL" else number
-        merged[section] = {**merged.get(section, {}), key: value}
-    return merged

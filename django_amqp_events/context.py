@@ -50,51 +50,6 @@ class ReceivedEvent:
         """The publishing service, under the name that it has in CloudEvents."""
         return self.service
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Each event is pickled for a pool process. The default of dataclasses looks up the fields
-        # at both ends, and an aware datetime takes as long as all the other fields.
-        published_at, due_at = self.published_at, self.due_at
-        return _event, (
-            self.id,
-            self.name,
-            self.service,
-            None if published_at is None else published_at.isoformat(),
-            None if due_at is None else due_at.isoformat(),
-            self.attempt,
-            self.replay_id,
-            self.replay_forced,
-            self.correlation_id,
-            self.causation_id,
-            self.subject,
-            self.content_type,
-            self.extensions,
-            self.headers,
-        )
-
-
-def _event(
-    event_id: str, name: str, service: str, published_at: str | None, due_at: str | None,
-    attempt: int, replay_id: str | None, replay_forced: bool, correlation_id: str | None,
-    causation_id: str | None, subject: str | None, content_type: str,
-    extensions: Mapping[str, Any], headers: Mapping[str, Any],
-) -> ReceivedEvent:  # fmt: skip
-    return ReceivedEvent(
-        id=event_id,
-        name=name,
-        service=service,
-        published_at=None if published_at is None else datetime.fromisoformat(published_at),
-        due_at=None if due_at is None else datetime.fromisoformat(due_at),
-        attempt=attempt,
-        replay_id=replay_id,
-        replay_forced=replay_forced,
-        correlation_id=correlation_id,
-        causation_id=causation_id,
-        subject=subject,
-        content_type=content_type,
-        extensions=extensions,
-        headers=headers,
-    )
-
 
 _current: ContextVar[ReceivedEvent | None] = ContextVar("amqp_event", default=None)
 

@@ -20,7 +20,6 @@ from django_amqp_events import (
     RetryPolicy,
     current_event,
     event,
-    from_env,
     handler,
     publish_event,
     publish_many,
@@ -185,7 +184,6 @@ def errors() -> None:
 
 
 def settings() -> None:
-    assert_type(from_env({"SERVICE": "billing"}), dict[str, Any])
     assert_type(RetryPolicy().schedule(), tuple[float, ...])
 
 

@@ -134,15 +134,6 @@ def test_deployment_checks_need_the_option(project: Path) -> None:
         assert ("django_amqp_events.W021" in done.stderr) is there
 
 
-def test_a_settings_module_may_use_from_env(project: Path) -> None:
-    configure(
-        project,
-        "from django_amqp_events.conf import from_env\n"
-        'AMQP_EVENTS = from_env({"SERVICE": "shop"}, {"AMQP_EVENTS_MAX_RETRIES": "3"})',
-    )
-    assert imported(project) == "['shop.events', 'shop.handlers']"
-
-
 def test_ready_opens_no_connection(project: Path) -> None:
     audit = (
         "import sys\n"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,8 @@ from django_amqp_events.conf import (
     ArchiveSettings,
     RetentionSettings,
     Settings,
-    from_env,
     parse,
 )
-from django_amqp_events.declare.registry import Handler
-from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import ConfigurationError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -408,116 +403,3 @@ def test_get_settings_while_dormant(value: Any, what: str, settings: DjangoSetti
     settings.AMQP_EVENTS = value
     with pytest.raises(ConfigurationError, match=f"AMQP_EVENTS is {what}"):
         conf.get_settings()
-
-
-# -- the environment ----------------------------------------------------------------------
-
-
-def test_from_env_without_variables_changes_nothing() -> None:
-    given_ = {"SERVICE": "billing", "DEFAULTS": {"STRICT": True}}
-    assert from_env(given_, {}) == given_
-    assert from_env(given_, {"AMQP_EVENTS_MAX_RETRIES": " "}) == given_
-
-
-def test_from_env_puts_variables_in() -> None:
-    given_ = {"SERVICE": "billing", "DEFAULTS": {"STRICT": True}, "ARCHIVE": {"MAX_LENGTH": 1}}
-    merged = from_env(
-        given_,
-        {
-            "AMQP_EVENTS_MAX_RETRIES": "0",
-            "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "1500",
-            "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "20",
-        },
-    )
-    assert merged == {
-        "SERVICE": "billing",
-        "DEFAULTS": {"STRICT": True, "MAX_RETRIES": 0},
-        "ARCHIVE": {"TTL": timedelta(milliseconds=1500), "MAX_LENGTH": 20},
-    }
-    assert given_["DEFAULTS"] == {"STRICT": True}
-    settings, problems = parse(merged)
-    assert problems == ()
-    assert settings.archive == ArchiveSettings(ttl=1.5, max_length=20)
-    assert settings.defaults["max_retries"] == 0
-
-
-def test_from_env_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AMQP_EVENTS_MAX_RETRIES", "3")
-    assert from_env({"SERVICE": "a"}) == {"SERVICE": "a", "DEFAULTS": {"MAX_RETRIES": 3}}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "AMQP_EVENTS_MAX_RETRIES",
-        "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL",
-        "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH",
-    ],
-)
-@pytest.mark.parametrize("value", ["many", "-1", "1.5", "1h"])
-def test_from_env_names_a_variable_that_is_wrong(name: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=name):
-        from_env({"SERVICE": "a"}, {name: value})
-
-
-def test_the_library_itself_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AMQP_EVENTS_MAX_RETRIES", "3")
-    assert read().defaults == {}
-
-
-# -- the documentation --------------------------------------------------------------------
-
-
-def documented(heading: str) -> dict[str, str]:
-    """Return the default of each key in the table below a heading of docs/settings.md."""
-    section = (DOCS / "settings.md").read_text().partition(f"\n## {heading}\n")[2]
-    rows = re.findall(r"^\| `([A-Z_]+)` \| (.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
-    return dict(rows)
-
-
-def value_of(cell: str) -> Any:
-    """Return the value that a cell of defaults stands for."""
-    number, _, unit = cell.partition(" ")
-    if unit == "days":
-        return int(number) * conf.DAY
-    return None if cell == "none" else ast.literal_eval(cell.partition(";")[0].strip("`"))
-
-
-@pytest.mark.parametrize(
-    ("heading", "section"),
-    [
-        ("Keys", Settings),
-        ("Archive", ArchiveSettings),
-        ("Retention", RetentionSettings),
-        ("Alerts", AlertSettings),
-    ],
-)
-def test_every_setting_is_documented_with_its_default(heading: str, section: type) -> None:
-    page = documented(heading)
-    assert set(page) == set(options.keys(section))
-    assert page.pop("SERVICE", "required") == "required"
-    defaults = section()
-    for key, cell in page.items():
-        default = getattr(defaults, key.lower())
-        if is_dataclass(default):
-            default = {}
-        elif isinstance(default, (tuple, frozenset)):
-            assert len(value_of(cell)) == len(default)
-            default = [each for each in value_of(cell) if each in default]
-        assert value_of(cell) == default, key
-
-
-def test_every_option_is_documented_with_its_default() -> None:
-    page = documented("Handlers")
-    assert set(page) == {name.upper() for name in options.HANDLER_OPTIONS}
-    assert set(documented("Events")) == {name.upper() for name in options.EVENT_OPTIONS}
-    defaults = {each.name: each.default for each in (*fields(RetryPolicy), *fields(Handler))}
-    defaults |= {"enabled": True, "autoretry_for": ["Exception"], "dont_autoretry_for": []}
-    for key in set(page) - {"EVENTS", "HANDLER", "QUEUE", "USING", "VALIDATE"}:
-        assert value_of(page[key]) == defaults[key.lower()], key
-    text = (DOCS / "settings.md").read_text()
-    for name in options.HANDLER_OPTIONS.keys() - options.DEFAULT_OPTIONS.keys():
-        rows = [line for line in text.splitlines() if line.startswith(f"| `{name.upper()}` |")]
-        assert any("not in `DEFAULTS`" in row for row in rows), name
-    for variable in re.findall(r'"(AMQP_EVENTS_[A-Z_]+)"', Path(conf.__file__).read_text()):
-        assert f"`{variable}`" in text

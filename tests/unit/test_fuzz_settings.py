@@ -24,7 +24,6 @@ from django_amqp_events.conf import (
     Settings,
     parse,
 )
-from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.options import DEFAULT_OPTIONS, EVENT_OPTIONS, HANDLER_OPTIONS, MAX, Problem
 
 EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "25"))
@@ -191,36 +190,6 @@ def test_a_renaming_ends_or_is_a_circle(raw: dict[str, str]) -> None:
     else:
         assert set(settings.renamed_handlers) == set(raw)
         assert not set(settings.renamed_handlers.values()) & set(raw)
-
-
-@fuzz
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            [
-                "AMQP_EVENTS_MAX_RETRIES",
-                "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL",
-                "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH",
-            ]
-        ),
-        st.one_of(words, st.integers().map(str), st.text("0123456789_ -+٣", max_size=6000)),
-    )
-)
-def test_any_environment(environ: dict[str, str]) -> None:
-    try:
-        raw = conf.from_env({"SERVICE": "billing"}, environ)
-    except ConfigurationError as exc:
-        said = str(exc)
-    else:
-        said = "AMQP_EVENTS_"
-        checked(raw)
-    assert "AMQP_EVENTS_" in said
-
-
-def test_a_time_to_live_beyond_all_time_is_named() -> None:
-    """It was an OverflowError while the settings were imported."""
-    with pytest.raises(ConfigurationError, match="MESSAGE_TTL"):
-        conf.from_env({}, {"AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "86400000000000000"})
 
 
 @pytest.mark.parametrize("raw", [{"SERVICE": "a"}, {"SERVICE": "a", "EXCHANGE": "b"}])
