@@ -21,14 +21,6 @@ class DjangoAmqpEventsConfig(AppConfig):
     verbose_name = _("AMQP events")
     default_auto_field = "django.db.models.BigAutoField"
 
-    def import_models(self) -> None:
-        """End the process if Django is not supported, since the models could not be imported."""
-        from . import versions
-
-        for problem, remedy in versions.unsupported("django"):
-            raise SystemExit(f"django_amqp_events: {problem}; {remedy}")
-        super().import_models()
-
     def ready(self) -> None:
         """Register the system checks, import the declarations, connect the worker's signals."""
         from . import conf

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from .. import versions
 from .private_names import PrivateName, require
 
 _CONNECTION: Final = "amqp.connection:Connection"
@@ -46,7 +45,6 @@ def check() -> None:
     """Check what publishing and reading depend on.
 
     Raises:
-        ConfigurationError: a library is not supported, or py-amqp has changed a name.
+        ConfigurationError: py-amqp has changed a name.
     """
-    versions.check()
     require("amqp", REQUIRED)

@@ -28,7 +28,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     settings.check_limits,
     settings.check_alerts,
     settings.check_metrics,
-    celery_options.check_versions,
     celery_options.check_transport,
     celery_options.check_worker,
     celery_options.check_consumer_timeout,

@@ -7,23 +7,12 @@ from typing import Any
 
 from celery.app import default_app
 
-from .. import versions
 from ..broker import topology
 from ..broker.connection import build_connection, current_celery_app, is_default_app
 from ..exceptions import ConfigurationError
 from ..options import Problem
 from ..worker.prefetch import RUNNING, WAITING, events_per_second, lowest_rate, run_limit
 from .project import Project
-
-
-def check_versions(_project: Project) -> Iterator[Problem]:
-    """Libraries in a version that is not supported (E031)."""
-    for problem, remedy in versions.unsupported():
-        yield Problem(
-            "E031",
-            f"{problem}. Nothing is published, and no worker starts.",
-            f"{remedy[0].upper()}{remedy[1:]}.",
-        )
 
 
 def check_transport(project: Project) -> Iterator[Problem]:

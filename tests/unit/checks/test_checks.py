@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 import django_amqp_events
-from django_amqp_events import checks, conf, versions
+from django_amqp_events import checks, conf
 from django_amqp_events.apps import CHECKS
 from django_amqp_events.archive import tables
 from django_amqp_events.checks import project as checks_project
@@ -157,16 +157,6 @@ def test_checks_touch_no_broker(run: Check, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     assert run(deploy=True) == []
-
-
-def test_a_library_in_a_version_that_is_not_supported(
-    run: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(versions.SUPPORTED, "celery", versions.Range("6", "7", "it is too old"))
-    assert run() == ["E031"]
-    (message,) = (found for found in messages() if found.id == f"{PREFIX}E031")
-    assert "is not supported: it is too old" in message.msg
-    assert 'pip install "celery>=6,<7"' in str(message.hint)
 
 
 def test_passwords_are_not_shown(run: Check) -> None:
