@@ -151,7 +151,7 @@ def test_a_project_without_the_admin_and_its_console(store: Store) -> None:
         "user = User(email='ada@example.com'); user.set_password('secret'); user.save()"
     )
     roles = ("events_roles", "--add", "operator", "ada@example.com")
-    assert "ada@example.com: operator" in store.manage(*roles, settings="store.console")
+    assert "group “AMQP events: operator”" in store.manage(*roles, settings="store.console")
     store.manage("collectstatic", "--verbosity", "0", settings="store.console")
     assert (store.where / "static" / "django_amqp_events" / "admin.css").exists()
     store.python(BROWSE, settings="store.console")

@@ -15,12 +15,12 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
+from django.apps import apps
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ObjectDoesNotExist
+
 from django_amqp_events.management import roles
 from django_amqp_events.management.base import ReportCommand
-from django_amqp_events.message.text import counted
-from django_amqp_events.models import clean, visible
-
-_ROLES = {role.name: role for role in roles.ROLES}
 
 
 class Command(ReportCommand):
@@ -30,7 +30,6 @@ class Command(ReportCommand):
         parser.add_argument(
             "--add",
             nargs=2,
-            type=clean,
             metavar=("ROLE", "USER"),
             action="append",
             default=[],
@@ -39,51 +38,31 @@ class Command(ReportCommand):
         super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
-        for name, _login in options["add"]:
-            if name not in _ROLES:
-                raise self.wrong(f"{name!r} is no role; choose one of {', '.join(_ROLES)}")
-        users = [(_ROLES[name], roles.find_user(login)) for name, login in options["add"]]
+        if not apps.is_installed("django.contrib.auth"):
+            raise self.wrong("'django.contrib.auth' is not in INSTALLED_APPS")
+        for role, _login in options["add"]:
+            if role not in roles.ROLES:
+                raise self.wrong(f"{role!r} is no role; choose one of {', '.join(roles.ROLES)}")
+        users = [(role, self._user(login)) for role, login in options["add"]]
         made = roles.make_groups()
         for role, user in users:
-            roles.add_member(role, user)
-            warnings = [roles.refusal(role, user)]
-            if not getattr(user, "is_staff", True):
-                warnings.append("cannot log in to Django's own admin site: is_staff is False")
-            for text in filter(None, warnings):
-                said = visible(f"{user.get_username()} {text}")
-                self.stderr.write(said, self.style.WARNING)
-        members = [{"role": role.name, "user": user.get_username()} for role, user in users]
+            user.groups.add(made[role][0])
 
         def show() -> None:
-            for changed in made:
-                self._show(changed)
-            for member in members:
-                self.tell(visible(f"{member['user']}: {member['role']}"))
+            for role, (group, codenames) in made.items():
+                self.tell(f"{role}: group “{group}”")
+                for codename in codenames:
+                    self.tell(f"  {codename}")
 
-        document = {
-            "roles": [
-                {
-                    "role": changed.role.name,
-                    "group": changed.role.group,
-                    "created": changed.created,
-                    "permissions": list(changed.permissions),
-                    "added": changed.added,
-                    "removed": changed.removed,
-                }
-                for changed in made
-            ],
-            "members": members,
-        }
-        return self.finish(0, document, show)
-
-    def _show(self, made: roles.Made) -> None:
-        changes = [
-            f"{counted(len(names), 'permission')} {verb}"
-            for names, verb in ((made.added, "added"), (made.removed, "removed"))
-            if names
+        document = [
+            {"role": role, "group": group.name, "permissions": codenames}
+            for role, (group, codenames) in made.items()
         ]
-        state = "created" if made.created else ", ".join(changes) or "unchanged"
-        self.tell(f"{made.role.name}: {made.role.about}")
-        self.tell(f"  group “{made.role.group}” {state}")
-        for codename, label in made.permissions.items():
-            self.tell(f"    {codename:<28} {label}")
+        return self.finish(0, {"roles": document}, show)
+
+    def _user(self, login: str) -> Any:
+        users: Any = get_user_model()
+        try:
+            return users._default_manager.get(**{users.USERNAME_FIELD: login})  # noqa: SLF001
+        except (ObjectDoesNotExist, ValueError) as exc:
+            raise self.wrong(f"there is no user {login!r}") from exc
