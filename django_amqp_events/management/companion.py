@@ -1,9 +1,8 @@
-"""What runs beside a worker: one thread per service, and reapers while there is work for them."""
+"""What runs beside a worker: one thread per service, and a reaper while there is work for it."""
 
 from __future__ import annotations
 
 import random
-import threading
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -11,7 +10,7 @@ from typing import Any, Final
 from celery import Celery
 
 from ..broker.batch_reader import HEARTBEAT
-from ..broker.provisioning.amqp_api import Amqp, session
+from ..broker.provisioning.amqp_api import session
 from ..broker.topology import Names
 from ..conf import Settings
 from ..service_loop import ServiceLoop, sleep
@@ -23,9 +22,6 @@ SERVICES: Final = ("mirror", "relay", "batches", "reaper")
 #: Seconds between checks of graveyard and ``dead``, up to half as many more or less: of several
 #: companions, one starts a reaper and the others see it.
 CHECK_INTERVAL: Final = 5.0
-MAX_REAPERS: Final = 4
-#: Messages that wait for each running reaper, above which another one starts.
-BACKLOG: Final = 50
 #: Seconds after SIGTERM until the reaper is killed; less than the companion itself has.
 REAPER_GRACE: Final = 10.0
 
@@ -62,13 +58,11 @@ def command_line(options: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-class Reapers:
-    """Runs ``events_reaper`` while the graveyard or ``dead`` has messages, and more than one while
-    many wait. Each has one unacknowledged event, so one that kills its reaper costs no other
-    event a delivery.
+class Reaper:
+    """Runs ``events_reaper`` while the graveyard or ``dead`` has messages that nobody consumes.
 
     Args:
-        loglevel: that of the reapers.
+        loglevel: that of the reaper.
         tell: receives reports, each a line of text.
         stop: polled often; returns True to end.
     """
@@ -85,8 +79,6 @@ class Reapers:
         self.app = app
         self.settings = settings
         self.tell = tell
-        self.stop = stop
-        self._ending = False
         self._loop = ServiceLoop(
             part="reaper",
             work="watching the graveyard",
@@ -94,51 +86,31 @@ class Reapers:
             stop=stop,
             errors=(Exception,),  # such as a missing permission; the other services continue
         )
-        self._reapers = [
-            ChildCommand(
-                line=("events_reaper", "--until-empty", "--loglevel", loglevel),
-                tell=tell,
-                stop=lambda: self._ending or stop(),
-                grace=REAPER_GRACE,
-            )
-            for _ in range(MAX_REAPERS)
-        ]
-        self._threads: dict[int, threading.Thread] = {}
+        self._command = ChildCommand(
+            line=("events_reaper", "--until-empty", "--loglevel", loglevel),
+            tell=tell,
+            stop=self._loop.stop,
+            grace=REAPER_GRACE,
+        )
 
     def run(self) -> None:
-        try:
-            self._loop.run(self._watch)
-        finally:
-            self._ending = True
-            for thread in self._threads.values():
-                thread.join()
+        self._loop.run(self._step)
 
-    def _watch(self) -> float:
+    def _step(self) -> float:
+        self._wait_for_messages()
+        if self._loop.stop():
+            return 0.0
+        self.tell("isolated events wait; starting events_reaper")
+        return self._command.run()
+
+    def _wait_for_messages(self) -> None:
+        names = Names.of(self.settings)
         with session(self.app, self.settings, heartbeat=HEARTBEAT) as amqp:
             while not self._loop.stop():
-                self._start_one(amqp)
+                # A busy quorum queue may be reported as empty, but not at each check. A reaper,
+                # also that of another companion, consumes both queues.
+                depths = [amqp.depth(name) for name in (names.graveyard, names.dead)]
+                if any(depth and depth.ready and not depth.consumers for depth in depths):
+                    return
                 self._loop.recovered()
                 sleep(CHECK_INTERVAL * random.uniform(0.5, 1.5), self._loop.stop)
-        return 0.0
-
-    def _start_one(self, amqp: Amqp) -> None:
-        """Start a reaper, if the running ones are too few.
-
-        A busy quorum queue may be reported as empty, but not at each check.
-        """
-        running = {number for number, thread in self._threads.items() if thread.is_alive()}
-        if len(running) == MAX_REAPERS:
-            return
-        names = Names.of(self.settings)
-        depths = [amqp.depth(name) for name in (names.graveyard, names.dead)]
-        # A reaper consumes both queues. Those of other companions count too.
-        if not any(
-            depth and depth.ready > BACKLOG * max(depth.consumers, len(running)) for depth in depths
-        ):
-            return
-        number = min(set(range(MAX_REAPERS)) - running)
-        self.tell("isolated events wait; starting events_reaper")
-        thread = self._threads[number] = threading.Thread(
-            target=lambda: sleep(self._reapers[number].run(), self.stop), daemon=True
-        )
-        thread.start()

@@ -35,7 +35,7 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management.companion import (
     REAPER_GRACE,
     SERVICES,
-    Reapers,
+    Reaper,
     add_options,
 )
 from django_amqp_events.management.service_command import ServiceCommand
@@ -77,7 +77,7 @@ class Command(ServiceCommand):
                 continue
             if name == "reaper":
                 loglevel = options["loglevel"]
-                services[name] = Reapers(
+                services[name] = Reaper(
                     app, settings, loglevel=loglevel, tell=self.tell, stop=self.stopped
                 ).run
             else:

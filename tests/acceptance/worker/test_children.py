@@ -171,15 +171,14 @@ def test_the_reaper_runs_while_there_is_something_to_isolate(core, fresh_eyes):
     assert worker.stop() == 0
 
 
-def test_many_isolated_events_run_several_at_a_time(core, fresh_eyes):
+def test_several_reapers_share_the_isolated_events(core, fresh_eyes):
     """A reaper has one unacknowledged event, so a killed process affects no other event."""
-    companion = command(core, "events_companion", "--no-mirror")
+    reapers = [command(core, "events_reaper") for _ in range(2)]
     poison = isolate(fresh_eyes, *[["kill"]] * 5)
     good = isolate(fresh_eyes, *[["sleep:0.3"]] * 50)
-    until(lambda: len(beside(companion.pid, "events_reaper")) >= 2, 40, "there are two reapers")
-    until(lambda: companion.log.count("consuming 2 queues") >= 2, 40, "both consume")
+    until(lambda: all("consuming 2 queues" in each.log for each in reapers), 40, "both consume")
     until(lambda: len(core.ledger(what="start")) >= 12, 40, "they work")
-    os.kill(beside(companion.pid, "events_reaper")[0], signal.SIGKILL)
+    os.kill(reapers[0].pid, signal.SIGKILL)
     until(lambda: handled(core, good), 90, "the good are handled")
     archive = Archive(fresh_eyes)
     assert {archive.wait(each)["reason"] for each in poison} == {"poison"}
@@ -187,7 +186,7 @@ def test_many_isolated_events_run_several_at_a_time(core, fresh_eyes):
     assert {runs[each] for each in poison} == {2}
     assert sum(runs[each] for each in good) <= len(good) + 1
     fresh_eyes.empty("core:graveyard", "core:dead", "core:abyss")
-    assert companion.stop() == 0
+    assert reapers[1].stop() == 0
 
 
 def test_a_companion_alone(core, fresh_eyes):
