@@ -6,11 +6,6 @@ rabbit_amqqueue.erl, ``assert_equivalence`` and ``check_declare_arguments``). A 
 more argument, which is invalid and has no meaning for these queue types, is therefore answered
 with ok (identical), "inequivalent arg" (different) or "invalid arg" (missing), and can never
 create a queue. tests/integration/broker/test_topology.py pins this.
-
-A service has thousands of queues and bindings, so requests are sent ahead of their answers. A
-channel is answered in order. A refused request closes the channel, and RabbitMQ ignores the ones
-behind it (rabbit_channel.erl, ``handle_method`` of a closing channel), so they are sent again.
-tests/integration/broker/test_topology.py pins this too.
 """
 
 from __future__ import annotations
@@ -18,12 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import amqp
 from amqp import exceptions as amqp_errors
-from amqp import spec
 from celery import Celery
 from kombu import Connection
 from kombu.pidbox import Mailbox
@@ -47,69 +40,37 @@ MINIMUM_VERSION: Final = (3, 10)
 FLAGS_REQUIRED_VERSION: Final = (3, 12)
 #: Seconds to wait for the answer to one request; a cluster may elect a leader in between.
 ANSWER_TIMEOUT: Final = 60.0
-#: Number of requests that are sent ahead; they must fit in the buffers of both ends.
-REQUESTS_AHEAD: Final = 64
 
 # An argument of streams, which RabbitMQ validates for other queues only when it creates one.
 _GUARD: Final = {"x-max-age": "never-created"}
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """An AMQP method in py-amqp's form, and the method that answers it."""
-
-    method: tuple[int, int]
-    format: str
-    arguments: tuple[Any, ...]
-    answer: tuple[int, int]
+#: What is asked of the broker on a channel.
+Request = Callable[[amqp.Channel], object]
 
 
 def to_declare(entity: Exchange | Queue, extra: Mapping[str, Any] | None = None) -> Request:
     """Return the request that declares an exchange or queue: durable, never auto-deleted."""
-    arguments = {**entity.arguments, **(extra or {})}
+    options = {
+        "durable": True,
+        "auto_delete": False,
+        "arguments": {**entity.arguments, **(extra or {})},
+    }
     if isinstance(entity, Exchange):
-        return _exchange_declare(entity.name, entity.type, arguments=arguments)
-    flags = (False, True, False, False, False)  # passive, durable, exclusive, auto-delete, no wait
-    return Request(
-        spec.Queue.Declare, "BsbbbbbF", (0, entity.name, *flags, arguments), spec.Queue.DeclareOk
-    )
-
-
-def _exchange_declare(
-    name: str, kind: str, *, passive: bool = False, arguments: Mapping[str, Any] | None = None
-) -> Request:
-    flags = (passive, True, False, False, False)  # durable, auto-delete, internal, no wait
-    return Request(
-        spec.Exchange.Declare,
-        "BssbbbbbF",
-        (0, name, kind, *flags, dict(arguments or {})),
-        spec.Exchange.DeclareOk,
-    )
+        kind = entity.type
+        return lambda channel: channel.exchange_declare(entity.name, kind, **options)
+    return lambda channel: channel.queue_declare(entity.name, **options)
 
 
 def to_bind(wanted: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
     """Return the request that binds a queue; an existing binding stays."""
     route = (wanted.queue, wanted.exchange, wanted.routing_key)
-    return Request(
-        spec.Queue.Bind, "BsssbF", (0, *route, False, dict(arguments or {})), spec.Queue.BindOk
-    )
+    return lambda channel: channel.queue_bind(*route, arguments=dict(arguments or {}))
 
 
 def to_unbind(binding: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
     """Return the request that removes a binding, if it exists."""
     route = (binding.queue, binding.exchange, binding.routing_key)
-    return Request(
-        spec.Queue.Unbind, "BsssF", (0, *route, dict(arguments or {})), spec.Queue.UnbindOk
-    )
-
-
-def _comparing(entity: Exchange | Queue) -> tuple[Request, ...]:
-    """Return the requests that compare an entity and create none."""
-    if isinstance(entity, Queue):
-        return (to_declare(entity, _GUARD),)
-    # A passive declare ignores the type. If it is refused, the second request is not carried out.
-    return (_exchange_declare(entity.name, "direct", passive=True), to_declare(entity))
+    return lambda channel: channel.queue_unbind(*route, arguments=dict(arguments or {}))
 
 
 class Amqp:
@@ -124,7 +85,6 @@ class Amqp:
         self._connection = conn
         self._amqp: amqp.Connection = conn.connection
         self._channel: amqp.Channel | None = None
-        self._ahead = REQUESTS_AHEAD
         self._amqp.transport.sock.settimeout(ANSWER_TIMEOUT)
 
     @property
@@ -196,33 +156,9 @@ class Amqp:
             answers = mailbox.multi_call(command, timeout=timeout, channel=channel)
         return {name: reply for answer in answers or () for name, reply in answer.items()}
 
-    def ask(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Carry out requests in order, sent ahead of their answers; yield at each answer.
-
-        Raises:
-            amqp.exceptions.ChannelError: the first request without an answer is refused; neither
-                it nor any after it was carried out.
-        """
-        sent = answered = 0
-        with self._opened() as channel:
-            try:
-                for request in requests:
-                    for ahead in requests[sent : answered + self._ahead]:
-                        channel.send_method(ahead.method, ahead.format, ahead.arguments)
-                        sent += 1
-                    channel.wait(request.answer)
-                    answered += 1
-                    self._ahead = min(2 * self._ahead, REQUESTS_AHEAD)
-                    yield
-            finally:
-                if sent > answered:
-                    # Unread answers remain on this channel. After a refusal more are likely, so
-                    # fewer requests are sent ahead.
-                    self._channel, self._ahead = None, 1
-
     def carry_out(self, *requests: Request) -> None:
-        for _ in self.ask(requests):
-            pass
+        for request in requests:
+            self.call(request)
 
     def depth(self, name: str) -> Depth | None:
         """Return a queue's ready messages and consumers; ``None`` if it does not exist."""
@@ -233,7 +169,12 @@ class Amqp:
 
     def exchange_exists(self, name: str) -> bool:
         try:
-            self.carry_out(_exchange_declare(name, "direct", passive=True))
+            # A passive declare ignores the type.
+            self.call(
+                lambda channel: channel.exchange_declare(
+                    name, "direct", passive=True, auto_delete=False
+                )
+            )
         except amqp_errors.NotFound:
             return False
         return True
@@ -244,32 +185,34 @@ class Amqp:
         There is no guard for exchanges: one that is deleted between the passive declare and the
         redeclare right behind it is created again, as declared.
         """
-        requests = [(n, ask) for n, entity in enumerate(entities) for ask in _comparing(entity)]
-        items = [Item(entity=entity, state="ok") for entity in entities]
-        done = 0
-        while done < len(requests):
-            try:
-                for _ in self.ask([request for _, request in requests[done:]]):
-                    done += 1
-            except amqp_errors.ChannelError as exc:
-                number, request = requests[done]
-                items[number] = self._refused(entities[number], request, exc)
-                while done < len(requests) and requests[done][0] == number:
-                    done += 1
-        return items
+        return [
+            self._inspect_queue(entity)
+            if isinstance(entity, Queue)
+            else self._inspect_exchange(entity)
+            for entity in entities
+        ]
 
-    def _refused(
-        self, entity: Exchange | Queue, request: Request, exc: amqp_errors.ChannelError
-    ) -> Item:
-        if isinstance(entity, Queue):
-            return self._refused_queue(entity, exc)
-        if request == _comparing(entity)[0]:
-            if isinstance(exc, amqp_errors.NotFound):
-                return Item(entity=entity, state="missing")
-            if isinstance(exc, amqp_errors.AccessRefused):
-                return _unreadable(entity, None)
-            raise exc
-        return _refused_redeclare(entity, exc)
+    def _inspect_exchange(self, exchange: Exchange) -> Item:
+        try:
+            if not self.exchange_exists(exchange.name):
+                return Item(entity=exchange, state="missing")
+        except amqp_errors.AccessRefused:
+            return _unreadable(exchange, None)
+        return self._redeclare(exchange)
+
+    def _inspect_queue(self, queue: Queue) -> Item:
+        try:
+            self.call(to_declare(queue, _GUARD))
+        except amqp_errors.ChannelError as exc:
+            return self._refused_queue(queue, exc)
+        return Item(entity=queue, state="ok")
+
+    def _redeclare(self, entity: Exchange | Queue) -> Item:
+        try:
+            self.call(to_declare(entity))
+        except amqp_errors.ChannelError as exc:
+            return _refused_redeclare(entity, exc)
+        return Item(entity=entity, state="ok")
 
     def _refused_queue(self, queue: Queue, exc: amqp_errors.ChannelError) -> Item:
         if isinstance(exc, amqp_errors.ResourceLocked):
@@ -284,11 +227,7 @@ class Amqp:
         if not self._exists(queue.name):
             return Item(entity=queue, state="missing")
         # A release that validates first, unlike 3.10: compare without the guard.
-        try:
-            self.carry_out(to_declare(queue))
-        except amqp_errors.ChannelError as again:
-            return _refused_redeclare(queue, again)
-        return Item(entity=queue, state="ok")
+        return self._redeclare(queue)
 
     def _exists(self, name: str) -> bool | None:
         try:
@@ -365,34 +304,26 @@ def requirements(
         return (problem,)
     if numbers >= FLAGS_REQUIRED_VERSION or queue_type != "quorum":
         return ()
-    problems = []
-    for kind, flag in (("quorum", "quorum_queue"), ("stream", "stream_queue")):
-        enabled = _flag_enabled(session, f"{names.infrastructure('probe')}.{kind}", kind)
-        if enabled is None:
-            problems.append(
-                BrokerProblem(
-                    severity="unknown",
-                    message=f"this user's permissions do not show whether RabbitMQ {version} has "
-                    f"the feature flag {flag} enabled",
-                    remedy="run rabbitmqctl list_feature_flags",
-                )
-            )
-        elif not enabled:
-            problems.append(disabled_flag(version, flag))
-            # The probe has closed the connection.
-            break
-    return tuple(problems)
+    enabled = _streams_enabled(session, f"{names.infrastructure('probe')}.stream")
+    if enabled is None:
+        problem = BrokerProblem(
+            severity="unknown",
+            message=f"this user's permissions do not show whether RabbitMQ {version} has the "
+            f"feature flag stream_queue enabled",
+            remedy="run rabbitmqctl list_feature_flags",
+        )
+        return (problem,)
+    if not enabled:
+        problem = BrokerProblem(
+            message=f"RabbitMQ {version} has the feature flag stream_queue disabled, so dead "
+            f"letters can be lost",
+            remedy="run rabbitmqctl enable_feature_flag stream_queue",
+        )
+        return (problem,)
+    return ()
 
 
-def disabled_flag(version: str, flag: str) -> BrokerProblem:
-    return BrokerProblem(
-        message=f"RabbitMQ {version} has the feature flag {flag} disabled, so dead letters can be "
-        f"lost",
-        remedy=f"run rabbitmqctl enable_feature_flag {flag}",
-    )
-
-
-def _flag_enabled(session: Amqp, probe: str, queue_type: str) -> bool | None:
+def _streams_enabled(session: Amqp, probe: str) -> bool | None:
     try:
         session.call(
             lambda channel: channel.queue_declare(
@@ -400,7 +331,7 @@ def _flag_enabled(session: Amqp, probe: str, queue_type: str) -> bool | None:
                 durable=False,
                 exclusive=True,
                 auto_delete=False,
-                arguments={"x-queue-type": queue_type},
+                arguments={"x-queue-type": "stream"},
             )
         )
     except amqp_errors.PreconditionFailed as exc:

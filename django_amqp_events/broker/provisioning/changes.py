@@ -43,7 +43,7 @@ class Applied:
     refused: tuple[tuple[Step, str], ...] = ()
 
 
-#: Steps that check a queue first; all others are requests that are sent ahead of their answers.
+#: Steps that check a queue first; all others are single requests.
 _LATER: Final = frozenset({"recreate", "drain", "delete"})
 
 
@@ -87,47 +87,31 @@ def apply(
     with session(app, settings) as amqp:
         now = [step for step in plan.steps if step.action not in _LATER]
         later = [step for step in plan.steps if step.action in _LATER]
-        answers = amqp.ask([_request(step) for step in now])
         current = plan.steps[0]
         try:
             for current in now:
-                next(answers)
+                amqp.call(_request(current))
                 finish(current)
             if later:
                 current = later[0]
-                replacement = _replacement(
-                    app, settings, plan, amqp, api, current, wait=wait, notice=notice
+                if api is None:
+                    raise TopologyError(
+                        f"the management API is needed to {current}; set "
+                        f"AMQP_EVENTS['MANAGEMENT_URL']"
+                    )
+                replacement = Replacement(
+                    app=app,
+                    settings=settings,
+                    topology=plan.report.topology,
+                    session=amqp,
+                    api=api,
+                    wait=wait,
+                    notice=notice,
                 )
                 _replace(replacement, later, finish)
         except amqp_errors.ChannelError as exc:
             raise _refused(current, exc, len(done), plan) from exc
     return Applied(done=tuple(done), refused=tuple(refused))
-
-
-def _replacement(
-    app: Celery,
-    settings: Settings,
-    plan: Plan,
-    amqp: Amqp,
-    api: ManagementApi | None,
-    first: Step,
-    *,
-    wait: float,
-    notice: Callable[[str], object],
-) -> Replacement:
-    if api is None:
-        raise TopologyError(
-            f"the management API is needed to {first}; set AMQP_EVENTS['MANAGEMENT_URL']"
-        )
-    return Replacement(
-        app=app,
-        settings=settings,
-        topology=plan.report.topology,
-        session=amqp,
-        api=api,
-        wait=wait,
-        notice=notice,
-    )
 
 
 def _refused(step: Step, exc: amqp_errors.ChannelError, done: int, plan: Plan) -> TopologyError:

@@ -20,7 +20,7 @@ from ..topology import (
     Topology,
 )
 from . import drift
-from .amqp_api import disabled_flag, requirements, session
+from .amqp_api import requirements, session
 from .drift import (
     BrokerProblem,
     Difference,
@@ -107,9 +107,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
     """Return the report with everything that only the management API shows."""
     topology, names = report.topology, report.topology.names
     policies = api.policies()
-    # If policies are not visible, their effect on each queue may be.
-    found_queues = api.queues() if policies is None else api.declared_queues()
-    queues = {queue["name"]: queue for queue in found_queues}
+    queues = {queue["name"]: queue for queue in api.queues()}
     exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
     bindings = dict(api.bindings())
     seen = [_with_arguments(item, queues if item.kind == "queue" else exchanges) for item in items]
@@ -136,8 +134,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
             exchange_left = Exchange(name=name, type=exchange["type"], role="delay")
             seen.append(Item(entity=exchange_left, state="stale", note=_why_stale(names, name)))
     problems = [
-        *report.errors,
-        *_unknown_flags(report, api),
+        *report.problems,
         *_policies(topology, queues, exchanges, policies, api.user),
     ]
     return replace(report, items=tuple(seen), problems=tuple(problems), exact=True)
@@ -190,19 +187,6 @@ def _text(values: Mapping[str, Any], key: str) -> str:
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _unknown_flags(report: Report, api: ManagementApi) -> list[BrokerProblem]:
-    """Return the problems of feature flags that requirements() could not probe."""
-    unknown = [problem for problem in report.problems if problem.severity == "unknown"]
-    flags = api.feature_flags() if unknown else None
-    if flags is None:
-        return unknown
-    return [
-        disabled_flag(report.version, flag)
-        for flag in ("quorum_queue", "stream_queue")
-        if flags.get(flag, "enabled") != "enabled"
-    ]
 
 
 def _policies(

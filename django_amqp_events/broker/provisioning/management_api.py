@@ -20,9 +20,8 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from ...exceptions import TopologyError
 from ..topology import Binding
 
-_DECLARED_COLUMNS: Final = "name,type,durable,auto_delete,exclusive,arguments"
 _QUEUE_COLUMNS: Final = (
-    f"{_DECLARED_COLUMNS},policy,operator_policy,"
+    "name,type,durable,auto_delete,exclusive,arguments,policy,operator_policy,"
     "effective_policy_definition,messages,messages_ready,messages_unacknowledged,consumers,"
     "message_stats,leader"
 )
@@ -149,13 +148,6 @@ class ManagementApi:
         """Return all queues of the vhost, with arguments, policies and depths."""
         return self._list("queues", self.vhost, columns=_QUEUE_COLUMNS)
 
-    def declared_queues(self) -> list[dict[str, Any]]:
-        """Return all queues of the vhost as they were declared, without policies and depths.
-
-        This takes a quarter of the broker's work for :meth:`queues`.
-        """
-        return self._list("queues", self.vhost, columns=_DECLARED_COLUMNS, disable_stats="true")
-
     def queue(self, name: str) -> dict[str, Any] | None:
         """Return one queue, not from the API's cache; ``None`` if it does not exist."""
         with _ignore(404):
@@ -188,12 +180,6 @@ class ManagementApi:
                 *self._list("policies", self.vhost),
                 *({**policy, "operator": True} for policy in operator),
             ]
-        return None
-
-    def feature_flags(self) -> dict[str, str] | None:
-        """Return the state of each feature flag; ``None`` if this user may not see them."""
-        with _ignore(401, 403):
-            return {flag["name"]: flag["state"] for flag in self._list("feature-flags")}
         return None
 
     def alarms(self) -> list[str] | None:

@@ -7,17 +7,15 @@ import time
 import amqp
 import pytest
 
-from django_amqp_events.broker.provisioning import amqp_api, drift
+from django_amqp_events.broker.provisioning import drift
 from django_amqp_events.broker.provisioning.amqp_api import (
     Amqp,
     session,
-    to_bind,
     to_declare,
 )
 from django_amqp_events.broker.topology import (
     NO_LIMIT,
     POWER_DELAYS,
-    Binding,
     Exchange,
     Queue,
 )
@@ -323,31 +321,24 @@ class TestLookingCreatesNothing:
         assert inspected(look, Exchange(name="x", type="direct")).state == "different"
 
 
-class TestAskingAhead:
-    """Requests sent ahead of their answers do what they do one by one."""
-
-    @pytest.fixture(params=[1, 2, 64], ids="ahead{}".format)
-    def look(self, request, service, fresh_vhost, monkeypatch):
-        monkeypatch.setattr(amqp_api, "REQUESTS_AHEAD", request.param)
-        made = service(fresh_vhost)
-        with made.active(), session(made.app, made.settings) as amqp_session:
-            yield amqp_session
-
-    def test_each_inspected_entity_has_its_own_result(self, look):
-        """A missing or different entity closes the channel with all pending operations."""
-        entities, expected = [], []
-        for number in range(30):
-            state = "ok" if 3 < number < 20 else ("missing", "ok", "different")[number % 3]
+def test_each_inspected_entity_has_its_own_result(service, fresh_vhost):
+    """A missing or different entity closes the channel."""
+    entities: list[Exchange | Queue] = []
+    expected = []
+    made = service(fresh_vhost)
+    with made.active(), session(made.app, made.settings) as look:
+        for number in range(9):
+            state = ("missing", "ok", "different")[number % 3]
             classic = {"x-queue-type": "classic"}
             queue = Queue(name=f"q{number}", arguments=classic)
             exchange = Exchange(name=f"x{number}", type="direct")
             if state == "ok":
-                look.carry_out(to_declare(queue))
-                look.carry_out(to_declare(exchange))
+                look.carry_out(to_declare(queue), to_declare(exchange))
             elif state == "different":
                 other = Queue(name=queue.name, arguments=classic | {"x-expires": 9000})
-                look.carry_out(to_declare(other))
-                look.carry_out(to_declare(Exchange(name=exchange.name, type="topic")))
+                look.carry_out(
+                    to_declare(other), to_declare(Exchange(name=exchange.name, type="topic"))
+                )
             entities += [exchange, queue]
             expected += [state, state]
         items = look.inspect(entities)
@@ -359,29 +350,6 @@ class TestAskingAhead:
                 assert difference.argument == ("x-expires" if item.kind == "queue" else "type")
         # Nothing was created on the way.
         assert [item.state for item in look.inspect(entities)] == expected
-
-    def test_operations_after_a_refusal_are_skipped(self, look):
-        look.carry_out(to_declare(Exchange(name="x", type="direct")))
-        queues = [Queue(name=f"q{number}") for number in range(6)]
-        bindings = [Binding(exchange="x", queue=f"q{number}") for number in (0, 5, 1)]
-        requests = [
-            *map(to_declare, queues[:3]), *map(to_bind, bindings), *map(to_declare, queues[3:]),
-        ]  # fmt: skip
-        answers = look.ask(requests)
-        for _ in range(4):
-            next(answers)
-        with pytest.raises(amqp.NotFound):
-            next(answers)
-        assert [item.state for item in look.inspect(queues)] == ["ok"] * 3 + ["missing"] * 3
-
-    def test_leaving_early_leaves_no_answer_to_the_next_question(self, look):
-        look.carry_out(to_declare(Queue(name="there")))
-        for _ in look.ask([to_declare(Queue(name=f"q{number}")) for number in range(9)]):
-            break
-        assert look.depth("there") is not None
-        assert look.depth("nowhere") is None
-        assert not look.exchange_exists("nowhere")
-        assert look.inspect([Queue(name="there")])[0].state == "ok"
 
 
 def test_if_empty_delete_of_a_quorum_queue_is_not_implemented(billing):
