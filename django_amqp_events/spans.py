@@ -6,7 +6,6 @@ and never changes what happens to an event.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
@@ -15,17 +14,9 @@ from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 from opentelemetry import context, propagate, trace
 
 from .context import ReceivedEvent
-from .exceptions import BrokerUnavailableError, PublishError, UnroutableError
 from .message.headers import (
-    EVENT_ARCHIVE,
-    EVENT_ATTEMPT,
-    EVENT_CORRELATION_ID,
-    EVENT_DUE_AT,
-    EVENT_HANDLER,
-    EVENT_REPLAY_ID,
     check_headers,
 )
-from .message.types import Message
 
 logger = logging.getLogger(__name__)
 _tracer = trace.get_tracer("django_amqp_events")
@@ -123,70 +114,6 @@ def publishing(name: str, exchange: str, headers: Mapping[str, Any]) -> Span:
         check_headers(name, traced)
         return Span(span, headers=traced)
     return Span(headers=headers)
-
-
-def published(
-    operation: str, messages: Sequence[Message], results: Sequence[PublishError | None], began: int
-) -> None:
-    """Make a span for each message that RabbitMQ has answered, in the trace of its event.
-
-    Args:
-        operation: of new events; retries, replays and archived events have one of their own.
-        began: nanoseconds since the epoch.
-    """
-    with _tolerated("a publish of %d messages is not traced", len(messages)):
-        for message, error in zip(messages, results, strict=True):
-            if not isinstance(error, BrokerUnavailableError):
-                _sent(operation, message, error, began)
-
-
-def _sent(operation: str, message: Message, error: PublishError | None, began: int) -> None:
-    headers = message.headers
-    parent = _parent(headers)
-    if not parent.is_valid:
-        return
-    handler, reason = headers.get(EVENT_HANDLER), ""
-    if EVENT_ARCHIVE in headers:
-        archive = json.loads(str(headers[EVENT_ARCHIVE]))
-        operation, handler, reason = "archive", archive["handler"], archive["reason"]
-    elif EVENT_ATTEMPT in headers:
-        operation = "retry" if EVENT_DUE_AT in headers else "replay"
-    # A replay belongs to the event's trace, and refers to that of the operator.
-    current = trace.get_current_span().get_span_context()
-    other = current.is_valid and current.trace_id != parent.trace_id
-    span = _tracer.start_span(
-        f"{operation} {handler or message.name}",
-        context=trace.set_span_in_context(trace.NonRecordingSpan(parent)),
-        # Not the producer: the messages carry the context of the publish.
-        kind=trace.SpanKind.CLIENT,
-        start_time=began,
-        links=[trace.Link(current)] if other else None,
-        attributes=_known(
-            {
-                **_attributes(
-                    operation,
-                    "send",
-                    message.name,
-                    _destination(message.exchange, message.routing_key),
-                ),
-                "messaging.rabbitmq.destination.routing_key": message.routing_key,
-                "messaging.message.id": message.properties.get("message_id"),
-                "messaging.message.conversation_id": headers.get(EVENT_CORRELATION_ID),
-                "messaging.message.body.size": len(message.body),
-                "amqp_events.event_id": message.event_id,
-                "amqp_events.handler": handler,
-                "amqp_events.attempt": headers.get(EVENT_ATTEMPT),
-                "amqp_events.replay_id": headers.get(EVENT_REPLAY_ID),
-                "amqp_events.reason": reason,
-            }
-        ),
-    )
-    if error is not None:
-        span.set_attribute("error.type", _type(error))
-        # No queue for an event may be as intended; UNROUTED decides.
-        if not isinstance(error, UnroutableError):
-            span.set_status(trace.StatusCode.ERROR, str(error))
-    span.end()
 
 
 def processing(

@@ -18,7 +18,6 @@ from amqp.exceptions import FrameSyntaxError
 from celery import Celery
 from kombu import Connection
 
-from .. import telemetry
 from ..callables import nothing
 from ..exceptions import (
     BrokerUnavailableError,
@@ -86,8 +85,6 @@ class ConfirmChannel:
             after which the remaining messages of a publish fail.
     """
 
-    #: What publishes new events, for traces.
-    operation = "send"
     #: Seconds between heartbeats. Nothing would send them while the connection is idle in the pool,
     #: and RabbitMQ's would hide that a confirm does not come. TCP keepalive is on.
     heartbeat = 0
@@ -184,16 +181,6 @@ class ConfirmChannel:
             one entry per message, in order: ``None`` if it was confirmed (and, with *mandatory*,
             routed), otherwise its error. Nothing is raised for a single message.
         """
-        if not telemetry.active():
-            return self._publish(messages, mandatory)
-        from .. import spans
-
-        began = time.time_ns()
-        results = self._publish(messages, mandatory)
-        spans.published(self.operation, messages, results, began)
-        return results
-
-    def _publish(self, messages: Sequence[Message], mandatory: bool) -> list[PublishError | None]:
         self._deadline = time.monotonic() + self.timeout
         try:
             self.connect()
@@ -399,7 +386,7 @@ class _Question(ConfirmChannel):
             self._deadline = 0.0
 
     def ask(self) -> bool:
-        [error] = self._publish([_NOWHERE], mandatory=False)
+        [error] = self.publish([_NOWHERE], mandatory=False)
         self.leave()
         if self.blocked:
             return False  # RabbitMQ may still confirm the first publish of a connection

@@ -246,7 +246,6 @@ class Relay:
             timeout=self.settings.confirm_timeout,
             stop=self._loop.stop,
         )
-        self._channel.operation = "relay"
 
     def run(self, *, until_empty: bool = False) -> RelayCounts:
         """Publish rows until :attr:`stop` returns True; return the counts.

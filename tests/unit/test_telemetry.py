@@ -27,13 +27,7 @@ from django_amqp_events import (
 )
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.declarations import declarations
-from django_amqp_events.exceptions import (
-    BrokerUnavailableError,
-    PublishNackedError,
-    UnroutableError,
-)
 from django_amqp_events.memory import MemoryBackend
-from django_amqp_events.message.types import Message
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
 
@@ -201,41 +195,6 @@ def test_any_header_may_arrive(exporter: InMemorySpanExporter, value: object) ->
         pass
     (span,) = exporter.get_finished_spans()
     assert span.parent is None
-
-
-def test_the_answers_of_rabbitmq(exporter: InMemorySpanExporter) -> None:
-    """A message that was not written has no span, nor one without a trace."""
-
-    def message(**headers: object) -> Message:
-        return Message(
-            exchange="events", routing_key="a.b", body=b"[]", headers=headers, event_id="1",
-            properties={"message_id": "1"}, name="a.b",
-        )  # fmt: skip
-
-    traced = message(traceparent=TRACEPARENT)
-    answers = [
-        (traced, None),
-        (traced, UnroutableError("no queue")),
-        (traced, PublishNackedError("full")),
-        (traced, BrokerUnavailableError("down")),
-        (message(), None),
-    ]
-    messages, results = zip(*answers, strict=True)
-    with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))):
-        spans.published("send", messages, results, 1)
-    ended = exporter.get_finished_spans()
-    assert [span.name for span in ended] == ["send a.b"] * 3
-    assert [span.status.status_code for span in ended] == [
-        StatusCode.UNSET, StatusCode.UNSET, StatusCode.ERROR,
-    ]  # fmt: skip
-    errors = [span.attributes.get("error.type") for span in ended if span.attributes]
-    assert errors == [
-        None,
-        "django_amqp_events.exceptions.UnroutableError",
-        "django_amqp_events.exceptions.PublishNackedError",
-    ]
-    assert ended[0].start_time == 1
-    assert [link.context.trace_id for link in ended[0].links] == [1]
 
 
 class Broken(SpanProcessor):

@@ -34,11 +34,6 @@ settings.ROOT_URLCONF, settings.ALLOWED_HOSTS = "testproject.traced", ["testserv
 publisher.KEPT_EVENTS = {kept}
 assert Client().post("/orders/", {{"plan": {plan}}}).status_code == 200
 """
-_OPERATOR = """
-from opentelemetry import trace
-request = trace.get_tracer("admin").start_as_current_span("POST /admin/")
-request.__enter__()
-"""
 
 
 @pytest.fixture
@@ -93,7 +88,7 @@ def test_one_trace_from_a_web_request_to_a_replay(make_traced: Any) -> None:
     (row,) = mirrored(traced, state="archived")
     assert (row["attempts"], row["reason"]) == (3, "exhausted")
     fix(traced)
-    report = replay(traced, before=_OPERATOR)
+    report = replay(traced)
     assert report is not None
     assert report["published"] == 1
     mirrored(traced, state="succeeded")
@@ -103,53 +98,29 @@ def test_one_trace_from_a_web_request_to_a_replay(make_traced: Any) -> None:
     assert tree(one) == [
         "SERVER POST orders/ UNSET",
         "  PRODUCER publish traced.order UNSET",
-        "    CLIENT relay traced.order UNSET",
         "    CONSUMER process testproject.act ERROR",
-        "    CLIENT retry testproject.act UNSET",
         "    CONSUMER process testproject.act ERROR",
-        "    CLIENT retry testproject.act UNSET",
         "    CONSUMER process testproject.act ERROR",
-        "    CLIENT archive testproject.act UNSET",
-        "    CLIENT replay testproject.act UNSET",
         "    CONSUMER process testproject.act UNSET",
     ]
-    # The operator's request is another trace, which the replay refers to.
-    by_name = {span["name"]: span for span in one}
-    (operator,) = by_name["replay testproject.act"]["links"]
-    assert operator != request["trace"]
     attempts = [
         span["attributes"]["amqp_events.attempt"] for span in one if span["kind"] == "CONSUMER"
     ]
     assert attempts == [1, 2, 3, 1]
     assert {span["attributes"]["amqp_events.event_id"] for span in one[1:]} == {row["event_id"]}
-    assert (
-        by_name["archive testproject.act"]["attributes"]
-        | {
-            "messaging.system": "rabbitmq",
-            "messaging.operation.name": "archive",
-            "messaging.operation.type": "send",
-            "messaging.destination.name": f"traced:archive:traced.{HANDLER}",
-            "messaging.message.conversation_id": row["event_id"],
-            "amqp_events.reason": "exhausted",
-        }
-        == by_name["archive testproject.act"]["attributes"]
-    )
     failed = next(span for span in one if span["status"] == "ERROR")
     assert failed["attributes"]["error.type"] == "ValueError"
     assert failed["exceptions"][0]["exception.message"] == "fixed is not there"
-    assert by_name["relay traced.order"]["start"] > by_name["publish traced.order"]["end"]
 
 
-def test_the_publisher_sends_its_own_event_in_the_same_trace(make_traced: Any) -> None:
+def test_the_publisher_publishes_its_own_event_in_the_same_trace(make_traced: Any) -> None:
     traced = make_traced("opentelemetry", events={"PUBLISH": "outbox"})
     traced.worker("prefork", 1)
     publish(traced, ["ok"])
-    # The event may be handled before its publisher has its confirm.
-    until(lambda: len(lines(traced, "spans")) >= 4)
+    until(lambda: len(lines(traced, "spans")) >= 3)
     assert tree(lines(traced, "spans")) == [
         "SERVER POST orders/ UNSET",
         "  PRODUCER publish traced.order UNSET",
-        "    CLIENT send traced.order UNSET",
         "    CONSUMER process testproject.act UNSET",
     ]
 
