@@ -7,6 +7,7 @@ name ends with the identity of the process, so a file that a dead process has le
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -24,13 +25,16 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between writes, at least.
 WRITE_SECONDS: Final = 1.0
+#: Tell apart parts of the same name, such as the relays of several databases.
+_numbers = itertools.count(1)
 
 
 class Part:
     """A part of this process that works in a loop.
 
     Args:
-        name: ``worker``, ``reaper``, ``relay``, ``mirror``, ``batches`` or ``snapshots``.
+        name: ``worker``, ``reaper``, ``relay``, ``mirror``, ``batches`` or ``snapshots``; ``""`` if
+            ``events_health`` does not examine it.
         problem: returns why it is not ready, ``""`` if it is.
     """
 
@@ -59,14 +63,14 @@ class Part:
     def _write(self, *, rests: bool) -> None:
         self._next = time.monotonic() + WRITE_SECONDS
         settings, _ = conf.load()
-        if not settings.service or not process_identity.place():
+        if not (self.name and settings.service and process_identity.place()):
             return
         try:
             if self._path is None:
                 folder = _folder(settings)
                 folder.mkdir(exist_ok=True)
-                _read_folder(folder)  # removes the files of dead processes
-                self._path = folder / f"{self.name}.{process_identity.identity()}"
+                name = f"{self.name}.{process_identity.identity()}.{next(_numbers)}"
+                self._path = folder / name
             # A reader never sees half of it.
             new = self._path.with_name(f".{self._path.name}")
             new.write_text(json.dumps({"problem": self.problem(), "rests": rests}))
@@ -82,28 +86,47 @@ class PartState:
     """What a part of a running process has recorded last.
 
     Attributes:
-        seconds: time since its loop turned; ``None`` while it may stand still.
+        turned: when its loop turned last, in seconds since the epoch.
+        rests: its loop may stand still.
     """
 
     part: str
     process: int
+    turned: float
     problem: str
-    seconds: float | None
+    rests: bool
 
 
 def read(settings: conf.Settings) -> list[PartState] | None:
-    """Return the parts of a service's processes in this container.
+    """Return the parts of a service's processes in this container; remove files of dead ones.
 
     Returns:
         ``None`` if this system does not show its processes.
     """
-    if not process_identity.place():
+    place = process_identity.place()
+    if not place:
         return None
     try:
-        return _read_folder(_folder(settings))
+        folder = _folder(settings)
     except OSError as exc:
-        logger.debug("no process has a file: %s", exc)
+        logger.warning("the files of processes cannot be read: %s", exc)
         return []
+    states = []
+    for path in sorted(folder.glob("*")):
+        part, where, process, started = path.name.split(".")[:4]
+        if process_identity.has_died(f"{where}.{process}.{started}"):
+            path.unlink(missing_ok=True)
+        elif where == place:  # not of another container
+            with suppress(FileNotFoundError):  # the part has just ended
+                states.append(
+                    PartState(
+                        part=part,
+                        process=int(process),
+                        turned=path.stat().st_mtime,
+                        **json.loads(path.read_text()),
+                    )
+                )
+    return states
 
 
 def _folder(settings: conf.Settings) -> Path:
@@ -117,30 +140,3 @@ def _folder(settings: conf.Settings) -> Path:
     if ours.lstat().st_uid != os.getuid():
         raise PermissionError(f"{ours} belongs to another user; set TMPDIR")
     return ours / f"{settings.prefix}{settings.service}"
-
-
-def _read_folder(folder: Path) -> list[PartState]:
-    """Read the files of running processes, and remove those of dead ones."""
-    states = []
-    for path in sorted(folder.iterdir()):
-        part, _, identity = path.name.partition(".")
-        if process_identity.has_died(identity):
-            path.unlink(missing_ok=True)
-            continue
-        where, _, process = identity.partition(".")
-        if where != process_identity.place():
-            continue  # of another container
-        try:
-            age = time.time() - path.stat().st_mtime
-            recorded = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue  # the part has just ended
-        states.append(
-            PartState(
-                part=part,
-                process=int(process.partition(".")[0]),
-                problem=recorded["problem"],
-                seconds=None if recorded["rests"] else age,
-            )
-        )
-    return states

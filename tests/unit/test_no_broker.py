@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -173,8 +172,7 @@ def test_what_is_refused(unreachable: list[str], block: str, path: str) -> None:
 def test_afterwards_a_broker_is_reached_again(unreachable: list[str], settings: Any) -> None:
     settings.AMQP_EVENTS = {**settings.AMQP_EVENTS, "PUBLISH": "immediate"}
     with capture_events():
-        found = health.examine_publishing(get_settings(), datetime.now(UTC))
-        assert not found["broker"]
+        assert health.examine_publishing(get_settings())
     with memory_events():
         pass
     assert unreachable == []
