@@ -34,7 +34,7 @@ from .declare.declarations import (
 )
 from .declare.registry import get_registry
 from .declare.upcasting import Upcaster
-from .exceptions import ConfigurationError, DirectCallError, InvalidEventError
+from .exceptions import ConfigurationError, DirectCallError
 from .options import Format, HandlerWords
 from .publish import publisher
 from .publish.publisher import NO_OPTIONS, Options
@@ -130,10 +130,7 @@ class Publishable(Declared, Generic[P]):
         return await sync_to_async(publish, thread_sensitive=not immediate)()
 
     def publish_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Publish many; see :func:`publisher.publish_many`.
-
-        A type checker knows the types of payloads that :meth:`payload` makes.
-        """
+        """Publish many; see :func:`publisher.publish_many`."""
         publisher.require_payload_list(self.name, payloads)
         contract, validate = self.contract, self._validates()
         bound = [
@@ -143,19 +140,6 @@ class Publishable(Declared, Generic[P]):
             for payload in payloads
         ]
         return publisher.publish_many(self.name, bound, options=self.options, validate=False)
-
-    def payload(self, /, *args: P.args, **payload: P.kwargs) -> dict[str, Any]:
-        """Return a payload for :meth:`publish_many`, which validates it.
-
-        Its arguments are those of :meth:`publish`, so that a type checker checks them::
-
-            order_created.publish_many(order_created.payload(order_id=n) for n in range(3))
-        """
-        if args:
-            raise InvalidEventError(
-                f"payload() of event {self.name!r} takes arguments by name only"
-            )
-        return payload
 
     __call__ = publish
 

@@ -21,7 +21,7 @@ BACKOFF: Final = Backoff(0.5, 30.0)
 #: Seconds between polls of ``stop`` during a wait.
 POLL_INTERVAL: Final = 0.1
 _DATABASE: Final[Mapping[ErrorKind, str]] = {
-    "missing": "a table is missing",
+    "missing": "a table is missing; run `manage.py migrate`",
     "locked": "another process has locked the database",
     "read-only": "the database is read-only",
     "unreachable": "the database is unreachable",
@@ -44,7 +44,7 @@ class ServiceLoop:
     Reports an error when it first occurs and when it is over, not at each retry.
 
     Args:
-        part: the name in ``events_health``.
+        part: the name in ``events_health``, if it examines the loop.
         work: names the work in reports, as in "mirroring billing:archive".
         tell: receives the reports, each a line of text.
         stop: returns True to end the loop.
@@ -72,7 +72,7 @@ class ServiceLoop:
         self.failures = 0
         self._stop = stop
         self._reported = self._told = ""
-        self._part = liveness.Part(part or work, lambda: self._told)
+        self._part = liveness.Part(part, lambda: self._told)
 
     def stop(self) -> bool:
         """Return True if the loop is to end, and record that it turns; a long step polls it."""
@@ -118,13 +118,12 @@ class ServiceLoop:
         self.failures, self._reported, self._told = 0, "", ""
 
     def _report(self, exc: Exception) -> None:
-        text, remedy = error_line(exc), ""
+        text = error_line(exc)
         if text == self._reported:
             return
         self._reported = text
         if isinstance(exc, Error):
-            kind = error_kind(exc)
-            what, remedy = _DATABASE[kind], "; run `manage.py migrate`" * (kind == "missing")
+            what = _DATABASE[error_kind(exc)]
         elif isinstance(exc, BrokerUnavailableError):
             what = "RabbitMQ is unreachable"
         elif isinstance(exc, (ConfigurationError, ImproperlyConfigured)):
@@ -134,5 +133,5 @@ class ServiceLoop:
         else:
             what = "an unexpected error occurred"
             logger.error("%s failed", self.work, exc_info=exc)
-        self._told = f"{self.work} is paused: {what} ({text}{remedy})"
+        self._told = f"{self.work} is paused: {what} ({text})"
         self.tell(f"{self._told}; nothing is lost, retrying at least every {self.backoff.last:g} s")

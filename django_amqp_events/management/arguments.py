@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
@@ -132,11 +131,6 @@ def age(text: str) -> float:
     if not cleaned or _AGE.sub("", cleaned) or seconds > _AGE_MAX:
         raise ArgumentTypeError(f"{text!r} is not an age such as 90s, 45m, 12h, 30d, 8w or 1d12h")
     return seconds
-
-
-def age_or_never(text: str) -> float:
-    """Read an age in seconds; ``never`` is infinite."""
-    return math.inf if text == "never" else age(text)
 
 
 def moment(text: str) -> datetime:

@@ -23,17 +23,11 @@ from django.core.management.base import (
     DjangoHelpFormatter,
     no_translations,
 )
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connections
-from django.db.migrations.executor import MigrationExecutor
+from django.db import DatabaseError, InterfaceError
 
-from django_amqp_events.checks.database import used_databases
-from django_amqp_events.conf import Settings
 from django_amqp_events.databases import error_line, table_missing
-from django_amqp_events.declare.registry import Registry
 from django_amqp_events.exceptions import AmqpEventsError
 
-#: Label of this app.
-APP: Final = "django_amqp_events"
 #: Version of the document that ``--format json`` prints.
 FORMAT: Final = 1
 #: Seconds between lines of progress.
@@ -109,23 +103,6 @@ class EventsCommand(BaseCommand):
     def stopped(self) -> bool:
         """Return True if the command was asked to stop."""
         return self.stopping
-
-    def warn_of_migrations(self, settings: Settings, registry: Registry) -> None:
-        """Warn of unapplied migrations of this app; an unreachable database is not reported."""
-        for alias in used_databases(settings, registry):
-            try:
-                executor = MigrationExecutor(connections[alias])
-                plan = executor.migration_plan(executor.loader.graph.leaf_nodes(APP))
-            except Exception:  # noqa: BLE001, S112 - drivers raise errors of their own
-                continue
-            missing = [migration.name for migration, _ in plan if migration.app_label == APP]
-            if missing:
-                option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
-                self.stderr.write(
-                    f"database {alias!r} lacks the migration{'s' * (len(missing) > 1)} "
-                    f"{', '.join(missing)} of {APP}; run `manage.py migrate{option}`",
-                    self.style.WARNING,
-                )
 
     def styled(self, state: str, text: str = "") -> str:
         """Color *text*, or the name of the state, by a state or severity."""

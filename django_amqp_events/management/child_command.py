@@ -15,12 +15,9 @@ from typing import Final
 
 from django.conf import settings
 
-from ..backoff import Backoff
 from ..exceptions import ConfigurationError
-from ..service_loop import POLL_INTERVAL
+from ..service_loop import BACKOFF, POLL_INTERVAL
 
-#: Delays before a command that ended runs again; reset once it has run longer than the last.
-BACKOFF: Final = Backoff(1.0, 60.0)
 #: Seconds after SIGTERM until a command is killed.
 GRACE: Final = 15.0
 PARENT_CHECK_SECONDS: Final = 0.5
@@ -60,6 +57,8 @@ class ChildCommand:
 
     def run(self) -> float:
         """Run the command until it ends or is stopped; return the seconds until it may run again.
+
+        They grow with each failure, unless the command has run for longer than the longest delay.
 
         Raises:
             OSError: the process cannot be started.

@@ -41,11 +41,7 @@ def publishing() -> None:
     assert_type(order_created.publish(order_id=1, total=Decimal(2)), str)
     assert_type(order_created(1, Decimal(2), note="x"), str)
     assert_type(order_created.publish_many([{"order_id": 1, "total": Decimal(2)}]), list[str])
-    made = order_created.payload(order_id=1, total=Decimal(2))
-    assert_type(order_created.publish_many(made for _ in range(3)), list[str])
-    order_created.payload(order_id="1", total=Decimal(2))  # type: ignore[arg-type]
-    order_created.payload(order_id=1)  # type: ignore[call-arg]
-    order_created.publish_many(made)  # type: ignore[arg-type]
+    order_created.publish_many({"order_id": 1})  # type: ignore[dict-item]
     order_created.publish(order_id="1", total=Decimal(2))  # type: ignore[arg-type]
     order_created.publish(total=Decimal(2))  # type: ignore[call-arg]
     order_created(1, Decimal(2), unknown=3)  # type: ignore[call-arg]

@@ -150,13 +150,6 @@ def test_hints_are_enforced_where_it_is_asked_for(memory: Memory, settings: Any)
         default.publish(order_id=1)
 
 
-def test_payload_makes_payloads_for_many(memory: Memory, order_created: Event[...]):
-    order_created.publish_many(order_created.payload(order_id=n, total=n) for n in range(2))
-    assert [payload["order_id"] for payload in memory.payloads] == [0, 1]
-    with pytest.raises(InvalidEventError, match="by name only"):
-        order_created.payload(1)
-
-
 AWKWARD = [
     "mode", "event_id", "using", "headers", "self", "name", "payload", "args", "kwargs", "options",
     "func", "executor", "thread_sensitive", "contract", "messages", "cls",

@@ -101,7 +101,7 @@ def test_another_error_is_reported_too() -> None:
     )
     assert loop.failures == 6
     assert "RabbitMQ reports an error (ExchangeMissingError: there is no exchange)" in reports[0]
-    assert "(OperationalError: no such table: x; run `manage.py migrate`)" in reports[1]
+    assert "run `manage.py migrate` (OperationalError: no such table: x)" in reports[1]
     assert "the database is unreachable (OperationalError: server closed)" in reports[2]
     assert "the database is read-only (OperationalError: running with " in reports[3]
     assert "another process has locked the database (OperationalError: database" in reports[4]

@@ -34,6 +34,7 @@ from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import SHOWN, ReportCommand, columns
 from django_amqp_events.message.text import counted
+from django_amqp_events.templatetags.amqp_events import duration
 
 #: A line of the tree, and the lines below it.
 Branch = tuple[str, list[str]]
@@ -72,7 +73,6 @@ class Command(ReportCommand):
         settings, declared = conf.get_settings(), registry.get_registry()
         wanted = topology.build(settings, declared)
         app = connection.broker_app(settings)
-        self.warn_of_migrations(settings, declared)
         api = inspection.management(app, settings)
         report = after = inspection.inspect(app, settings, wanted, api=api)
         plan = drift.plan(
@@ -122,8 +122,6 @@ class Command(ReportCommand):
             self.tell(f"  [{number}/{total}] {step}")
         elif number == SHOWN + 1:
             self.tell(f"  and {total - SHOWN} more")
-        elif number % 200 == 0:
-            self.tell(f"  {number} of {total} steps done")
 
     def _notice(self, text: str) -> None:
         if not self.as_json:
@@ -139,7 +137,7 @@ class Command(ReportCommand):
             + f" on RabbitMQ {report.version}, vhost {report.vhost!r} ({source})"
         )
         stale = report.having("stale")
-        branches: list[Branch] = [*self._handlers(report, declared), *self._infrastructure(report)]
+        branches: list[Branch] = [*self._handlers(report, declared), self._infrastructure(report)]
         if stale:
             branches.append((self.style.WARNING("stale"), [self._line(item) for item in stale]))
         for branch, indent, (head, lines) in _drawn(branches):
@@ -172,24 +170,15 @@ class Command(ReportCommand):
         if not by_queue:
             yield "no handlers: this service only publishes", []
 
-    def _infrastructure(self, report: drift.Report) -> Iterator[Branch]:
-        names, delays = report.topology.names, report.topology.delays
-        steps = f"{len(delays)} delays, {delays[0]} s to {delays[-1]} s"
-        for title, roles in (
-            (names.events, {"events"}),
-            (f"{names.return_}, {names.replay}", {"return", "replay"}),
-            (f"{names.infrastructure('delay')}.*  {steps}", {"delay"}),
-            (names.archive, {"archive"}),
-            (f"{names.graveyard} → dead → abyss", {"graveyard", "dead", "abyss"}),
-        ):
-            own = {item.name for item in report.items if item.role in roles}
-            # A handler's bindings are printed below the handler.
-            items = [
-                item
-                for item in report.items
-                if item.state != "stale" and _queue_or_name(item) in own
-            ]
-            yield f"{title}  {self._summary(items)}", self._noteworthy(items)
+    def _infrastructure(self, report: drift.Report) -> Branch:
+        own = {item.name for item in report.items if item.role not in (None, "handler")}
+        # A handler's bindings are printed below the handler.
+        items = [
+            item for item in report.items if item.state != "stale" and _queue_or_name(item) in own
+        ]
+        delays = report.topology.delays
+        title = f"infrastructure, with {len(delays)} delays from {delays[0]} s to {delays[-1]} s"
+        return f"{title}  {self._summary(items)}", self._noteworthy(items)
 
     def _noteworthy(self, items: list[drift.Item]) -> list[str]:
         """Describe the items that need attention, unless all of them are missing."""
@@ -317,18 +306,9 @@ def describe_schedule(policy: RetryPolicy) -> str:
     if policy.max_retries is not None:
         limit = f"max {policy.max_retries} {'retry' if policy.max_retries == 1 else 'retries'}"
         if len(delays) == policy.max_retries:
-            shown += f", total {_duration(sum(delays))}"
+            shown += f", total {duration(sum(delays))}"
     jitter = "; jitter: a random part of each" if policy.retry_jitter else ""
     return f"{shown}; {limit}{jitter}"
-
-
-def _duration(seconds: int) -> str:
-    parts = []
-    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        number, seconds = divmod(seconds, size)
-        if number:
-            parts.append(f"{number} {name}")
-    return " ".join(parts[:3]) or "0 s"
 
 
 def _document(

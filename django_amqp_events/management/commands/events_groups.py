@@ -42,20 +42,16 @@ class Command(ReportCommand):
         parser.add_argument(
             "--rebuild", action="store_true", help="Regroup all events and recount them."
         )
-        arguments.add_batch_size(
-            parser, failure_groups.EVENTS_PER_TRANSACTION, "events per transaction of --rebuild"
-        )
         super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
         if options["rebuild"]:
-            return self._rebuild(options["batch_size"])
+            return self._rebuild()
         return self._show(every=options["all"], limit=options["limit"])
 
-    def _rebuild(self, batch_size: int) -> int:
+    def _rebuild(self) -> int:
         with self.interruptible():
             rebuilt = failure_groups.rebuild(
-                batch_size=batch_size,
                 progress=lambda so_far: self.progress(f"{so_far.seen} events checked"),
                 stop=self.stopped,
             )

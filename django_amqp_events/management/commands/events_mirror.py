@@ -47,7 +47,7 @@ class Command(ServiceCommand):
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
         app = connection.broker_app(settings)
-        progress = self.progress = Progress(self.tell, Counts)
+        progress = Progress(self.tell, Counts())
         mirroring = Mirror(
             app=app,
             settings=settings,

@@ -1,11 +1,9 @@
 """Delete settled events that are older than AMQP_EVENTS["RETENTION"] allows.
 
-ages: 90s, 45m, 12h, 30d, 8w, 1d12h; "never" keeps the rows forever.
-
 The age of an event counts from its last change of state. Its failures, replays
 and actions are deleted with it; task results are not. Queued and replaying
 events are never deleted, archived ones only with --archived. In the outbox only
-discarded events are deleted, after the age of --discarded. An inbox row is
+discarded events are deleted, after the same age. An inbox row is
 deleted that long after its handler succeeded, but not while the event is in the
 archive. A replay batch is deleted that long after it ended, and a draft after
 one day. RETENTION also applies to dashboard statistics and ended alerts.
@@ -18,7 +16,6 @@ exit codes:
 
 from __future__ import annotations
 
-import math
 from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any, Final
@@ -29,6 +26,7 @@ from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import State
+from django_amqp_events.templatetags.amqp_events import duration
 
 #: The noun for the rows of each name, and the ending of its plural.
 _NOUNS: Final[dict[str, tuple[str, str]]] = {
@@ -43,21 +41,13 @@ class Command(ReportCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        for name, rows, default in (
-            ("succeeded", "events that succeeded", "RETENTION or 30d"),
-            ("discarded", "events that were discarded", "RETENTION or 90d"),
-            ("archived", "unhandled events that were archived", "never"),
-            ("inbox", "inbox rows of events that were handled", "RETENTION or 30d; at least 30d"),
-            ("batches", "replay batches that ended", "RETENTION or 90d"),
-        ):
-            parser.add_argument(
-                f"--{name}",
-                type=arguments.age_or_never,
-                metavar="AGE",
-                help=f"Delete {rows} longer ago (default: {default}).",
-            )
+        parser.add_argument(
+            "--archived",
+            type=arguments.age,
+            metavar="AGE",
+            help="Delete unhandled events that were archived longer ago (default: never).",
+        )
         arguments.add_service(parser, "Delete the rows of")
-        arguments.add_batch_size(parser, retention.ROWS_PER_TRANSACTION, "rows per transaction")
         parser.add_argument(
             "--dry-run", action="store_true", help="Count the rows, change nothing."
         )
@@ -65,20 +55,11 @@ class Command(ReportCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
-        least = inbox_retention.minimum_retention().total_seconds()
-        if options["inbox"] is not None and options["inbox"] < least:
-            raise self.wrong(
-                f"--inbox must be at least {_written(least)}: 30 days, or twice the longest retry "
-                f"schedule of a handler with once. An event delivered again after its row is "
-                f"deleted is handled again."
-            )
-        ages: dict[str, float | None] = {"archived": None, **asdict(settings.retention)}
-        for name in ages:
-            if (age := options.get(name)) is not None:
-                ages[name] = None if age == math.inf else age
+        ages: dict[str, float | None] = {"archived": options["archived"]}
+        ages |= asdict(settings.retention)
         ages["outbox"] = ages["discarded"]
         if ages["inbox"] is not None:
-            ages["inbox"] = max(ages["inbox"], least)
+            ages["inbox"] = max(ages["inbox"], inbox_retention.minimum_retention().total_seconds())
         service, dry_run = options["service"] or settings.service, options["dry_run"]
         if dry_run:
             pruned = retention.due(ages, service=service)
@@ -87,7 +68,6 @@ class Command(ReportCommand):
                 pruned = retention.prune(
                     ages,
                     service=service,
-                    batch_size=options["batch_size"],
                     progress=lambda so_far: self.progress(f"{so_far.total} rows deleted"),
                     stop=self.stopped,
                 )
@@ -97,7 +77,7 @@ class Command(ReportCommand):
             for name in retention.NAMES:
                 if (age := ages[name]) is not None:
                     number = counted(pruned.counts[name], *_NOUNS[name])
-                    self.tell(f"{name:<10} {number} {deleted}, kept {_written(age)}")
+                    self.tell(f"{name:<10} {number} {deleted}, kept {duration(age)}")
                 elif name != State.ARCHIVED:
                     self.tell(f"{name:<10} kept forever")
             if groups := pruned.counts["groups"]:
@@ -116,10 +96,3 @@ class Command(ReportCommand):
             "groups": pruned.counts["groups"],
         }
         return self.finish(1 if pruned.stopped else 0, document, show)
-
-
-def _written(age: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if age and age % length == 0:
-            return f"{age / length:g}{unit}"
-    return f"{age:g}s"

@@ -65,7 +65,7 @@ class Command(ServiceCommand):
         for alias in chosen or ():
             if alias not in connections:
                 raise self.wrong(f"DATABASES has no {alias!r}")
-        progress = self.progress = Progress(self.tell, RelayCounts)
+        progress = Progress(self.tell, RelayCounts())
         aliases = chosen or outbox_rows.aliases(settings)
         until_empty: bool = options["until_empty"] or options["now"]
         relays = [

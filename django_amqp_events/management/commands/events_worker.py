@@ -30,10 +30,11 @@ from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.declare.registry import Registry, get_registry
 from django_amqp_events.management import arguments, companion
 from django_amqp_events.management.base import EventsCommand
-from django_amqp_events.management.child_command import BACKOFF, ChildCommand
+from django_amqp_events.management.child_command import ChildCommand
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
 from django_amqp_events.monitor import load_metrics
 from django_amqp_events.process_identity import has_died, identity
+from django_amqp_events.service_loop import ServiceLoop
 from django_amqp_events.worker.hang_detector import Watch
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,6 @@ class Command(EventsCommand):
             self._share_metrics(settings)
         app = broker_app(settings)
         prepare(app)
-        self.warn_of_migrations(settings, registry)
         # Pool processes would share the connections.
         connections.close_all()
         queues = self._queues(registry, options["handlers"])
@@ -157,17 +157,12 @@ def beside(line: tuple[str, ...]) -> Iterator[None]:
         return
     stopping = threading.Event()
     child = ChildCommand(line=line, tell=logger.error, stop=stopping.is_set)
-
-    def keep_running() -> None:
-        while not stopping.is_set():
-            try:
-                wait = child.run()
-            except OSError:
-                logger.exception("%s could not be started", line[0])
-                wait = BACKOFF.last
-            stopping.wait(wait)
-
-    thread = threading.Thread(target=keep_running, name="amqp-events-companion", daemon=True)
+    loop = ServiceLoop(
+        work=f"running {line[0]}", tell=logger.error, stop=stopping.is_set, errors=(OSError,)
+    )
+    thread = threading.Thread(
+        target=loop.run, args=(child.run,), name="amqp-events-companion", daemon=True
+    )
     thread.start()
     try:
         yield

@@ -94,7 +94,12 @@ def decide() -> ArchivedEvent:
 def test_application_cannot_change_its_audit_rows(
     service, fresh_vhost, archive_database: Database, restricted: str
 ) -> None:
-    billing = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.#"]}, EDITING=True)
+    billing = service(
+        fresh_vhost,
+        HANDLERS={"send_invoice": ["shop.#"]},
+        EDITING=True,
+        RETENTION={"SUCCEEDED": 0.001},
+    )
     billing.declare()
     publish(billing, archived(received("order-1")))
     mirror_all(billing)
@@ -131,19 +136,24 @@ def test_application_cannot_change_its_audit_rows(
     with pytest.raises(ProgrammingError, match="permission denied"):
         retention.prune({State.SUCCEEDED: 1e-6}, service="billing")
     assert ArchivedEvent.objects.count() == 1
-    code, _, err = billing.command("events_prune", "--succeeded", "0s")
+    code, _, err = billing.command("events_prune")
     assert code == 2
     assert "permission denied" in err
 
 
 def test_the_owner_prunes(service, fresh_vhost, archive_database: Database) -> None:
-    billing = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.#"]}, EDITING=True)
+    billing = service(
+        fresh_vhost,
+        HANDLERS={"send_invoice": ["shop.#"]},
+        EDITING=True,
+        RETENTION={"SUCCEEDED": 0.001},
+    )
     billing.declare()
     publish(billing, archived(received("order-1")))
     mirror_all(billing)
     decide()
     ArchivedEvent.objects.update(state="succeeded")
-    code, _, err = billing.command("events_prune", "--succeeded", "0s")
+    code, _, err = billing.command("events_prune")
     assert (code, err) == (0, "")
     assert not ArchiveAction.objects.exists()
     assert not Revision.objects.exists()

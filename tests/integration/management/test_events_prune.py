@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -91,8 +92,8 @@ def test_defaults_come_from_settings(prune):
     assert left() == KEPT - {
         "succeeded 40", "succeeded 100", "succeeded 4000", "discarded 100", "discarded 4000",
     }  # fmt: skip
-    assert "succeeded  3 events deleted, kept 30d" in out
-    assert "discarded  2 events deleted, kept 90d" in out
+    assert "succeeded  3 events deleted, kept 30 d" in out
+    assert "discarded  2 events deleted, kept 90 d" in out
     assert prune()[1].count("0 events deleted") == 2
 
 
@@ -110,19 +111,17 @@ def test_history_is_deleted_and_task_results_stay(prune):
 @ONE
 def test_ages(prune, settings):
     never = {"SUCCEEDED": None, "DISCARDED": None}
-    both = ("--succeeded", "never", "--discarded", "never")
     all_succeeded = {f"succeeded {days}" for days in (1, 40, 100, 4000)}
     all_discarded = {f"discarded {days}" for days in (1, 40, 100, 4000)}
     old = {"discarded 100", "discarded 4000"}
     for setting, arguments, gone in (
         (never, (), set()),
-        ({}, both, set()),
         ({"SUCCEEDED": timedelta(days=50)}, (), {"succeeded 100", "succeeded 4000", *old}),
-        (never, ("--discarded", "12h"), all_discarded),
-        ({}, (*both, "--archived", "500w1d"), {"archived 4000"}),
-        ({}, ("--succeeded", "0d", "--discarded", "8w"), old | all_succeeded),
+        ({**never, "DISCARDED": 43_200}, (), all_discarded),
+        (never, ("--archived", "500w1d"), {"archived 4000"}),
+        ({"SUCCEEDED": 1, "DISCARDED": timedelta(weeks=8)}, (), old | all_succeeded),
         # Replaying events are never deleted.
-        ({}, ("--succeeded", "0s", "--discarded", "0s", "--archived", "0s"),
+        ({"SUCCEEDED": 1, "DISCARDED": 1}, ("--archived", "0s"),
          {each for each in KEPT if each.split()[0] not in ("queued", "replaying")}),
     ):  # fmt: skip
         settings.AMQP_EVENTS = {"SERVICE": "billing", "AUTODISCOVER": [], "RETENTION": setting}
@@ -148,9 +147,9 @@ def test_wrong_arguments_and_settings_delete_nothing(prune, settings):
     assert code == 2
     assert "'SUCCEEDED'" in err
     settings.AMQP_EVENTS = {"SERVICE": "billing"}
-    code, err = prune("--succeeded", "30")
+    code, err = prune("--archived", "30")
     assert code == 2
-    assert "--succeeded: '30' is not an age such as 90s" in err
+    assert "--archived: '30' is not an age such as 90s" in err
     assert left() == KEPT
 
 
@@ -159,15 +158,16 @@ def test_a_dry_run_counts_and_deletes_nothing(prune):
     one_of_each()
     code, out = prune("--dry-run", "--archived", "300d")
     assert code == 0
-    assert "succeeded  3 events would be deleted, kept 30d" in out
-    assert "archived   1 event would be deleted, kept 300d" in out
+    assert "succeeded  3 events would be deleted, kept 30 d" in out
+    assert "archived   1 event would be deleted, kept 300 d" in out
     assert left() == KEPT
 
 
 @ONE
-def test_json(prune):
+def test_json(prune, settings):
+    settings.AMQP_EVENTS = {**settings.AMQP_EVENTS, "RETENTION": {"DISCARDED": None}}
     one_of_each()
-    code, out = prune("--format", "json", "--discarded", "never")
+    code, out = prune("--format", "json")
     assert code == 0
     assert json.loads(out) == {
         "version": 1,
@@ -201,7 +201,8 @@ def test_batches_are_transactions_and_ctrl_c_ends_between_them(prune, monkeypatc
         return delete(old, ids)
 
     monkeypatch.setattr(retention, "_delete_events", counted)
-    code, out = prune("--batch-size", "3")
+    monkeypatch.setattr(retention, "prune", partial(retention.prune, batch_size=3))
+    code, out = prune()
     assert seen == [3, 3]
     assert code == 1
     assert "stopped early; 6 rows deleted" in out

@@ -594,12 +594,12 @@ def test_the_command_shows_groups_with_open_events(command: Any) -> None:
     assert (document["more"], document["ungrouped"]) == (False, False)
     ArchivedEvent.objects.filter(event_id="9").update(group=None)
     assert "have no group yet" in command()[1]
-    code, out = command("--rebuild", "--batch-size", "2")
+    code, out = command("--rebuild")
     assert (code, "4 events checked, 1 moved to another group" in out) == (0, True)
     assert json.loads(command("--rebuild", "--format", "json")[1])["moved"] == 0
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("wrong", [("--limit", "0"), ("--batch-size", "0")])
+@pytest.mark.parametrize("wrong", [("--limit", "0")])
 def test_the_command_refuses(command: Any, wrong: tuple[str, str]) -> None:
     assert command(*wrong)[0] == 2

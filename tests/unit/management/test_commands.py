@@ -61,7 +61,6 @@ def test_names_and_signs_of_markdown_are_code_in_the_reference() -> None:
     [
         (arguments.age, "1d12h", 129_600.0),
         (arguments.age, " 90S ", 90.0),
-        (arguments.age_or_never, "never", float("inf")),
         (arguments.integer(1, 10), "10", 10),
         (arguments.positive, "0.5", 0.5),
         (arguments.not_negative, "0", 0.0),

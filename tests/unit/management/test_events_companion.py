@@ -74,10 +74,10 @@ def test_a_service_that_fails_is_started_again_and_ends_no_other(
 def test_a_command_that_fails_waits_longer_each_time() -> None:
     told: list[str] = []
     child = ChildCommand(line=("events_metrics", "0"), tell=told.append, stop=bool)
-    assert [child.run(), child.run()] == [1.0, 2.0]
+    assert [child.run(), child.run()] == [0.5, 1.0]
     assert told == [
+        "events_metrics ended with exit code 2; restarting it in 0.5 s",
         "events_metrics ended with exit code 2; restarting it in 1 s",
-        "events_metrics ended with exit code 2; restarting it in 2 s",
     ]
 
 
