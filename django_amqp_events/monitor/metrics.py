@@ -2,7 +2,7 @@
 
 With ``METRICS``, each process of a service counts in prometheus_client's default registry. In the
 multiprocess mode (``PROMETHEUS_MULTIPROC_DIR``) the processes of a worker share a folder, which
-``events_metrics`` serves. docs/metrics.md lists the metrics.
+a companion serves. docs/metrics.md lists the metrics.
 """
 
 from __future__ import annotations
@@ -192,17 +192,18 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"amqp_events_{name}", text, value=float(value))
 
 
-def serve(port: int, address: str, service: str) -> Any:
+def serve(port: int, service: str) -> Any:
     """Serve the counters of all processes of a worker, and the snapshot, in a thread.
 
     Returns:
         the HTTP server and its thread.
 
     Raises:
-        OSError: the port is in use, or there is no such address.
+        OSError: the port is in use.
+        ValueError: the folder is missing.
     """
     registry = CollectorRegistry()
     if os.environ.get(FOLDER):
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     registry.register(SnapshotCollector(service))
-    return start_http_server(port, address, registry)
+    return start_http_server(port, registry=registry)

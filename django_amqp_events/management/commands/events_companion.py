@@ -1,9 +1,11 @@
 """Run the services that a worker needs: mirror, relay, batch runner and reaper.
 
-One process runs events_mirror, events_relay and events_batches in threads, with
---metrics-port also events_metrics. It starts events_reaper while isolated events
-wait. events_worker starts a companion; beside an ordinary `celery worker`, or to
-run the services on another host, start one yourself. Any number may run at once.
+One process runs events_mirror, events_relay and events_batches in threads. It
+starts events_reaper while isolated events wait. With --metrics-port it serves
+Prometheus metrics: those of the processes that share PROMETHEUS_MULTIPROC_DIR,
+and those of the newest snapshot. events_worker starts a companion; beside an
+ordinary `celery worker`, or to run the services on another host, start one
+yourself. Any number may run at once.
 
 exit codes:
   0  stopped (SIGTERM, SIGINT)
@@ -17,6 +19,7 @@ A service that ends with an error is started again; the others continue.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from argparse import ArgumentParser
@@ -32,6 +35,7 @@ from django_amqp_events import conf, liveness, service_loop
 from django_amqp_events.broker import connection
 from django_amqp_events.databases import error_line
 from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.companion import (
     REAPER_GRACE,
     SERVICES,
@@ -39,6 +43,7 @@ from django_amqp_events.management.companion import (
     add_options,
 )
 from django_amqp_events.management.service_command import ServiceCommand
+from django_amqp_events.monitor import load_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +69,6 @@ class Command(ServiceCommand):
         commands: list[ServiceCommand] = []
         services: dict[str, Callable[[], object]] = {}
 
-        def add(name: str, *arguments: str) -> None:
-            command = load_command_class("django_amqp_events", f"events_{name}")
-            assert isinstance(command, ServiceCommand)  # noqa: S101 - for mypy
-            commands.append(command)
-            services[name] = partial(
-                call_command, command, *arguments, verbosity=options["verbosity"]
-            )
-
         for name in SERVICES:
             if options[f"no_{name}"]:
                 continue
@@ -81,9 +78,14 @@ class Command(ServiceCommand):
                     app, settings, loglevel=loglevel, tell=self.tell, stop=self.stopped
                 ).run
             else:
-                add(name)
+                command = load_command_class("django_amqp_events", f"events_{name}")
+                assert isinstance(command, ServiceCommand)  # noqa: S101 - for mypy
+                commands.append(command)
+                services[name] = partial(call_command, command, verbosity=options["verbosity"])
         if options["metrics_port"] is not None:
-            add("metrics", str(options["metrics_port"]))
+            services["metrics"] = partial(
+                self._serve_metrics, settings.service, options["metrics_port"]
+            )
         if not services:
             raise self.wrong("there is nothing to run; give fewer --no-… options")
         threads = [
@@ -104,6 +106,25 @@ class Command(ServiceCommand):
             time.sleep(service_loop.POLL_INTERVAL / 2)
         self.tell("stopped")
 
+    def _serve_metrics(self, service: str, port: int) -> None:
+        metrics = load_metrics()
+        folder = os.environ.get(metrics.FOLDER)
+        if not folder:
+            self.tell(
+                f"{metrics.FOLDER} is not set, so only the snapshot is served. Set it to the "
+                f"folder of the worker to serve its counters"
+            )
+        try:
+            server, _ = metrics.serve(port, service)
+        except OSError as exc:
+            raise self.wrong(f"cannot listen on port {port}: {exc.strerror}") from exc
+        except ValueError as exc:
+            raise self.wrong(f"{metrics.FOLDER} is {folder!r}, which is not a directory") from exc
+        while not self.stopped():
+            service_loop.sleep(1.0, self.stopped)
+        server.shutdown()
+        server.server_close()
+
     def _run(self, name: str, service: Callable[[], object]) -> None:
         """Run a service in a thread, again after an error, which probes see until then."""
         problem, failures = "", 0
@@ -118,7 +139,7 @@ class Command(ServiceCommand):
             try:
                 service()
                 error = "it ended unexpectedly"
-            except CommandError as exc:
+            except (CommandError, AmqpEventsError) as exc:
                 error = str(exc)
             except Exception as exc:
                 logger.exception("%s failed", name)

@@ -65,7 +65,7 @@ def test_a_service_that_fails_is_started_again_and_ends_no_other(
         code, out, _ = run_command(
             "events_companion", *NOTHING[1:], "--metrics-port", port, verbosity=1
         )
-    error = f"metrics has ended: cannot listen on 0.0.0.0:{port}: Address already in use"
+    error = f"metrics has ended: cannot listen on port {port}: Address already in use"
     assert code == 0
     assert out.count(error) == 1
     assert set(found["metrics"]) == {error}
@@ -73,11 +73,11 @@ def test_a_service_that_fails_is_started_again_and_ends_no_other(
 
 def test_a_command_that_fails_waits_longer_each_time() -> None:
     told: list[str] = []
-    child = ChildCommand(line=("events_metrics", "0"), tell=told.append, stop=bool)
+    child = ChildCommand(line=("events_mirror", "--batch-size", "0"), tell=told.append, stop=bool)
     assert [child.run(), child.run()] == [0.5, 1.0]
     assert told == [
-        "events_metrics ended with exit code 2; restarting it in 0.5 s",
-        "events_metrics ended with exit code 2; restarting it in 1 s",
+        "events_mirror ended with exit code 2; restarting it in 0.5 s",
+        "events_mirror ended with exit code 2; restarting it in 1 s",
     ]
 
 
@@ -85,7 +85,7 @@ def test_a_command_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(subprocess.Popen, "terminate", lambda self: None)
     told: list[str] = []
     child = ChildCommand(
-        line=("events_metrics", "0"), tell=told.append, stop=lambda: True, grace=0.0
+        line=("events_mirror", "--batch-size", "0"), tell=told.append, stop=lambda: True, grace=0.0
     )
     assert child.run() == 0.0
     assert "which did not stop in 0 s" in told[0]
