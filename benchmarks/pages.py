@@ -501,8 +501,6 @@ def _of_events(got: Any, posted: Any) -> dict[str, Callable[[], Any]]:
         ),
         "list: last hour": listed(failed="hour"),
         "list: last hour, nothing open": listed(failed="hour", handler="import"),
-        "list: more than 30 days ago": listed(failed="older-month"),
-        "list: more than 30 days ago, handler": listed(failed="older-month", handler="book"),
         "list: oldest first": listed(o="6"),
         "list: page 50": listed(p=page(50, archived[:5000].count())),
         "list: last page": listed(p=page(100, total), state="all"),
@@ -562,7 +560,7 @@ def _of_groups(got: Any, posted: Any, address: Any) -> dict[str, Callable[[], An
 
 
 def _of_the_rest(got: Any, posted: Any, address: Any) -> dict[str, Callable[[], Any]]:
-    outbox, inbox = address("outboxevent", "changelist"), address("inboxentry", "changelist")
+    outbox = address("outboxevent", "changelist")
     waits = OutboxEvent.objects.filter(discarded_at=None).defer("body")
     waiting = waits.order_by("pk")[0]
     failed = list(waits.filter(attempts__gt=0)[:100])
@@ -573,7 +571,6 @@ def _of_the_rest(got: Any, posted: Any, address: Any) -> dict[str, Callable[[], 
     return {
         "dashboard": got(address("dashboard", "changelist")),
         "topology": got(address("dashboard", "topology")),
-        "retries": got(address("dashboard", "retries")),
         "outbox: pending": got(outbox),
         "outbox: all": got(outbox, state="all"),
         "outbox: failed": got(outbox, state="failed"),
@@ -588,9 +585,7 @@ def _of_the_rest(got: Any, posted: Any, address: Any) -> dict[str, Callable[[], 
         "outbox: a single character": got(outbox, q="a"),
         "outbox: event page": got(address("outboxevent", "change", waiting.pk)),
         "outbox: confirmation of 100": posted(outbox, world.select(failed, "publish")),
-        "inbox": got(inbox),
-        "inbox: oldest first": got(inbox, o="5"),
-        "inbox: search": got(inbox, q=waiting.event_id[:2]),
+        "find: event id": got(address("dashboard", "find"), q=waiting.event_id),
         "batches": got(listed),
         "batches: running": got(listed, state="running"),
         "batch": got(address("replaybatch", "change", batch.pk)),

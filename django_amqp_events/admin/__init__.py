@@ -1,4 +1,4 @@
-"""Archive, groups, batches, outbox, inbox and dashboard in Django's admin.
+"""Archive, groups, batches, outbox and dashboard in Django's admin.
 
 Django's admin imports this package in each process, also in workers and commands, which show no
 page. A page is imported when the site is first asked for it. For an admin site of one's own::
@@ -19,13 +19,12 @@ from django.contrib import admin
 from django.db.models import Model
 from django.utils.functional import SimpleLazyObject
 
-from ..models import ArchivedEvent, Dashboard, FailureGroup, InboxEntry, OutboxEvent, ReplayBatch
+from ..models import ArchivedEvent, Dashboard, FailureGroup, OutboxEvent, ReplayBatch
 
 if TYPE_CHECKING:
     from .archived_events import ArchivedEventAdmin
     from .dashboard import DashboardAdmin
     from .failure_groups import FailureGroupAdmin
-    from .inbox import InboxEntryAdmin
     from .outbox import OutboxEventAdmin
     from .replay_batches import ReplayBatchAdmin
 
@@ -33,7 +32,6 @@ _MODULES = {
     "ArchivedEventAdmin": "archived_events",
     "DashboardAdmin": "dashboard",
     "FailureGroupAdmin": "failure_groups",
-    "InboxEntryAdmin": "inbox",
     "OutboxEventAdmin": "outbox",
     "ReplayBatchAdmin": "replay_batches",
 }
@@ -51,7 +49,7 @@ def register(site: admin.AdminSite) -> None:
     Raises:
         django.contrib.admin.exceptions.AlreadyRegistered: one of them is.
     """
-    for model in (ArchivedEvent, FailureGroup, OutboxEvent, InboxEntry, ReplayBatch, Dashboard):
+    for model in (ArchivedEvent, FailureGroup, OutboxEvent, ReplayBatch, Dashboard):
         # The site calls what is registered as it would call a class.
         site.register(model, _page)  # type: ignore[arg-type]
 
@@ -70,7 +68,6 @@ __all__ = [
     "ArchivedEventAdmin",
     "DashboardAdmin",
     "FailureGroupAdmin",
-    "InboxEntryAdmin",
     "OutboxEventAdmin",
     "ReplayBatchAdmin",
     "register",

@@ -119,7 +119,7 @@ class ArchivedEventAdmin(EditingPages):
     actions = (
         in_list(ACTIONS["replay"]),
         background_selected,
-        *(in_list(ACTIONS[name]) for name in ("discard", "restore", "force", "resolve")),
+        *(in_list(ACTIONS[name]) for name in ("discard", "restore", "resolve")),
     )
 
     def has_bulk_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -380,7 +380,6 @@ class ArchivedEventAdmin(EditingPages):
             "entry_url": self.described_at(
                 request, "event", catalogue_entry(event.name, configured)
             ),
-            "retries_url": self.described_at(request, "handler", handler.name if handler else ""),
             "queue_url": self.described_at(request, "queue", handler.queue if handler else ""),
             "attempts": [
                 (attempt, by_id.get(failed.replay_id))

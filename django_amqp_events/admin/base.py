@@ -43,7 +43,7 @@ from .lists import CAP, CappedPaginator, IndexedList
 WATCHED_SECONDS: Final = 10
 WAITING_SECONDS: Final = 5
 #: The page of the dashboard that describes a thing of each kind.
-DESCRIBED: Final = {"event": "catalogue", "handler": "retries", "queue": "topology"}
+DESCRIBED: Final = {"event": "catalogue", "queue": "topology"}
 
 
 #: Characters of a streamed response that are made at a time, at least.

@@ -1,4 +1,4 @@
-"""The dashboard: status, search for an event, topology, retries, catalogue; read-only.
+"""The dashboard: status, search for an event, topology, catalogue; read-only.
 
 The pages read only the database. Broker data comes from the snapshots of
 :mod:`django_amqp_events.monitor.snapshots`, and the pages show its age.
@@ -7,7 +7,6 @@ The pages read only the database. Broker data comes from the snapshots of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -16,8 +15,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
-from django.utils.formats import localize
-from django.utils.html import format_html
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
@@ -45,9 +43,8 @@ from ..monitor.event_locations import Kind, Record
 from ..monitor.state_texts import PREFETCH_REASONS
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
-from . import charts, pictures
-from .base import WATCHED_SECONDS, Pages, alias_of
-from .charts import Node, Picture
+from .base import WATCHED_SECONDS, Pages
+from .charts import Chart, curve, throughput
 from .filters import settings_and_registry
 from .formatting import number as formatted
 from .lists import TOO_LONG, count
@@ -59,24 +56,28 @@ STALE_SECONDS: Final = 3 * snapshots.SNAPSHOT_SECONDS
 AUDIT: Final = 20
 ALERTS: Final = 50
 QUEUES: Final = 200
+BINDINGS: Final = 1_000
 #: Events and patterns of the catalogue.
 ENTRIES: Final = 200
 SHOWN_BATCHES: Final = 10
 COUNTED_OVERDUE: Final = 1_000
 VALUE_CHARACTERS: Final = 1_000
+#: Points of the curve of open events.
+CURVE_POINTS: Final = 96
+#: Roles of queues, in the order in which they are shown.
+ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
 #: The models whose pages it links to.
-_LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent, InboxEntry)
-#: What is found, by the model whose pages show it.
+_LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent)
+#: What is found, by the model whose pages show it; the inbox has none.
 _KINDS: Final[Mapping[type[Model], tuple[Kind, ...]]] = {
     OutboxEvent: ("outbox",),
     ArchivedEvent: ("archive", "replay"),
     ReplayBatch: ("batch",),
-    InboxEntry: ("inbox",),
 }
 
 
 class DashboardAdmin(Pages):
-    """Five pages for users with the permission ``view_dashboard``.
+    """Four pages for users with the permission ``view_dashboard``.
 
     For an admin site of your own, register :class:`django_amqp_events.models.Dashboard` with this
     class or a subclass.
@@ -87,7 +88,6 @@ class DashboardAdmin(Pages):
             self._path("", self.changelist_view, "changelist"),
             self._path("find/", self.find_view, "find"),
             self._path("topology/", self.topology_view, "topology"),
-            self._path("retries/", self.retries_view, "retries"),
             self._path("catalogue/", self.catalogue_view, "catalogue"),
         ]
 
@@ -102,7 +102,6 @@ class DashboardAdmin(Pages):
         seen = _Seen(service, now)
         opened = statistics.open_events(now, statistics.READ_ROWS)
         declared = topology.build(*configured) if configured else None
-        series = statistics.hourly_series(now)
         late = count(tables.rows().filter(eligibility.overdue(now)), COUNTED_OVERDUE)
         queues = _queues(seen, declared, configured)
         opened_alerts = list(alerts.open_alerts(service)[:ALERTS])
@@ -117,14 +116,8 @@ class DashboardAdmin(Pages):
             "queues": [queue for queue in queues if not queue["dull"]][:QUEUES],
             "dull": sum(queue["dull"] for queue in queues),
             "audit": self._audit(request),
-            "pictures": [
-                pictures.throughput(series),
-                pictures.backlog(service, now),
-                pictures.ages(opened),
-                self._groups(request),
-                pictures.depths(queues),
-                pictures.returning(queues, seen.at),
-            ],
+            "charts": [throughput(statistics.hourly_series(now)), _backlog(service, now)],
+            "groups": self._groups(request),
             "batches": self._batches(request),
             **(extra_context or {}),
         }
@@ -149,32 +142,18 @@ class DashboardAdmin(Pages):
         return self._page(request, "find", seen, context)
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
-        """Show exchanges, queues, bindings and the lengths of queues."""
+        """Show queues, what waits in them, their handlers' retries, and bindings."""
         self._check(request)
         configured = settings_and_registry()
         seen = _Seen(configured[0].service if configured else "", datetime.now(UTC))
-        picture, queues = None, []
-        if configured is not None:
-            declared = topology.build(*configured)
-            queues = _queues(seen, declared, configured)
-            nodes = {queue["name"]: _node(queue) for queue in queues}
-            picture = charts.graph(_("Exchanges and queues"), declared, nodes)
+        declared = topology.build(*configured) if configured else None
         context = {
-            "picture": picture,
-            "queues": queues[:QUEUES],
+            "queues": _queues(seen, declared, configured)[:QUEUES] if declared else [],
+            "bindings": declared.bindings[:BINDINGS] if declared else (),
+            "schedules": True,
             "configured": configured is not None,
         }
         return self._page(request, "topology", seen, context)
-
-    def retries_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the retry schedule of each handler."""
-        self._check(request)
-        configured = settings_and_registry()
-        context = {
-            "handlers": pictures.schedules(configured[1])[:QUEUES] if configured else [],
-            "configured": configured is not None,
-        }
-        return self._page(request, "retries", None, context)
 
     def catalogue_view(self, request: HttpRequest) -> HttpResponse:
         """Show the events that the service knows, with contracts and handlers."""
@@ -201,7 +180,6 @@ class DashboardAdmin(Pages):
             "changelist": _("Dashboard"),
             "find": _("Find an event"),
             "topology": _("Topology"),
-            "retries": _("Retries"),
             "catalogue": _("Catalogue"),
         }
         context = {
@@ -226,16 +204,22 @@ class DashboardAdmin(Pages):
         archive = allowed[ArchivedEvent]
         if archive is None:
             allowed[ReplayBatch] = None
+        kinds = [kind for model, kinds in _KINDS.items() if allowed[model] for kind in kinds]
+        hidden = [model for model, pages in allowed.items() if pages is None]
+        if request.user.has_perm(f"{self.opts.app_label}.view_inboxentry"):
+            kinds.append("inbox")
+        else:
+            hidden.append(InboxEntry)
 
         def visible(row: Any) -> bool:
-            pages = allowed[type(row)]
-            return pages is not None and pages.allows(request, row)
+            pages = allowed.get(type(row))
+            return isinstance(row, InboxEntry) or (pages and pages.allows(request, row))
 
         located = event_locations.locate(
             value,
             settings,
             registry,
-            kinds=[kind for model, kinds in _KINDS.items() if allowed[model] for kind in kinds],
+            kinds=kinds,
             events=archive.get_queryset(request) if archive else None,
             by_value=archive is not None and archive.allows(request, None, "view_payload"),
             visible=visible,
@@ -255,18 +239,11 @@ class DashboardAdmin(Pages):
                 for queue in _queues(seen, declared, (settings, registry))
                 if queue["name"] in names
             ],
-            "hidden": [
-                model._meta.verbose_name_plural  # noqa: SLF001 - Django's public _meta
-                for model, pages in allowed.items()
-                if pages is None
-            ],
+            "hidden": [model._meta.verbose_name_plural for model in hidden],  # noqa: SLF001 - public
         }
 
     def _record_url(self, record: Record) -> str:
         row: Any = record.row
-        if record.kind == "inbox":
-            database = alias_of(row)
-            return self.url_of(InboxEntry, "changelist", q=str(row.pk), database=database)
         if record.kind == "batch":
             return self.url_of(ReplayBatch, "change", row.batch_id)
         if record.kind == "replay":
@@ -286,22 +263,13 @@ class DashboardAdmin(Pages):
             return self.described_at(request, "queue", alert.key)
         return self._url("topology") if alert.kind == "mirror_lag" else ""
 
-    def _groups(self, request: HttpRequest) -> Picture:
-        """Draw the groups with the most open events; the table links them."""
-        groups = statistics.top_groups()
-        drawn = charts.pareto(
-            _("Groups with the most open events (number, cumulative share)"),
-            [(text(group), group.open) for group in groups],
-            of=(_("Group"), _("Open events")),
-        )
-        if not self.pages_of(request, FailureGroup):
-            return drawn
-        urls = [self.url_of(FailureGroup, "change", group.pk) for group in groups]
-        rows = [
-            (format_html('<a href="{}">{}</a>', url, name), *cells)
-            for url, (name, *cells) in zip(urls, drawn.rows, strict=True)
+    def _groups(self, request: HttpRequest) -> list[tuple[FailureGroup, str]]:
+        """Return the groups with the most open events, and the URLs of their pages."""
+        linked = self.pages_of(request, FailureGroup) is not None
+        return [
+            (group, self.url_of(FailureGroup, "change", group.pk) if linked else "")
+            for group in statistics.top_groups()
         ]
-        return replace(drawn, rows=tuple(rows))
 
     def _tiles(self, opened: statistics.OpenEvents, seen: _Seen, late: int) -> dict[str, Any]:
         """Return the values of the tiles."""
@@ -381,6 +349,21 @@ class _Seen:
         self.unanswered = newest is not None and not newest.seen
 
 
+def _backlog(service: str, now: datetime) -> Chart:
+    """Draw the open events of the last day, one snapshot per quarter of an hour."""
+    since = now - statistics.DAY
+    step = statistics.DAY / CURVE_POINTS
+    newest: dict[int, tuple[datetime, int]] = {}
+    taken = snapshots.rows(service).filter(at__gte=since).order_by("at")
+    for at, number in taken.values_list("at", "open")[: statistics.READ_ROWS]:
+        newest[int((at - since) / step)] = (at, number)
+    return curve(
+        _("Open events over 24 hours"),
+        [(at.timestamp(), f"{localtime(at):%H:%M}", number) for at, number in newest.values()],
+        of=(_("Time"), _("Open events")),
+    )
+
+
 #: What a snapshot has of a queue, and the table shows.
 _FIGURES: Final = ("ready", "unacked", "consumers", "published", "delivered")
 
@@ -388,7 +371,7 @@ _FIGURES: Final = ("ready", "unacked", "consumers", "published", "delivered")
 def _queues(
     seen: _Seen, declared: Topology | None, configured: tuple[Settings, Registry] | None
 ) -> list[dict[str, Any]]:
-    """Return every queue that is declared or was seen, as the tables and pictures show it."""
+    """Return every queue that is declared or was seen, as the tables show it."""
     planned = {queue.name: queue for queue in declared.queues} if declared else {}
     handlers = configured[1].handlers.values() if configured else ()
     measured = seen.document.get("queues", {})
@@ -416,7 +399,6 @@ def _queues(
                 "limit": _limit(queue) if queue else "",
                 "drift": visible(drift, TEXT),
                 "handlers": [handler for handler in handlers if handler.queue == name],
-                "delay": _ttl(queue) if queue and role == "delay" else 0,
                 "dull": role == "delay"
                 and severity in ("ok", "unknown")
                 and not drift
@@ -424,7 +406,7 @@ def _queues(
             }
         )
     # Handlers first, queues without a declaration last.
-    order = {role: place for place, role in enumerate(charts.ROLES)}
+    order = {role: place for place, role in enumerate(ROLES)}
     return sorted(queues, key=lambda queue: order.get(queue["role"], len(order)))
 
 
@@ -448,18 +430,6 @@ def _limit(queue: Queue) -> str:
             % {"number": formatted(length)}
         )
     return ", ".join(said) or pgettext("limits", "none")
-
-
-def _node(queue: Mapping[str, Any]) -> Node:
-    if queue["dull"]:
-        return "", "ok"
-    if queue["ready"] is None:
-        return _("missing") if queue["severity"] == "error" else "?", queue["severity"]
-    shown = localize(queue["ready"])
-    if queue["consumers"]:
-        consuming = _("%(number)s consuming") % {"number": queue["consumers"]}
-        shown = f"{shown} · {consuming}"
-    return shown, "error" if queue["drift"] else queue["severity"]
 
 
 def _capped(number: int, cap: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Tables that more than one database may have, and the filter that selects one of them."""
+"""The outbox of more than one database, and the filter that selects one of them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from .filters import settings_and_registry
 from .lists import AlwaysChosenFilter
 
 
-def aliases(model: type[models.Model], *own: str) -> list[str]:
-    """Return the databases that have the model's table: first that of the settings, and *own*."""
+def aliases(model: type[models.Model]) -> list[str]:
+    """Return the databases that have the model's table, first that of the settings."""
     configured = settings_and_registry()
     first = configured[0].database if configured is not None else DEFAULT_DB_ALIAS
-    own = tuple(
-        alias
-        for alias in (first, *own)
-        if alias in connections
-        and databases.exists(alias)
-        and router.allow_migrate_model(alias, model)
+    usable = (
+        first in connections
+        and databases.exists(first)
+        and router.allow_migrate_model(first, model)
     )
-    allowed = databases.written(model, *own) or [router.db_for_write(model)]
+    allowed = databases.written(model, *([first] if usable else []))
+    allowed = allowed or [router.db_for_write(model)]
     return [allowed[0], *(a for a in allowed[1:] if databases.may_have_table(a, model))]
 
 
-def chosen(request: HttpRequest, model: type[models.Model], *own: str) -> str:
+def chosen(request: HttpRequest, model: type[models.Model]) -> str:
     """Return the database that a list shows."""
-    possible = aliases(model, *own)
+    possible = aliases(model)
     requested = request.GET.get(DatabaseFilter.parameter_name)
     return requested if requested in possible else possible[0]
 
@@ -46,7 +45,7 @@ class DatabaseFilter(AlwaysChosenFilter):
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, str]]:
         self._shown = model_admin.get_queryset(request).db
-        possible = aliases(model_admin.model, self._shown)
+        possible = aliases(model_admin.model)
         return [(alias, alias) for alias in possible] if len(possible) > 1 else []
 
     @property

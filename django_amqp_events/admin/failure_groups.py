@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -28,20 +27,18 @@ from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import Selection
 from ..databases import non_atomic
 from ..models import LENGTH, ArchivedEvent, FailureGroup, State
+from ..monitor import statistics
 from ..templatetags.amqp_events import ago, breakable, code, line, text
 from . import formatting
 from .action_pages import Action
 from .archived_event_actions import ACTIONS
 from .archived_events import ArchivedEventAdmin, last_failure
 from .base import Pages, Refused, alias_of, quoted
-from .charts import sparkline
-from .filters import settings_and_registry
+from .charts import throughput
 from .formatting import number
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 from .replay_batches import freeze
 
-#: Hours that the picture of a group shows.
-HOURS: Final = 24
 #: Entries of the history that a page shows, the newest.
 HISTORY: Final = 100
 #: Newest events of a group of which its page shows the first that the user may see.
@@ -121,7 +118,7 @@ class FailureGroupAdmin(Pages):
     model = FailureGroup
     missing = gettext_lazy("There is no failure group %(pk)s.")
 
-    list_display = ("what", "opened", "share", "picture", "seen", "people")
+    list_display = ("what", "opened", "lately", "seen", "people")
     list_display_links = ("what",)
     list_filter = (GroupStateFilter, HandlerFilter, ExceptionFilter, AssigneeFilter)
     sortable_by = ("opened", "seen")
@@ -191,13 +188,9 @@ class FailureGroupAdmin(Pages):
         label = pgettext("number of events", "open")
         return formatting.labelled(label, int(group.open_now))
 
-    @admin.display(description=gettext_lazy("replayed"))
-    def share(self, group: Any) -> str:
-        return formatting.labelled(_("replayed"), _share(group))
-
-    @admin.display(description=gettext_lazy("24 hours"))
-    def picture(self, group: Any) -> str:
-        return _picture(group, datetime.now(UTC))
+    @admin.display(description=gettext_lazy("failed in 24 hours"))
+    def lately(self, group: Any) -> str:
+        return formatting.labelled(_("failed in 24 hours"), number(group.lately))
 
     @admin.display(description=gettext_lazy("last seen"), ordering="last_seen")
     def seen(self, group: FailureGroup) -> str:
@@ -283,18 +276,13 @@ class FailureGroupAdmin(Pages):
         now = datetime.now(UTC)
         _count([group], now)
         written = {name: getattr(group, name) for name in GroupForm.base_fields}
-        configured = settings_and_registry()
-        handler = configured[1].handlers.get(group.handler) if configured is not None else None
         context = {
             **self._sample(request, group),
             "handled_url": self.list_url(request, ArchivedEvent, handler=group.handler),
-            "retries_url": self.described_at(request, "handler", handler.name if handler else ""),
             "group": group,
             "open": group.open_now,
             "going": group.going_now,
-            "share": _share(group),
-            "picture": _picture(group, now),
-            "totals": _totals(group),
+            "chart": throughput(statistics.hourly_series(now, group=group.pk)),
             "now": now,
             "ticket": _ticket(group),
             "steps": failure_groups.history(group, HISTORY),
@@ -373,47 +361,15 @@ def _conflict(group: FailureGroup) -> str:
 
 
 def _count(groups: list[Any], now: datetime) -> None:
-    """Give groups their exact numbers and hours; two statements for all of them."""
+    """Give groups their exact numbers and new failures; two statements for all of them."""
     ids = [group.pk for group in groups]
     numbers = group_counts.with_exact_counts(failure_groups.groups().filter(pk__in=ids))
-    exact = {
-        pk: values
-        for pk, *values in numbers.values_list("pk", "open_now", "again_now", "going_now")
-    }
-    since = now - timedelta(hours=HOURS - 1)
+    exact = {pk: values for pk, *values in numbers.values_list("pk", "open_now", "going_now")}
+    since = now - timedelta(hours=23)
     hours = group_counts.hourly_counts(ids, since=since, using=tables.database()) if ids else {}
     for group in groups:
-        group.open_now, group.again_now, group.going_now = exact.get(group.pk, (0, 0, 0))
-        group.hours = hours.get(group.pk, {})
-
-
-def _totals(group: Any) -> dict[str, int]:
-    totals = Counter[str]()
-    for values in group.hours.values():
-        totals.update(values)
-    return {name: totals[name] for name in ("archived", "succeeded", "discarded")}
-
-
-def _picture(group: Any, now: datetime) -> str:
-    first = group_counts.hour_of(now) - timedelta(hours=HOURS - 1)
-    values = [
-        group.hours.get(first + timedelta(hours=number), {}).get("archived", 0)
-        for number in range(HOURS)
-    ]
-    totals = _totals(group)
-    label = _(
-        "Last 24 hours: %(archived)s failed (at most %(most)s in an hour), "
-        "%(succeeded)s succeeded, %(discarded)s discarded"
-    ) % {**totals, "most": max(values)}
-    return sparkline(values, label)
-
-
-def _share(group: Any) -> str:
-    if not group.open_now:
-        return "-"
-    # Never 0 % where there are some, nor all of them where one is missing.
-    percent = 100 * group.again_now // group.open_now
-    return f"{percent or bool(group.again_now):d} %"
+        group.open_now, group.going_now = exact.get(group.pk, (0, 0))
+        group.lately = sum(counts["archived"] for counts in hours.get(group.pk, {}).values())
 
 
 def _ticket(group: FailureGroup) -> str:

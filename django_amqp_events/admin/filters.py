@@ -85,35 +85,25 @@ class TimeFilter(OptionalFilter):
 
     title = _("last failure")
     parameter_name = "failed"
-    NEWER: ClassVar = {
+    AGES: ClassVar = {
         "hour": (_("in the last hour"), timedelta(hours=1)),
         "day": (_("in the last 24 hours"), timedelta(days=1)),
         "week": (_("in the last 7 days"), timedelta(days=7)),
     }
-    OLDER: ClassVar = {
-        "older-day": (_("more than 24 hours ago"), timedelta(days=1)),
-        "older-week": (_("more than 7 days ago"), timedelta(days=7)),
-        "older-month": (_("more than 30 days ago"), timedelta(days=30)),
-    }
-    TITLES: ClassVar = {key: title for key, (title, _age) in {**NEWER, **OLDER}.items()}
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, Any]]:
-        return list(self.TITLES.items())
+        return [(value, title) for value, (title, _age) in self.AGES.items()]
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        since, until = self.between(value, datetime.now(UTC))
-        if since is not None:
-            return rows.filter(last_failed_at__gte=since)
-        return rows.filter(last_failed_at__lt=until) if until else rows.none()
+        since = self.since(value, datetime.now(UTC))
+        return rows.none() if since is None else rows.filter(last_failed_at__gte=since)
 
     @classmethod
-    def between(cls, chosen: str, now: datetime) -> tuple[datetime | None, datetime | None]:
-        """Return the start or the end of the time that a value selects."""
-        if chosen in cls.NEWER:
-            return now - cls.NEWER[chosen][1], None
-        return None, now - cls.OLDER[chosen][1] if chosen in cls.OLDER else None
+    def since(cls, chosen: str, now: datetime) -> datetime | None:
+        """Return the start of the time that a value selects."""
+        return now - cls.AGES[chosen][1] if chosen in cls.AGES else None
 
 
 def settings_and_registry() -> tuple[Settings, Registry] | None:

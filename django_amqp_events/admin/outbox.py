@@ -286,10 +286,6 @@ class OutboxEventAdmin(PayloadPages):
         pk = parse_uuid(object_id)
         return self.rows_of(request, [pk]).get(pk) if pk is not None else None
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row of Django's page *History*, whichever database it is in."""
-        return self.find(request, object_id)
-
     def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
         # The confirmation page tells why they are skipped.
         seen.update(dict.fromkeys(ids, 0))
@@ -311,12 +307,14 @@ class OutboxEventAdmin(PayloadPages):
     @admin.display(description=gettext_lazy("state"))
     def status(self, event: OutboxEvent) -> str:
         state = outbox.row_state(event, _now(event))
-        note = _("next try in %(time)s") % {"time": _ahead(event)} if state == "failed" else ""
+        badge = format_html('<span class="ae-state ae-{}">{}</span>', state, ROW_STATES[state][0])
+        if state != "failed":
+            return badge
         return format_html(
-            '<span class="ae-state ae-{}">{}</span>{}',
-            state,
-            ROW_STATES[state][0],
-            format_html(' <span class="ae-quiet">{}</span>', note) if note else "",
+            '{} <time class="ae-age ae-quiet" datetime="{}">{}</time>',
+            badge,
+            event.due_at.isoformat(),
+            _("next try in %(time)s") % {"time": _ahead(event)},
         )
 
     @admin.display(description=gettext_lazy("error"))

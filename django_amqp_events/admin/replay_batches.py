@@ -220,8 +220,6 @@ class ReplayBatchAdmin(Pages):
         """Show the dry run of a draft, else the progress."""
         now = datetime.now(UTC)
         draft = batch.state == _State.DRAFT
-        new = batch_states.count_new_matches(batch) if draft or batch.open else None
-        follow = batch.open and request.GET.get("follow") == "1"
         group = self._group(request, batch)
         history = ReplayBatchAction.objects.using(tables.database()).filter(batch=batch)
         context = {
@@ -231,8 +229,6 @@ class ReplayBatchAdmin(Pages):
             "form": form or StartForm(initial={"reason": group.ticket if group else ""}),
             "group": group,
             "plan": batch.plan,
-            "new": new,
-            "new_more": new is not None and new > batch_states.COUNTED,
             "bar": bar(batch),
             "now": now,
             "counts": [
@@ -254,15 +250,9 @@ class ReplayBatchAdmin(Pages):
             "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
             "history": history.order_by("-at", "-pk")[:STEPS],
             "rate": "" if batch.rate is None else _rate(batch.rate),
-            "follow": follow,
-            "seconds": WAITING_SECONDS,
             "live": WAITING_SECONDS,
         }
-        response = self._render(request, "detail", line(batch.name), context)
-        if follow:
-            # Only on request: a page that reloads is hard for screen readers.
-            response["Refresh"] = str(WAITING_SECONDS)
-        return response
+        return self._render(request, "detail", line(batch.name), context)
 
     def _group(self, request: HttpRequest, batch: ReplayBatch) -> FailureGroup | None:
         """Return the failure group that a batch replays, for users who may see it."""
@@ -440,5 +430,4 @@ def criteria_of(chosen: Mapping[str, str]) -> Selection:
     }
     if "groups" in criteria:
         criteria["groups"] = list(filter(None, map(parse_uuid, criteria["groups"])))
-    since, until = TimeFilter.between(chosen.get("failed", ""), tables.clock())
-    return Selection(**criteria, since=since, until=until)
+    return Selection(**criteria, since=TimeFilter.since(chosen.get("failed", ""), tables.clock()))

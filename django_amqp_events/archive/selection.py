@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Final
@@ -52,17 +52,6 @@ class Selection:
     until: datetime | None = None
     state: State | None = State.ARCHIVED
     service: str = ""
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Selection:
-        """Read what :meth:`as_json` wrote."""
-        values = dict(document)
-        for name in ("since", "until"):
-            if name in values:
-                values[name] = datetime.fromisoformat(values[name])
-        if "groups" in values:
-            values["groups"] = [UUID(pk) for pk in values["groups"]]
-        return cls(**values)
 
     def as_json(self) -> dict[str, Any]:
         """Write the fields that are set, as JSON types."""

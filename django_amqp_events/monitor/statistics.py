@@ -1,4 +1,4 @@
-"""Statistics of the archive: open events, their age, and changes per hour.
+"""Statistics of the archive: open events and changes per hour.
 
 Each is one query that an index and a limit bound, so its cost does not grow with the archive.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any, Final
+from uuid import UUID
 
 from django.db.models import Count, Q, QuerySet
 
@@ -24,17 +24,14 @@ READ_ROWS: Final = 5_000
 NEWEST_FAILURES: Final = 2 * READ_ROWS
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
-#: Upper limits of the ages in a histogram.
-AGES: Final = (HOUR, 6 * HOUR, DAY, 3 * DAY, 7 * DAY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEvents:
-    """The number and age of open events; numbers are limited by the caller's cap.
+    """The number of open events; numbers are limited by the caller's cap.
 
     Attributes:
         capped: there are more open events.
-        ages: open events by :data:`AGES`, and older ones last; of the newest if capped.
         oldest: when the oldest open event failed.
         unconfirmed: events whose last replay RabbitMQ did not confirm.
         new_hour, new_day: events first archived in the last hour and 24 hours, up to
@@ -43,7 +40,6 @@ class OpenEvents:
 
     open: int = 0
     capped: bool = False
-    ages: tuple[int, ...] = (0,) * (len(AGES) + 1)
     oldest: datetime | None = None
     unconfirmed: int = 0
     new_hour: int = 0
@@ -54,19 +50,11 @@ def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents
     """Count open events, up to *cap*, in five queries."""
     now = now or datetime.now(UTC)
     events = tables.rows().filter(state=State.ARCHIVED)
-    edges = [Q(last_failed_at__gt=now - age) for age in AGES]
-    bounds = [edges[0], *(~before & here for before, here in pairwise(edges)), ~edges[-1]]
-    newest = events.order_by("-last_failed_at", "-pk").only("pk", "last_failed_at")
-    counted: dict[str, int] = newest[: cap + 1].aggregate(
-        total=Count("pk"),
-        **{f"age_{place}": Count("pk", filter=bound) for place, bound in enumerate(bounds)},
-    )
+    total = capped(events, cap + 1)
     first = events.order_by("last_failed_at", "pk").values_list("last_failed_at", flat=True).first()
-    total = counted["total"]
     return OpenEvents(
         open=min(total, cap),
         capped=total > cap,
-        ages=tuple(counted[f"age_{place}"] for place in range(len(bounds))),
         oldest=first,
         unconfirmed=capped(tables.rows().filter(unconfirmed=True), cap),
         new_hour=new_since(now - HOUR, READ_ROWS, NEWEST_FAILURES),
@@ -116,11 +104,16 @@ class Series:
     discarded: tuple[int, ...]
 
 
-def hourly_series(now: datetime) -> Series:
-    """Return the changes of the last 24 hours, in one query."""
+def hourly_series(now: datetime, *, group: UUID | None = None) -> Series:
+    """Return the changes of the last 24 hours, of one group or all events, in one query."""
     last = group_counts.hour_of(now)
     begins = tuple(last - HOUR * back for back in reversed(range(24)))
-    totals = group_counts.hourly_totals(since=begins[0], using=tables.database())
+    using = tables.database()
+    if group is None:
+        totals = group_counts.hourly_totals(since=begins[0], using=using)
+    else:
+        by_group = group_counts.hourly_counts([group], since=begins[0], using=using)
+        totals = by_group.get(group, {})
     counts = [totals.get(hour, {}) for hour in begins]
     names = ("archived", "succeeded", "discarded")
     return Series(

@@ -28,7 +28,7 @@ from .. import signals
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..databases import check_commits, is_conflict, is_locked
-from ..declare.registry import Handler, Registry, get_registry
+from ..declare.registry import Handler, get_registry
 from ..exceptions import RolledBackError
 from ..logs import event_fields
 from ..message.types import derived_id, handling
@@ -179,8 +179,8 @@ def _sql(_vendor: str, alias: str) -> tuple[str, str]:
     )
 
 
-def aliases(settings: Settings | None = None, registry: Registry | None = None) -> list[str]:
+def aliases() -> list[str]:
     """Return the databases of this service's handlers with ``once``."""
-    settings, registry = settings or get_settings(), registry or get_registry()
-    used = (database(handler, settings) for handler in registry.handlers.values() if handler.once)
+    settings, handlers = get_settings(), get_registry().handlers.values()
+    used = (database(handler, settings) for handler in handlers if handler.once)
     return list(dict.fromkeys(used))

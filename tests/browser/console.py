@@ -20,10 +20,10 @@ from tests import forked
 
 #: The pages, by the names of :func:`go`; those that change data come last.
 PAGES = (
-    "dashboard", "find", "find-nothing", "topology", "retries", "catalogue", "list", "event",
+    "dashboard", "find", "find-nothing", "topology", "catalogue", "list", "event",
     "overdue", "edited", "confirm", "discard", "force", "edit", "review", "groups", "group",
     "batches", "batch-draft", "batch-running", "batch-paused", "batch-done", "batch-events",
-    "outbox", "outbox-event", "outbox-publish", "inbox", "result",
+    "outbox", "outbox-event", "outbox-publish", "result",
 )  # fmt: skip
 
 HERE = Path(__file__).resolve().parent

@@ -1,4 +1,4 @@
-"""An archive, an outbox, an inbox and a day of snapshots such as a service in trouble has them.
+"""An archive, an outbox and a day of snapshots such as a service in trouble has them.
 
 For what looks at pages: the tests in this folder, and scripts/screenshots.py.
 """
@@ -141,14 +141,12 @@ def fill() -> dict[str, str]:
         "find": f"{dashboard}find/?q=order_id%3D4711",
         "find-nothing": f"{dashboard}find/?q=order_id%3D1",
         "app": reverse("admin:app_list", args=["django_amqp_events"]),
-        "retries": f"{dashboard}retries/",
         "catalogue": f"{dashboard}catalogue/",
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
         "outbox-declared": url("outboxevent", "change", waiting[2].pk),
         "outbox-publish": url("outboxevent", "publish")
         + f"?seen={encode_selection({row.pk: 0 for row in waiting})}",
-        "inbox": url("inboxentry", "changelist"),
     }
 
 
@@ -380,10 +378,10 @@ def watched(now: datetime, group: FailureGroup) -> None:
 
 
 def outbox(now: datetime) -> list[Any]:
-    """Rows of every kind, the first one failed, the last one discarded; and an inbox."""
+    """Rows of every kind, the first one failed, the last one discarded."""
     from uuid import uuid4
 
-    from django_amqp_events.models import InboxEntry, OutboxEvent
+    from django_amqp_events.models import OutboxEvent
     from django_amqp_events.publish import outbox_rows
 
     body = b'[[], {"order_id": 4711, "customer": {"name": "Zo\xc3\xab", "country": "XX"}}, {}]'
@@ -412,7 +410,7 @@ def outbox(now: datetime) -> list[Any]:
             "discard_reason": "the customer's account is closed; nobody waits for it",
         },
     ]
-    rows = [
+    return [
         OutboxEvent.objects.create(
             **{
                 "pk": outbox_rows.new_id(),
@@ -429,14 +427,3 @@ def outbox(now: datetime) -> list[Any]:
         )
         for number, kind in enumerate(kinds)
     ]
-    for number in range(6):
-        InboxEntry.objects.create(
-            pk=uuid4(),
-            service="billing",
-            handler=("book", "send_invoice")[number % 2],
-            source="shop",
-            event_id=str(uuid4()),
-            name="shop.order.created",
-            handled_at=now - timedelta(minutes=5**number),
-        )
-    return rows

@@ -16,27 +16,17 @@ LINKS = [
     ("dashboard", "#ae-live-alerts", "Failure reopened", "/failuregroup/"),
     ("dashboard", "#ae-live-alerts", "Many events archived", "/archivedevent/?failed=hour"),
     ("dashboard", "#ae-live-alerts", "abyss", "/topology/#queue-billing%3Aabyss"),
-    # queue → handler, delay schedule, archived events
+    # queue → handler, archived events
     ("topology", "#queue-billing\\.book", "book", "/catalogue/#event-shop.order.%2A"),
-    ("topology", "#queue-billing\\.book", "Retries", "/retries/#handler-book"),
     ("topology", "#queue-billing\\.book", "Archived events", "/archivedevent/?handler=book"),
-    ("dashboard", "#queue-billing\\.book", "Retries", "/retries/#handler-book"),
-    # handler → queue, catalogue, archived events
-    ("retries", "#handler-book", "Queue", "/topology/#queue-billing.book"),
-    ("retries", "#handler-book", "Catalogue", "/catalogue/#event-shop.order.%2A"),
-    ("retries", "#handler-book", "Archived events", "/archivedevent/?handler=book"),
     # catalogue → archived events of the event and of the handler
     ("catalogue", "#event-shop\\.order\\.paid", "Archived events", "?event=shop.order.paid"),
     ("catalogue", "#event-shop\\.order\\.\\*", "Archived events", "?handler=book"),
-    ("catalogue", "#event-shop\\.order\\.\\*", "Retries", "/retries/#handler-book"),
-    # group → batch, handler
-    ("group", ".ae-facts", "Retries", "/retries/#handler-send_invoice"),
     # batch → its failed events
-    ("batch-paused", "#ae-live-state", "10 events", "/events/?state=failed"),
+    ("batch-paused", "#ae-live-progress", "10 events", "/events/?state=failed"),
     ("batches", "#result_list", "failed again", "/events/?state=failed"),
-    # event → catalogue, handler, queue
+    # event → catalogue, queue
     ("event", ".ae-facts", "Catalogue", "/catalogue/#event-shop.order.created"),
-    ("event", ".ae-facts", "Retries", "/retries/#handler-send_invoice"),
     ("event", ".ae-facts", "Topology", "/topology/#queue-billing.send_invoice"),
     # row of the outbox → its event
     ("outbox-event", ".ae-facts", "Archived events", "/archivedevent/?q="),
@@ -68,7 +58,7 @@ def test_a_group_leads_to_a_batch_that_names_it(browser: Chromium, console: Cons
     assert "/replaybatch/" in browser.driver.current_url
     reason = browser.find("[name=reason]").get_attribute("value")
     assert reason == "https://tickets.example/BILL-1207"
-    browser.leave_by(browser.find("#ae-live-state p a"))
+    browser.leave_by(browser.find("#ae-watch-state p a"))
     assert browser.driver.current_url == console.pages["group"]
 
 
@@ -98,7 +88,7 @@ def test_the_list_needs_no_scroll_bar_and_breaks_no_word(
     assert browser.run(_BROKEN) == []
 
 
-@pytest.mark.parametrize("name", ["groups", "batches", "outbox", "inbox"])
+@pytest.mark.parametrize("name", ["groups", "batches", "outbox"])
 def test_the_other_lists_need_no_scroll_bar_either(
     browser: Chromium, console: Console, name: str
 ) -> None:

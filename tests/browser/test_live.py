@@ -1,4 +1,4 @@
-"""Pages keep themselves up to date, and neither lose a selection nor move what is being read."""
+"""Pages refresh what has no controls, and say when another part has changed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ from chromium import Chromium
 from example_project.demo.admin_user import AdminUser
 
 from .console import Console
-
-#: The height of the link with these words in the window, ``null`` if there is none.
-_TOP = """
-const link = [...document.querySelectorAll("#result_list a")]
-    .find((each) => each.getAttribute("href").includes(arguments[0]));
-return link ? link.getBoundingClientRect().top : null;
-"""
 
 
 @pytest.fixture
@@ -33,7 +26,6 @@ def colleague(console: Console) -> AdminUser:
 
 def look(browser: Chromium, url: str) -> None:
     browser.open(url)
-    browser.until(lambda: browser.find(".ae-live").is_displayed(), "the control")
     browser.run("document.querySelector('.ae-live').dataset.seconds = 1")
 
 
@@ -48,83 +40,63 @@ def key(page: str) -> str:
     return page.rstrip("/").split("/")[-2]
 
 
-def test_a_list_shows_what_a_colleague_does(
+def test_a_list_says_that_it_has_changed(
     ada: Chromium, console: Console, colleague: AdminUser
 ) -> None:
     event = console.pages["live-0"]
     look(ada, console.pages["list"])
-    assert ada.run(_TOP, key(event)) is not None
-    ada.run("document.querySelector('#result_list').same = true")
+    line = ada.find(".ae-changed")
+    assert not line.is_displayed()
+    box = ada.find(f"input.action-select[value='{key(event)}']")
+    box.click()
     discard(colleague, event)
-    ada.until(lambda: ada.run(_TOP, key(event)) is None, "the event leaves the list")
-    assert ada.run("return document.querySelector('#result_list').same")
-    # The rows that came up can be selected, and Django's script counts them.
-    ada.find("#action-toggle").click()
-    chosen = len(ada.all("input.action-select:checked"))
-    assert chosen == len(ada.all("input.action-select"))
-    assert ada.find(".action-counter").text.startswith(f"{chosen} of {chosen} ")
+    ada.until(line.is_displayed, "the line that it has changed")
+    assert box.is_selected()
+    ada.leave_by(ada.find(".ae-changed a"))
+    assert not ada.all(f"input.action-select[value='{key(event)}']")
     assert not ada.complaints()
 
 
-def test_a_selection_is_not_lost(ada: Chromium, console: Console, colleague: AdminUser) -> None:
-    event, other = console.pages["live-1"], console.pages["live-2"]
-    look(ada, console.pages["list"])
-    box = ada.find(f"input.action-select[value='{key(event)}']")
-    box.click()
-    discard(colleague, other)
-    note = ada.find(".ae-live span")
-    ada.until(note.is_displayed, "the note that updates wait")
-    assert box.is_selected()
-    assert ada.run(_TOP, key(other)) is not None
-    box.click()
-    ada.run("document.activeElement.blur()")
-    ada.until(lambda: ada.run(_TOP, key(other)) is None, "the update")
-    assert not note.is_displayed()
-
-
-def test_what_is_read_stays_in_its_place(
+def test_the_dashboard_refreshes_until_it_is_paused(
     ada: Chromium, console: Console, colleague: AdminUser
 ) -> None:
-    # The one that failed last is listed first.
-    above, read = console.pages["live-4"], console.pages["live-3"]
-    look(ada, console.pages["list"])
-    before, after = ada.run(_TOP, key(above)), ada.run(_TOP, key(read))
-    assert before < after
-    ada.run("scrollTo(0, arguments[0])", after - 20)
-    top = ada.run(_TOP, key(read))
-    assert ada.run(_TOP, key(above)) < 0
-    discard(colleague, above)
-    ada.until(lambda: ada.run(_TOP, key(above)) is None, "the event above leaves the list")
-    assert abs(ada.run(_TOP, key(read)) - top) < 2
-
-
-def test_updates_can_be_paused(ada: Chromium, console: Console, colleague: AdminUser) -> None:
-    event = console.pages["live-5"]
-    look(ada, console.pages["list"])
+    events = [console.pages[f"live-{number}"] for number in (1, 2, 3)]
+    look(ada, console.pages["dashboard"])
     button = ada.find(".ae-live button")
+    assert not ada.find(".ae-changed").is_displayed()
+
+    def shown(page: str) -> bool:
+        return bool(ada.all(f"#ae-live-audit a[href*='{key(page)}']"))
+
+    discard(colleague, events[0])
+    ada.until(lambda: shown(events[0]), "the decision")
     button.click()
     assert button.text == "Resume updates"
-    discard(colleague, event)
-    ada.until(lambda: int(ada.find(".ae-live time").text.split()[0]) > 3, "nothing is fetched")
-    assert ada.run(_TOP, key(event)) is not None
-    button.click()
-    ada.until(lambda: ada.run(_TOP, key(event)) is None, "the update")
-    assert button.text == "Pause updates"
+    discard(colleague, events[1])
+    # What is read is not replaced either, and the line says so.
+    ada.run("document.querySelector('#ae-live-audit a').focus()")
+    ada.run("document.querySelector('.ae-live button').click()")
+    ada.until(ada.find(".ae-changed").is_displayed, "the line that it has changed")
+    assert not shown(events[1])
+    ada.run("document.activeElement.blur()")
+    ada.until(lambda: shown(events[1]), "the update")
+    assert not ada.complaints()
 
 
-def test_a_batch_shows_its_state_by_itself(
+def test_the_buttons_of_a_batch_stay_as_they_were_seen(
     ada: Chromium, console: Console, colleague: AdminUser
 ) -> None:
     url = console.pages["batch-running"]
     look(ada, url)
-    assert "Refresh every" not in ada.find("#content").text
     press(colleague, url, "Pause")
     try:
-        ada.until(lambda: ada.all(".ae-state.ae-batch-paused"), "the batch is paused")
+        ada.until(ada.find(".ae-changed").is_displayed, "the line that it has changed")
+        assert ada.all(".ae-actions input[value=Pause]")
+        assert "Paused" in ada.find("#ae-live-steps").text.title()
+        ada.leave_by(ada.find(".ae-changed a"))
         assert ada.all(".ae-actions input[value=Resume]")
     finally:
         press(colleague, url, "Resume")
-    ada.until(lambda: ada.all(".ae-state.ae-batch-running"), "the batch runs")
     assert not ada.complaints()
 
 
@@ -155,18 +127,6 @@ def test_the_message_of_an_action_is_left_to_its_page(
         link,
     )
     ada.until(lambda: ada.run("return window.answer") == "opaqueredirect", "the redirect")
-    ada.until(lambda: ada.run(_TOP, key(event)) is None, "the list fetches")
+    ada.until(ada.find(".ae-changed").is_displayed, "the list fetches")
     ada.open(console.pages["list"])
     assert "1 event discarded" in ada.find("ul.messagelist").text
-
-
-def test_the_page_works_where_a_policy_forbids_to_fetch(ada: Chromium, console: Console) -> None:
-    look(ada, console.pages["batch-running"])
-    ada.run(
-        "const meta = document.createElement('meta');"
-        "meta.httpEquiv = 'Content-Security-Policy'; meta.content = \"connect-src 'none'\";"
-        "document.head.append(meta)"
-    )
-    ada.until(lambda: not ada.all(".ae-live"), "the script gives up")
-    assert ada.link("Refresh every").is_displayed()
-    ada.complaints()

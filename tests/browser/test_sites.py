@@ -67,7 +67,7 @@ def test_all_links_stay_on_the_site(ops: Console) -> None:
         ]
     models = {urlsplit(url).path.split("/")[3] for url in seen.values() if url.count("/") > 5}
     assert models >= {
-        "archivedevent", "dashboard", "failuregroup", "inboxentry", "outboxevent", "replaybatch",
+        "archivedevent", "dashboard", "failuregroup", "outboxevent", "replaybatch",
     }, models  # fmt: skip
     assert len(seen) > 40, sorted(seen)
 
@@ -78,7 +78,6 @@ def test_all_links_stay_on_the_site(ops: Console) -> None:
         ("discard-spare", "Discard"),
         ("batch-draft", "Refresh"),
         ("group", "Save"),
-        ("outbox-event", ""),
     ],
 )
 def test_forms_return_to_their_site(
@@ -88,8 +87,7 @@ def test_forms_return_to_their_site(
     browser.open(ops.pages[name])
     if browser.all("#id_reason"):
         browser.find("#id_reason").send_keys("placed twice")
-    pressed = f"#content input[type=submit][value^='{button}']" if button else ".historylink"
-    browser.leave_by(browser.find(pressed))
+    browser.leave_by(browser.find(f"#content input[type=submit][value^='{button}']"))
     assert urlsplit(browser.driver.current_url).path.startswith("/ops/django_amqp_events/")
     assert browser.find("#content").text
     assert not browser.complaints()

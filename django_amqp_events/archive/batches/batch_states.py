@@ -15,7 +15,7 @@ the broker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -25,10 +25,8 @@ from django.db import connections, transaction
 from django.db.models import (
     CharField,
     Count,
-    Exists,
     F,
     Min,
-    OuterRef,
     Q,
     QuerySet,
     UUIDField,
@@ -52,8 +50,6 @@ THRESHOLD: Final = 20
 WINDOW: Final = 50
 #: Lowest and highest rate limit, in events per second.
 RATES: Final = (0.01, 10_000.0)
-#: Largest number of new matches that is counted.
-COUNTED: Final = 1_000
 #: Most reasons in a report.
 REASONS: Final = 50
 #: Batches without a runner that are counted at a time.
@@ -106,7 +102,7 @@ def freeze(
     Args:
         events_to_copy: any queryset of archived events; its slice counts, its order does not.
         title: which events these are; by default the filter or the number of the events.
-        criteria: the filter that found the events, to count new matches later.
+        criteria: the filter that found the events.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
@@ -163,21 +159,6 @@ def _copy(batch: ReplayBatch, events_to_copy: QuerySet[ArchivedEvent]) -> int:
         cursor.execute(f"INSERT INTO {table} ({columns}) {select}", params)
         copied: int = cursor.rowcount
     return max(0, copied)
-
-
-def count_new_matches(batch: ReplayBatch) -> int | None:
-    """Count open events outside of a batch that match its filter and failed after its creation.
-
-    Stops one above :data:`COUNTED`. ``None`` if the batch has no filter.
-    """
-    if batch.criteria is None:
-        return None
-    criteria = Selection.from_json(batch.criteria)
-    since = max(filter(None, (criteria.since, batch.created_at)))
-    criteria = replace(criteria, since=since, until=None, service=batch.service)
-    mine = events(batch.pk).filter(event_id=OuterRef("pk"))
-    matching = criteria.queryset().exclude(Exists(mine))
-    return matching.order_by()[: COUNTED + 1].count()
 
 
 # -- changing -----------------------------------------------------------------------------

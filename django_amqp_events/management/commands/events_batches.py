@@ -122,19 +122,15 @@ class Command(ServiceCommand):
 
     def _show(self, batch: ReplayBatch) -> int:
         skipped = batch_states.skipped_by_reason(batch.pk)
-        new = batch_states.count_new_matches(batch)
         lines = [describe(batch)]
         for reason in skipped:
             state = Replay.State(reason.state).label
             lines.append(f"  {reason.count} {state}: {reason.why} (for example {reason.first})")
-        if new:
-            more = f"more than {batch_states.COUNTED}" if new > batch_states.COUNTED else str(new)
-            lines.append(f"  {more} new since the batch was created; they are not part of it")
         reasons = [
             {"events": reason.count, "why": str(reason.why), **columns(reason, "state", "first")}
             for reason in skipped
         ]
-        return self._finish({**document(batch), "left": reasons, "new": new}, lines)
+        return self._finish({**document(batch), "left": reasons}, lines)
 
 
 def describe(batch: ReplayBatch) -> str:

@@ -64,6 +64,8 @@ EVENTS: dict[str, Any] = {
 LIST = "admin:django_amqp_events_archivedevent_changelist"
 PERMISSIONS = ("view", "view_payload", "replay", "force", "discard", "restore")
 DECISIONS = ("replay", "force", "resolve", "discard", "restore")
+#: Decisions that the list offers.
+LISTED = ("replay", "resolve", "discard", "restore")
 #: Decisions whose permission is another one's.
 RIGHTS = {"resolve": "discard"}
 BEFORE = {

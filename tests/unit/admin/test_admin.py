@@ -51,6 +51,7 @@ from . import admin_world as world
 from .admin_world import (
     BEFORE,
     DECISIONS,
+    LISTED,
     PERMISSIONS,
     RIGHTS,
     Page,
@@ -199,9 +200,8 @@ def test_filters(ada):
         ("exception=KeyError", {"old"}),
         ("failed=day", {"open"}),
         ("failed=hour", set()),
-        ("failed=older-week", {"old"}),
         ("failed=nonsense", set()),
-        ("failed=older-week&handler=book", {"old"}),
+        ("failed=older-week", set()),
         ("failed=day&handler=book", set()),
     ):
         response = ada.get(f"{url('changelist')}?{query}")
@@ -497,8 +497,10 @@ def test_hostile_words_are_shown_as_words_on_every_page(ada):
             ada.get(url("change", row.pk)),
             ada.get(url("history", row.pk)),
             ada.get(url(decision), {"seen": frozen(row)}),
-            ada.post(url("changelist") + "?state=all", select([row], decision)),
         ]
+        if decision in LISTED:
+            listed = url("changelist") + "?state=all"
+            responses.append(ada.post(listed, select([row], decision)))
     responses.append(ada.get(url("changelist"), {"state": "all"}))
     # The filters of these have the text of the user's own query.
     queries = ({"q": HOSTILE}, {"handler": HOSTILE, "state": "all"})
@@ -540,14 +542,16 @@ def test_each_action_needs_its_permission(decision, allowed, wire):
     somebody = client_of(user("view", *([right] if allowed else others)))
     # The list's action.
     html = somebody.get(url("changelist"), {"state": "all"}).content.decode()
-    assert (f'value="{decision}_selected"' in html) == allowed
+    assert (f'value="{decision}_selected"' in html) == (allowed and decision in LISTED)
     # The button.
     html = somebody.get(url("change", row.pk)).content.decode()
     assert (url(decision) in html) == allowed
     assert (f"{right}_archivedevent" in html) == (not allowed)
     # The action's post, the page that asks, the post that does it.
-    asked = somebody.post(url("changelist") + "?state=all", select([row], decision), follow=True)
-    assert ("seen" in page(asked).fields) == allowed
+    if decision in LISTED:
+        listed = url("changelist") + "?state=all"
+        asked = somebody.post(listed, select([row], decision), follow=True)
+        assert ("seen" in page(asked).fields) == allowed
     assert somebody.get(url(decision), {"seen": frozen(row)}).status_code == (
         200 if allowed else 403
     )

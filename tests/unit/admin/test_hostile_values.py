@@ -21,7 +21,7 @@ from django.http import QueryDict
 from django.test import Client, override_settings
 
 from django_amqp_events.admin.action_pages import encode_selection
-from django_amqp_events.models import FailureGroup, InboxEntry, OutboxEvent, ReplayBatch
+from django_amqp_events.models import FailureGroup, OutboxEvent, ReplayBatch
 from tests.conftest import Database
 
 from .admin_world import SETTINGS as WEB
@@ -61,7 +61,6 @@ COMMON = {
 BEFORE: Mapping[str, dict[str, Any]] = {
     "archivedevent": {"state": "archived", "version": 0},
     "failuregroup": {"edits": 0},
-    "inboxentry": {},
     "outboxevent": {"discarded_at": None},
     "replaybatch": {"state": "draft"},
 }
@@ -192,7 +191,7 @@ def test_every_value_gives_a_page(archive_database: Database, wire: Any, quiet: 
     middleware = [*WEB["MIDDLEWARE"], f"{__name__}.recorder"]
     with override_settings(AMQP_EVENTS=SETTINGS, MIDDLEWARE=middleware):
         rows = {"archivedevent": world()}
-        models: list[Any] = [OutboxEvent, FailureGroup, InboxEntry, ReplayBatch]
+        models: list[Any] = [OutboxEvent, FailureGroup, ReplayBatch]
         visitor = Visitor(rows | {each._meta.model_name: each.objects.all()[0] for each in models})
         for route in routes(admin.site):
             visitor.try_page("GET", route)

@@ -40,7 +40,6 @@ from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
-    InboxEntry,
     OutboxEvent,
     Replay,
     ReplayBatch,
@@ -383,14 +382,6 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         "held": make_waiting(due=50),
         "discarded": make_waiting(due=60, discarded_at=datetime.now(UTC), discarded_by="ada"),
     }
-    InboxEntry.objects.create(
-        pk=uuid4(),
-        service="billing",
-        handler="book",
-        event_id="7",
-        name="shop.order.created",
-        handled_at=datetime.now(UTC),
-    )
     draft = batch_states.freeze(tables.rows(), by="ada", criteria=Selection(handlers=["book"]))
     preview.preview_batch(draft)
     running = batch_states.freeze(
@@ -421,11 +412,10 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         "group": at("failuregroup_change", row.group_id),
         "batches": at("replaybatch_changelist"),
         "batch-draft": at("replaybatch_change", draft.pk),
-        "batch-running": at("replaybatch_change", running.pk, follow="1"),
+        "batch-running": at("replaybatch_change", running.pk),
         "batch-events": at("replaybatch_events", running.pk, state="pending"),
         "dashboard": at("dashboard_changelist"),
         "topology": at("dashboard_topology"),
-        "retries": at("dashboard_retries"),
         "catalogue": at("dashboard_catalogue"),
         "outbox": at("outboxevent_changelist"),
         **{f"outbox-{name}": at("outboxevent_change", each.pk) for name, each in waiting.items()},
@@ -435,7 +425,6 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         "give-up": at(
             "outboxevent_discard", seen=_ids(waiting["failed"], waiting["foreign"]), back="event"
         ),
-        "inbox": at("inboxentry_changelist"),
     }
 
 

@@ -1,4 +1,4 @@
-"""Outbox and inbox in the admin: pages, permissions, decisions. Publishing: tests/integration."""
+"""The outbox in the admin: pages, permissions, decisions. Publishing: tests/integration."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from django_amqp_events.admin import OutboxEventAdmin, lists
 from django_amqp_events.admin import outbox as pages
 from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.databases import Now
-from django_amqp_events.models import InboxEntry, OutboxEvent
+from django_amqp_events.models import OutboxEvent
 from django_amqp_events.monitor.state_texts import ROW_STATES
 from django_amqp_events.publish import outbox, outbox_rows
-from tests.conftest import routed_by
 
 from . import admin_world as world
 from .admin_world import client_of, ids_in, page, said, select
@@ -316,7 +315,6 @@ def test_hostile_words_are_shown_as_words(ada):
         assert "\u202e" not in html
         assert "\x07" not in html
     assert post(ada, "discard", row).status_code == 200
-    assert ada.get(url("history", row.pk)).status_code == 200
 
 
 def test_unknown_event(ada):
@@ -420,21 +418,10 @@ def test_discard_records_user_reason_and_message(ada):
     assert (kept.discarded_by, kept.discard_reason) == ("ada", "the shop has closed")
     assert (bytes(kept.body), kept.envelope) == (BODY, row.envelope)
     assert LogEntry.objects.get().get_change_message() == "Discarded: the shop has closed"
-    assert "the shop has closed" in page(ada.get(url("history", row.pk))).words
     # Somebody else, or another tab.
     bob = client_of(user(*PERMISSIONS, name="bob"))
     assert said(post(bob, "discard", row)) == ["1 event skipped: it is discarded; restore it first"]
     assert OutboxEvent.objects.get().discarded_by == "ada"
-
-
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
-def test_history_of_a_row_in_another_database(archive_database, ada):
-    row = OutboxEvent(pk=uuid4(), service="billing", name="shop.order.created", size=0)
-    row.created_at = row.due_at = Now()
-    row.save(force_insert=True)
-    with routed_by():
-        for name in ("change", "history"):
-            assert row.name in page(ada.get(url(name, row.pk))).words
 
 
 def test_confirmation_shows_routes_errors_and_duplicates(ada):
@@ -533,64 +520,3 @@ def test_custom_site_keeps_its_urls(ada):
     response = ada.get(url("change", row.pk, site="office"))
     assert all("/office/" in link["url"] for link in response.context["buttons"]["links"])
     assert f'href="{url("payload", row.pk, site="office")}"' in response.content.decode()
-
-
-# -- the inbox
-
-
-def handled(**more: Any) -> InboxEntry:
-    fields = {
-        "pk": uuid4(),
-        "service": "billing",
-        "handler": "books.write",
-        "source": "shop",
-        "event_id": str(uuid4()),
-        "name": "shop.order.created",
-        "handled_at": Now() - timedelta(hours=2),
-    }
-    return InboxEntry.objects.create(**{**fields, **more})
-
-
-@pytest.fixture
-def reader():
-    return client_of(user("view", model="inboxentry"))
-
-
-def inbox_url(name: str, *args: Any) -> str:
-    return url(name, *args, model="inboxentry")
-
-
-def test_the_inbox_shows_which_handler_has_handled_what(reader):
-    row = handled(event_id="order-7")
-    other = handled(service="old", handler=EVIL, name=EVIL, source=EVIL, event_id=EVIL)
-    response = reader.get(inbox_url("changelist"))
-    assert ids_in(response) == {row.pk}
-    words = page(response).words
-    for word in ("shop.order.created", "books.write", "order-7", "shop", "2 h"):
-        assert word in words, word
-    response = reader.get(inbox_url("changelist"), {"service": "old"})
-    assert ids_in(response) == {other.pk}
-    page(response)
-    assert "<script>alert" not in response.content.decode()
-
-
-def test_the_inbox_is_searched_by_ids(reader):
-    row, other = handled(event_id="order-7-paid"), handled(event_id="order-7-paid", service="old")
-    for term in ("order-7", "order-7-paid"):
-        found = ids_in(reader.get(inbox_url("changelist"), {"q": term}))
-        assert found == {row.pk, other.pk}
-    assert ids_in(reader.get(inbox_url("changelist"), {"q": str(row.pk)})) == {row.pk}
-    assert ids_in(reader.get(inbox_url("changelist"), {"q": "7-paid"})) == set()
-    response = reader.get(inbox_url("change", row.pk), follow=True)
-    assert ids_in(response) == {row.pk}
-
-
-def test_inbox_is_read_only(reader):
-    row = handled()
-    root = client_of(User.objects.create_superuser("root"))
-    for client in (reader, root):
-        for address in (inbox_url("add"), inbox_url("delete", row.pk)):
-            assert client.post(address, {"post": "yes"}).status_code == 403
-        client.post(inbox_url("change", row.pk), {"handler": "x"})
-    assert InboxEntry.objects.get().handler == "books.write"
-    assert client_of(user(name="bob")).get(inbox_url("changelist")).status_code == 403

@@ -87,7 +87,7 @@ class ByRow:
 
 
 narrow = admin.AdminSite(name="admin")
-for _model in (ArchivedEvent, OutboxEvent, FailureGroup, InboxEntry, ReplayBatch):
+for _model in (ArchivedEvent, OutboxEvent, FailureGroup, ReplayBatch):
     _base = getattr(pages, f"{_model.__name__}Admin")
     narrow.register(_model, type(f"Narrow{_base.__name__}", (ByRow, _base), {}))
 narrow.register(Dashboard, pages.DashboardAdmin)
@@ -113,7 +113,7 @@ def addresses(site: admin.AdminSite) -> list[str]:
     """Return every URL, with each row where one is named."""
     ids: dict[str, list[Any]] = {
         model._meta.model_name or "": [row.pk for row in model._default_manager.all()]
-        for model in (ArchivedEvent, OutboxEvent, FailureGroup, InboxEntry, ReplayBatch)
+        for model in (ArchivedEvent, OutboxEvent, FailureGroup, ReplayBatch)
     }
     found = []
     for route in routes(site):
@@ -251,10 +251,6 @@ def test_a_row_that_a_user_may_not_see_is_nowhere(wire: Any) -> None:
     failure_groups.fold_all_counts(bool)
     waiting = make_waiting(event_id=HIDDEN, attempts=1, error=MARK)
     mine = make_waiting(attempts=1)
-    InboxEntry.objects.create(
-        id=uuid4(), service="billing", handler="book", source=MARK, event_id=HIDDEN,
-        name="shop.order.created", handled_at=datetime.now(UTC),
-    )  # fmt: skip
     before = _rows(hidden.pk, late.pk, waiting.pk)
     settings = {**SETTINGS, "REDACT": "", "EVENTS": {}}
     with override_settings(AMQP_EVENTS=settings, ROOT_URLCONF=__name__):

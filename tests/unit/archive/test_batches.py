@@ -20,7 +20,6 @@ from django_amqp_events.archive import eligibility, replay, retention, tables
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
-from django_amqp_events.archive.selection import Selection
 from django_amqp_events.broker.queue_depth import Depth
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
@@ -238,22 +237,6 @@ def test_any_queryset_can_be_frozen() -> None:
         assert names == [f"order-{number}" for number in sorted(numbers)], name
         assert list(rows.values_list("position", flat=True)) == [*range(1, 1 + len(numbers))]
         assert batch.total == batch.pending == len(numbers)
-
-
-def test_newer_matches_are_counted() -> None:
-    make(1)
-    late = datetime.now(UTC) + timedelta(hours=1)
-    batch = freeze(criteria=Selection(handlers=["send_invoice"], since=NOW - timedelta(days=1)))
-    assert batch_states.count_new_matches(again(batch)) == 0
-    new = make(2, last_failed_at=late)
-    make(3, last_failed_at=late, handler="book")
-    make(4, State.DISCARDED, last_failed_at=late)
-    assert batch_states.count_new_matches(again(batch)) == 1
-    assert batch_states.count_new_matches(freeze(tables.rows().filter(pk=new.pk))) is None
-    # Repeated failures within it are not new.
-    mine = tables.rows().filter(event_id="order-1")
-    mine.update(last_failed_at=late)
-    assert batch_states.count_new_matches(again(batch)) == 1
 
 
 @ONE

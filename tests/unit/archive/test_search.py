@@ -258,9 +258,9 @@ def test_a_search_that_finds_many_finds_all_of_them(monkeypatch: pytest.MonkeyPa
 
 
 @ONE
-def test_a_selection_with_a_search_survives_json() -> None:
+def test_a_selection_with_a_search_is_written_as_json() -> None:
     wanted = Selection(search=["order_id=17", "note=a=b"])
-    assert Selection.from_json(json.loads(json.dumps(wanted.as_json()))) == wanted
+    assert json.loads(json.dumps(wanted.as_json())) == {"search": ["order_id=17", "note=a=b"]}
 
 
 @ONE
