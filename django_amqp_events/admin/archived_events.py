@@ -67,8 +67,6 @@ REPLAYS = 100
 VALUES = 4
 #: Paths of search values that the list names at most.
 PATHS = 8
-#: Related events of each kind, the newest.
-RELATED = 20
 _ATTEMPTS = ngettext_lazy("%(count)s attempt", "%(count)s attempts", "count")
 _REPLAYS = ngettext_lazy("%(count)s replay", "%(count)s replays", "count")
 _TOO_MANY = gettext_lazy(
@@ -332,7 +330,6 @@ class ArchivedEventAdmin(EditingPages):
             **self._about(request, row),
             **self._content(request, row),
             "revisions": self._revisions(request, row),
-            "related": self._related(request, row),
             "event": row,
             "buttons": self._event_buttons(request, row),
         }
@@ -381,14 +378,8 @@ class ArchivedEventAdmin(EditingPages):
                 request, "event", catalogue_entry(event.name, configured)
             ),
             "queue_url": self.described_at(request, "queue", handler.queue if handler else ""),
-            "attempts": [
-                (attempt, by_id.get(failed.replay_id))
-                for failed in reversed(failures)
-                for attempt in formatting.attempts(failed)
-            ],
             "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,
-            "audit": [(done, by_id.get(done.replay_id)) for done in actions],
             "more_audit": len(actions) == REPLAYS,
             "replays": [(replayed, tasks.get(replayed.task_id)) for replayed in replays],
             "task": tasks.get(event.task_id),
@@ -396,22 +387,6 @@ class ArchivedEventAdmin(EditingPages):
 
     def _group_url(self, pk: UUID | None) -> str:
         return self.url_of(FailureGroup, "change", pk) if pk is not None else ""
-
-    def _related(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[Any, ...]]:
-        """Return the same event at other handlers, and events of the same cause."""
-        rows = self.get_queryset(request).exclude(pk=event.pk).order_by("-last_failed_at", "-pk")
-        of_event = rows.filter(event_id=event.event_id)
-        of_cause = rows.filter(correlation_id=event.correlation_id)
-        of_cause = of_cause.exclude(event_id=event.event_id)
-        groups = (
-            (_("The same event id"), event.event_id, of_event),
-            (_("The same correlation id"), event.correlation_id, of_cause),
-        )
-        return [
-            (title, value, events)
-            for title, value, related in groups
-            if value and (events := self.listed(request, related[:RELATED]))
-        ]
 
     def _content(self, request: HttpRequest, event: Any) -> dict[str, Any]:
         """Return payload and headers for users who may see them."""

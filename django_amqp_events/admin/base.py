@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import wraps
+from itertools import islice
 from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -46,8 +47,8 @@ WAITING_SECONDS: Final = 5
 DESCRIBED: Final = {"event": "catalogue", "queue": "topology"}
 
 
-#: Characters of a streamed response that are made at a time, at least.
-PART_CHARACTERS: Final = 64 * 1024
+#: Lines of a streamed response that are made at a time under ASGI: a change of threads each time.
+LINES: Final = 20
 #: Modules of classes that decide for all rows alike.
 _OURS: Final = f"{__package__}."
 
@@ -451,29 +452,16 @@ def stream(request: HttpRequest, lines: Iterable[str], **options: Any) -> Stream
     """Return a response that makes its lines while it sends them, under WSGI and ASGI."""
     if not isinstance(request, ASGIRequest):
         return StreamingHttpResponse(lines, **options)
-    # Django would make a list of a synchronous iterator before it sends the first part.
-    parts = _parts(lines)
+    # Django would make a list of a synchronous iterator before it sends the first line.
+    remaining = iter(lines)
 
     async def sent() -> AsyncIterator[str]:
         # In Django's thread, which has the database connections.
-        following = sync_to_async(lambda: next(parts, ""))
+        following = sync_to_async(lambda: "".join(islice(remaining, LINES)))
         while part := await following():
             yield part
 
     return StreamingHttpResponse(sent(), **options)
-
-
-def _parts(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to parts of about :data:`PART_CHARACTERS`: each is a change of threads."""
-    part: list[str] = []
-    length = 0
-    for line_ in lines:
-        part.append(line_)
-        length += len(line_)
-        if length >= PART_CHARACTERS:
-            yield "".join(part)
-            part, length = [], 0
-    yield "".join(part)
 
 
 def as_file(pk: UUID, body: bytes) -> HttpResponse:

@@ -20,7 +20,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
 from ..archive import eligibility, tables
-from ..archive.batches import batch_states
 from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import parse_uuid
 from ..broker import topology
@@ -30,7 +29,6 @@ from ..conf import Settings
 from ..declare.registry import Registry
 from ..models import (
     Alert,
-    ArchiveAction,
     ArchivedEvent,
     FailureGroup,
     InboxEntry,
@@ -48,18 +46,15 @@ from .charts import Chart, curve, throughput
 from .filters import settings_and_registry
 from .formatting import number as formatted
 from .lists import TOO_LONG, count
-from .replay_batches import bar
 
 #: Seconds after which the newest snapshot is stale: two are missing.
 STALE_SECONDS: Final = 3 * snapshots.SNAPSHOT_SECONDS
-#: Decisions, alerts and queues that the page shows.
-AUDIT: Final = 20
+#: Alerts and queues that the page shows.
 ALERTS: Final = 50
 QUEUES: Final = 200
 BINDINGS: Final = 1_000
 #: Events and patterns of the catalogue.
 ENTRIES: Final = 200
-SHOWN_BATCHES: Final = 10
 COUNTED_OVERDUE: Final = 1_000
 VALUE_CHARACTERS: Final = 1_000
 #: Points of the curve of open events.
@@ -115,10 +110,8 @@ class DashboardAdmin(Pages):
             "alerted": {alert.key for alert in opened_alerts if alert.kind == "outbox_lag"},
             "queues": [queue for queue in queues if not queue["dull"]][:QUEUES],
             "dull": sum(queue["dull"] for queue in queues),
-            "audit": self._audit(request),
             "charts": [throughput(statistics.hourly_series(now)), _backlog(service, now)],
             "groups": self._groups(request),
-            "batches": self._batches(request),
             **(extra_context or {}),
         }
         return self._page(request, "changelist", seen, context)
@@ -297,34 +290,6 @@ class DashboardAdmin(Pages):
             "outbox_lag": duration(max(lags)) if lags else "?",
             "outbox_waiting": formatted(pending) if pending else "",
         }
-
-    def _batches(self, request: HttpRequest) -> list[tuple[Any, ...]]:
-        """Return the batches in progress, their titles and bars, for users who may see them."""
-        pages = self.pages_of(request, ReplayBatch)
-        if pages is None or self.pages_of(request, ArchivedEvent) is None:
-            return []
-        states = (ReplayBatch.State.RUNNING, ReplayBatch.State.PAUSED)
-        batches = batch_states.rows().filter(state__in=states).defer(*ReplayBatch.LARGE)
-        return [
-            (
-                batch,
-                _("%(title)s (%(id)s)") % {"title": line(batch.name), "id": str(batch.pk)[:8]},
-                bar(batch),
-            )
-            for batch in pages.listed(request, batches[:SHOWN_BATCHES])
-        ]
-
-    def _audit(self, request: HttpRequest) -> list[tuple[Any, ...]] | None:
-        """Return the newest actions on events that this user may see, ``None`` for no events."""
-        pages = self.pages_of(request, ArchivedEvent)
-        if pages is None:
-            return None
-        actions = list(ArchiveAction.objects.using(tables.database()).order_by("-pk")[:AUDIT])
-        rows = pages.get_queryset(request).filter(pk__in=[action.event_id for action in actions])
-        events = {row.pk: row for row in pages.listed(request, rows)}
-        return [
-            (action, events[action.event_id]) for action in actions if action.event_id in events
-        ]
 
 
 class _Seen:

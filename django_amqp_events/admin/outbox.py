@@ -28,12 +28,12 @@ from ..databases import Now, parts
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received
-from ..models import ArchivedEvent, OutboxEvent, visible
+from ..models import ArchivedEvent, OutboxEvent
 from ..monitor.state_texts import ROW_STATES
 from ..publish import outbox
 from ..publish.outbox import RowState
 from ..reasons import Reason
-from ..templatetags.amqp_events import TEXT, age, ago, breakable, line
+from ..templatetags.amqp_events import age, ago, breakable, line
 from . import databases, formatting
 from .action_pages import (
     DISCARD,
@@ -49,7 +49,6 @@ from .action_pages import (
 from .base import alias_of, as_file, head_of
 from .databases import DatabaseFilter
 from .filters import catalogue_entry, settings_and_registry
-from .formatting import Step
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
 from .payloads import PayloadPages
 
@@ -354,7 +353,6 @@ class OutboxEventAdmin(PayloadPages):
             "database": alias_of(row),
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
-            "steps": _timeline(row, state),
             "entry_url": self.described_at(request, "event", catalogue_entry(row.name, configured)),
             "archived_url": self.list_url(request, ArchivedEvent, q=row.event_id),
             "buttons": self._buttons(request, row, 0, offered),
@@ -436,19 +434,3 @@ def _payload(
         properties=properties,
     )
     return dict(decoding.decode(received, event.size).kwargs)
-
-
-def _timeline(event: OutboxEvent, row_state: RowState) -> list[Step]:
-    """Return what is known about an event, in the order of time."""
-    by = _("by %(service)s, in its outbox") % {"service": line(event.service)}
-    published = Step(at=event.created_at, what=_("published"), who=by)
-    if event.discarded_at is not None:
-        who, note = formatting.who(event.discarded_by), visible(event.discard_reason, TEXT)
-        return [published, Step(at=event.discarded_at, what=_("discarded"), who=who, note=note)]
-    what = _("due for a relay")
-    if row_state == "held":
-        what = _("lease ends: a relay takes over unless the event is confirmed")
-    elif row_state == "failed":
-        what = _("try %(number)s by a relay") % {"number": event.attempts + 1}
-    late = row_state == "overdue"
-    return [published, Step(at=event.due_at, what=what, kind="bad" if late else "")]

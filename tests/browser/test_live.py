@@ -60,27 +60,27 @@ def test_a_list_says_that_it_has_changed(
 def test_the_dashboard_refreshes_until_it_is_paused(
     ada: Chromium, console: Console, colleague: AdminUser
 ) -> None:
-    events = [console.pages[f"live-{number}"] for number in (1, 2, 3)]
     look(ada, console.pages["dashboard"])
-    button = ada.find(".ae-live button")
-    assert not ada.find(".ae-changed").is_displayed()
-
-    def shown(page: str) -> bool:
-        return bool(ada.all(f"#ae-live-audit a[href*='{key(page)}']"))
-
-    discard(colleague, events[0])
-    ada.until(lambda: shown(events[0]), "the decision")
+    button, line = ada.find(".ae-live button"), ada.find(".ae-changed")
+    number = open_events(ada)
+    discard(colleague, console.pages["live-1"])
+    ada.until(lambda: open_events(ada) == number - 1, "the number of open events")
+    # What has the focus is not replaced, and the line says so.
     button.click()
     assert button.text == "Resume updates"
-    discard(colleague, events[1])
-    # What is read is not replaced either, and the line says so.
-    ada.run("document.querySelector('#ae-live-audit a').focus()")
-    ada.run("document.querySelector('.ae-live button').click()")
-    ada.until(ada.find(".ae-changed").is_displayed, "the line that it has changed")
-    assert not shown(events[1])
+    discard(colleague, console.pages["live-2"])
+    ada.run("document.querySelector('#ae-live-tiles a').focus()")
+    assert not line.is_displayed()
+    ada.run("arguments[0].click()", button)
+    ada.until(line.is_displayed, "the line that it has changed")
+    assert open_events(ada) == number - 1
     ada.run("document.activeElement.blur()")
-    ada.until(lambda: shown(events[1]), "the update")
+    ada.until(lambda: open_events(ada) == number - 2, "the update")
     assert not ada.complaints()
+
+
+def open_events(browser: Chromium) -> int:
+    return int(browser.find("#ae-live-tiles a").text)
 
 
 def test_the_buttons_of_a_batch_stay_as_they_were_seen(

@@ -328,7 +328,7 @@ def test_attempts_name_their_replay(ada):
     row = make(replays=2)
     made = add_replay(row, 2)
     row.failure_set.update(replay=made)
-    assert "3 of replay 2" in page(ada.get(url("change", row.pk))).words
+    assert "attempt 3 of replay 2 failed" in page(ada.get(url("change", row.pk))).words
 
 
 @pytest.mark.parametrize("state", list(State))

@@ -23,11 +23,9 @@ from django_amqp_events.broker import connection as connection_module
 from django_amqp_events.conf import RetentionSettings
 from django_amqp_events.models import (
     Alert,
-    ArchiveAction,
     FailureGroup,
     GroupCountChange,
     GroupHour,
-    ReplayBatch,
     Snapshot,
     State,
 )
@@ -134,12 +132,9 @@ def tiles(client: Any) -> dict[str, str]:
 
 
 def test_dashboard_shows_open_events_and_queues(ada):
-    row = make(last_failed_at=datetime.now(UTC) - timedelta(minutes=5))
+    make(last_failed_at=datetime.now(UTC) - timedelta(minutes=5))
     make(unconfirmed=True)
     overdue()
-    ArchiveAction.objects.create(
-        event=row, at=datetime.now(UTC), action="discard", by="grace", reason="a duplicate"
-    )
     alert("abyss", "billing:abyss", "look at the logs")
     snapshot()
     assert tiles(ada) == {
@@ -159,8 +154,6 @@ def test_dashboard_shows_open_events_and_queues(ada):
         "x-delivery-limit is 3, declared is 5",
         "The topology differed from its declaration",
         "6 deliveries",
-        "grace",
-        "a duplicate",
         "last March 1, 2026",
         "prefetch count 48 (measured)",
         "prefetch count 1 (rate limit)",
@@ -246,14 +239,6 @@ def test_dashboard_needs_its_permission(page):
     snapshot()
     read(client_of(staff("view_dashboard", name="grace")), page)
     assert client_of(staff("view_dashboard", name="linus")).post(url(page)).status_code == 403
-
-
-def test_archive_numbers_need_archive_permission():
-    row = make()
-    ArchiveAction.objects.create(event=row, at=row.mirrored_at, action="discard", by="grace")
-    words = read(client_of(staff("view_dashboard"))).words
-    assert "grace" not in words
-    assert "Recent decisions" not in words
 
 
 def test_missing_snapshots_name_the_command(ada):
@@ -352,10 +337,7 @@ def test_wrong_settings_break_no_page(ada, events):
 
 def test_names_from_outside_are_escaped(ada):
     evil = HOSTILE.replace("\ud800", "")
-    row = make(handler=evil, exception=evil, name=evil)
-    ArchiveAction.objects.create(
-        event=row, at=datetime.now(UTC), action="discard", by=evil, reason=evil
-    )
+    make(handler=evil, exception=evil, name=evil)
     snapshot(
         queues={
             HOSTILE: {
@@ -459,22 +441,6 @@ def group(place: int) -> FailureGroup:
         exception="billing.errors.TaxError", first_seen=datetime.now(UTC),
         last_seen=datetime.now(UTC), open=place + 1,
     )  # fmt: skip
-
-
-def test_batches_under_way_are_shown():
-    for state in ReplayBatch.State:
-        ReplayBatch.objects.create(
-            service="billing", state=state, title=f"<b>{state}</b>", total=4, succeeded=1,
-            pending=3, created_at=datetime.now(UTC),
-        )  # fmt: skip
-    may = ("view_dashboard", "view_archivedevent", "view_replaybatch")
-    page = read(client_of(staff(*may)))
-    assert "1 of 4 finished" in page.words
-    assert "<b>running</b>" in page.words
-    assert "<b>paused</b>" in page.words
-    assert "<b>done</b>" not in page.words
-    less = read(client_of(staff("view_dashboard", "view_archivedevent", name="bob")))
-    assert "Batches in progress" not in less.words
 
 
 def test_figures_end_at_a_cap(monkeypatch, ada):

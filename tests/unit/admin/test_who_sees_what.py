@@ -381,9 +381,10 @@ def test_an_export_is_made_while_it_is_sent(server: str, monkeypatch: pytest.Mon
         nonlocal made
         while made < 100:
             made += 1
-            yield "x" * base.PART_CHARACTERS
+            yield "x" * 1_000
 
     monkeypatch.setattr("django_amqp_events.archive.export.export", lines)
+    monkeypatch.setattr(base, "LINES", 1)
     user = person("root")
     address = reverse("admin:django_amqp_events_archivedevent_export")
     made_at = []
@@ -407,7 +408,7 @@ def test_an_export_is_made_while_it_is_sent(server: str, monkeypatch: pytest.Mon
         return size
 
     size = async_to_sync(read_async)() if server == "ASGI" else read_sync()
-    assert size == 100 * base.PART_CHARACTERS
+    assert size == 100_000
     assert made_at == list(range(1, 101))
 
 
