@@ -29,7 +29,7 @@ IMAGES = ROOT / "docs" / "images"
 DOCS = {
     "list": (640, 0), "event": (1190, 1000), "confirm": (1060, 0), "groups": (640, 0),
     "group": (800, 0), "batch-draft": (1280, 0), "batch-running": (900, 900), "review": (930, 0),
-    "dashboard": (1500, 1000), "find": (900, 0), "topology": (900, 0), "catalogue": (1000, 0),
+    "dashboard": (1500, 1000), "find": (900, 0), "topology": (900, 0),
 }  # fmt: skip
 SCALE = 0.75
 LIMIT = 150 * 1024

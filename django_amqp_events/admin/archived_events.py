@@ -51,8 +51,6 @@ from .filters import (
     GroupFilter,
     ReasonFilter,
     TimeFilter,
-    catalogue_entry,
-    settings_and_registry,
 )
 from .formatting import counted, number
 from .lists import TOO_LONG, ArchiveList, ExceptionFilter, HandlerFilter
@@ -352,7 +350,6 @@ class ArchivedEventAdmin(EditingPages):
         document = last.about if last is not None else {}
         by_id: dict[UUID | None, Replay] = {replayed.pk: replayed for replayed in replays}
         tasks = self._tasks(request, [event.task_id, *(replayed.task_id for replayed in replays)])
-        configured = settings_and_registry()
         handler = eligibility.known_handler(event)
         meaning, remedy = STATES.get(event.state, ("", ""))
         resolved = actions and actions[0].action == ArchiveAction.Action.RESOLVE
@@ -374,10 +371,7 @@ class ArchivedEventAdmin(EditingPages):
             "group_url": self._group_url(event.group_id)
             if self.pages_of(request, FailureGroup)
             else "",
-            "entry_url": self.described_at(
-                request, "event", catalogue_entry(event.name, configured)
-            ),
-            "queue_url": self.described_at(request, "queue", handler.queue if handler else ""),
+            "queue_url": self.queue_url(request, handler.queue if handler else ""),
             "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,
             "more_audit": len(actions) == REPLAYS,

@@ -43,8 +43,6 @@ from .lists import CAP, CappedPaginator, IndexedList
 #: which a person waits for an outcome.
 WATCHED_SECONDS: Final = 10
 WAITING_SECONDS: Final = 5
-#: The page of the dashboard that describes a thing of each kind.
-DESCRIBED: Final = {"event": "catalogue", "queue": "topology"}
 
 
 #: Lines of a streamed response that are made at a time under ASGI: a change of threads each time.
@@ -368,15 +366,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the URL of a list, ``""`` for users who may not see it."""
         return self.url_of(model, "changelist", **query) if self.pages_of(request, model) else ""
 
-    def described_at(self, request: HttpRequest, kind: str, name: str) -> str:
-        """Return the URL at which the dashboard describes a thing, ``""`` if it does not.
-
-        Args:
-            kind: a key of :data:`DESCRIBED`.
-        """
+    def queue_url(self, request: HttpRequest, name: str) -> str:
+        """Return the URL at which the topology page shows a queue, ``""`` if it does not."""
         if not name or not self.pages_of(request, Dashboard):
             return ""
-        return f"{self.url_of(Dashboard, DESCRIBED[kind])}#{kind}-{quote(name)}"
+        return f"{self.url_of(Dashboard, 'topology')}#queue-{quote(name)}"
 
     def url_of(self, model: type[Model], name: str, /, *args: Any, **query: str) -> str:
         """Return the URL of a page of any of our models, ``""`` if this site has none."""

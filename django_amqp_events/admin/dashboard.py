@@ -1,4 +1,4 @@
-"""The dashboard: status, search for an event, topology, catalogue; read-only.
+"""The dashboard: status, search for an event, topology; read-only.
 
 The pages read only the database. Broker data comes from the snapshots of
 :mod:`django_amqp_events.monitor.snapshots`, and the pages show its age.
@@ -24,7 +24,6 @@ from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import parse_uuid
 from ..broker import topology
 from ..broker.topology import Queue, Topology
-from ..catalogue import entries
 from ..conf import Settings
 from ..declare.registry import Registry
 from ..models import (
@@ -53,8 +52,6 @@ STALE_SECONDS: Final = 3 * snapshots.SNAPSHOT_SECONDS
 ALERTS: Final = 50
 QUEUES: Final = 200
 BINDINGS: Final = 1_000
-#: Events and patterns of the catalogue.
-ENTRIES: Final = 200
 COUNTED_OVERDUE: Final = 1_000
 VALUE_CHARACTERS: Final = 1_000
 #: Points of the curve of open events.
@@ -72,7 +69,7 @@ _KINDS: Final[Mapping[type[Model], tuple[Kind, ...]]] = {
 
 
 class DashboardAdmin(Pages):
-    """Four pages for users with the permission ``view_dashboard``.
+    """Three pages for users with the permission ``view_dashboard``.
 
     For an admin site of your own, register :class:`django_amqp_events.models.Dashboard` with this
     class or a subclass.
@@ -83,7 +80,6 @@ class DashboardAdmin(Pages):
             self._path("", self.changelist_view, "changelist"),
             self._path("find/", self.find_view, "find"),
             self._path("topology/", self.topology_view, "topology"),
-            self._path("catalogue/", self.catalogue_view, "catalogue"),
         ]
 
     def changelist_view(
@@ -148,18 +144,6 @@ class DashboardAdmin(Pages):
         }
         return self._page(request, "topology", seen, context)
 
-    def catalogue_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the events that the service knows, with contracts and handlers."""
-        self._check(request)
-        configured = settings_and_registry()
-        known = entries.build(*configured).entries if configured else ()
-        context = {
-            "entries": known[:ENTRIES],
-            "shown": ENTRIES if len(known) > ENTRIES else None,
-            "configured": configured is not None,
-        }
-        return self._page(request, "catalogue", None, context)
-
     # -- helpers
 
     def _check(self, request: HttpRequest) -> None:
@@ -173,7 +157,6 @@ class DashboardAdmin(Pages):
             "changelist": _("Dashboard"),
             "find": _("Find an event"),
             "topology": _("Topology"),
-            "catalogue": _("Catalogue"),
         }
         context = {
             "tabs": [(self._url(tab), title, tab == name) for tab, title in titles.items()],
@@ -253,7 +236,7 @@ class DashboardAdmin(Pages):
         if alert.kind == "outbox_lag":
             return self.list_url(request, OutboxEvent)
         if alert.kind == "abyss":
-            return self.described_at(request, "queue", alert.key)
+            return self.queue_url(request, alert.key)
         return self._url("topology") if alert.kind == "mirror_lag" else ""
 
     def _groups(self, request: HttpRequest) -> list[tuple[FailureGroup, str]]:

@@ -14,7 +14,6 @@ from ..archive import eligibility
 from ..archive.groups import failure_groups
 from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
-from ..declare.patterns import pattern_matches
 from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import FailureGroup, State
@@ -112,14 +111,3 @@ def settings_and_registry() -> tuple[Settings, Registry] | None:
         return get_settings(), get_registry()
     except AmqpEventsError:
         return None
-
-
-def catalogue_entry(name: str, configured: tuple[Settings, Registry] | None) -> str:
-    """Return the name or pattern that has an event in the catalogue, ``""`` if none has."""
-    if configured is None:
-        return ""
-    _settings, registry = configured
-    bindings = [binding for handler in registry.handlers.values() for binding in handler.bindings]
-    if name in registry.events or name in bindings:
-        return name
-    return next((binding for binding in bindings if pattern_matches(binding, name)), "")

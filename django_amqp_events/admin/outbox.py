@@ -48,7 +48,7 @@ from .action_pages import (
 )
 from .base import alias_of, as_file, head_of
 from .databases import DatabaseFilter
-from .filters import catalogue_entry, settings_and_registry
+from .filters import settings_and_registry
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
 from .payloads import PayloadPages
 
@@ -353,7 +353,6 @@ class OutboxEventAdmin(PayloadPages):
             "database": alias_of(row),
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
-            "entry_url": self.described_at(request, "event", catalogue_entry(row.name, configured)),
             "archived_url": self.list_url(request, ArchivedEvent, q=row.event_id),
             "buttons": self._buttons(request, row, 0, offered),
         }

@@ -20,7 +20,7 @@ from tests import forked
 
 #: The pages, by the names of :func:`go`; those that change data come last.
 PAGES = (
-    "dashboard", "find", "find-nothing", "topology", "catalogue", "list", "event",
+    "dashboard", "find", "find-nothing", "topology", "list", "event",
     "overdue", "edited", "confirm", "discard", "force", "edit", "review", "groups", "group",
     "batches", "batch-draft", "batch-running", "batch-paused", "batch-done", "batch-events",
     "outbox", "outbox-event", "outbox-publish", "result",

@@ -141,10 +141,8 @@ def fill() -> dict[str, str]:
         "find": f"{dashboard}find/?q=order_id%3D4711",
         "find-nothing": f"{dashboard}find/?q=order_id%3D1",
         "app": reverse("admin:app_list", args=["django_amqp_events"]),
-        "catalogue": f"{dashboard}catalogue/",
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
-        "outbox-declared": url("outboxevent", "change", waiting[2].pk),
         "outbox-publish": url("outboxevent", "publish")
         + f"?seen={encode_selection({row.pk: 0 for row in waiting})}",
     }

@@ -16,21 +16,15 @@ LINKS = [
     ("dashboard", "#ae-live-alerts", "Failure reopened", "/failuregroup/"),
     ("dashboard", "#ae-live-alerts", "Many events archived", "/archivedevent/?failed=hour"),
     ("dashboard", "#ae-live-alerts", "abyss", "/topology/#queue-billing%3Aabyss"),
-    # queue → handler, archived events
-    ("topology", "#queue-billing\\.book", "book", "/catalogue/#event-shop.order.%2A"),
+    # queue → archived events
     ("topology", "#queue-billing\\.book", "Archived events", "/archivedevent/?handler=book"),
-    # catalogue → archived events of the event and of the handler
-    ("catalogue", "#event-shop\\.order\\.paid", "Archived events", "?event=shop.order.paid"),
-    ("catalogue", "#event-shop\\.order\\.\\*", "Archived events", "?handler=book"),
     # batch → its failed events
     ("batch-paused", "#ae-live-progress", "10 events", "/events/?state=failed"),
     ("batches", "#result_list", "failed again", "/events/?state=failed"),
-    # event → catalogue, queue
-    ("event", ".ae-facts", "Catalogue", "/catalogue/#event-shop.order.created"),
+    # event → queue
     ("event", ".ae-facts", "Topology", "/topology/#queue-billing.send_invoice"),
     # row of the outbox → its event
     ("outbox-event", ".ae-facts", "Archived events", "/archivedevent/?q="),
-    ("outbox-declared", ".ae-facts", "Catalogue", "/catalogue/#event-billing.invoice.issued"),
 ]
 
 

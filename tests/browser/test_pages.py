@@ -94,7 +94,7 @@ ACTIONS = {
     "batch-draft": ("Refresh", "Start in the background", "Cancel", "Delete draft"),
     "batch-running": ("Pause updates", "Pause", "Cancel batch"),
     "batch-paused": ("Resume", "Cancel batch"),
-    "dashboard": ("Topology", "Catalogue", "As a table"),
+    "dashboard": ("Topology", "Find", "As a table"),
     "outbox-publish": ("Publish", "Cancel"),
 }  # fmt: skip
 

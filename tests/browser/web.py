@@ -52,11 +52,8 @@ def configure() -> None:
             "MANAGEMENT_URL": os.environ["CONSOLE_MANAGEMENT"],
             "EVENTS": {
                 "shop.order.created": {"SEARCH": ["order_id", "lines.sku"]},
-                "shop.order.paid": {
-                    "CONTRACT": "tests.browser.contracts.order_paid",
-                    "SEARCH": ["order_id"],
-                },
-                "billing.invoice.issued": {"CONTRACT": "tests.browser.contracts.invoice_issued"},
+                "shop.order.paid": {"SEARCH": ["order_id"]},
+                "billing.invoice.issued": {},
             },
             "HANDLERS": {
                 name: {

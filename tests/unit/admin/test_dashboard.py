@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_amqp_events import conf
-from django_amqp_events.admin import dashboard
 from django_amqp_events.archive import retention
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker import connection as connection_module
@@ -44,7 +43,7 @@ from .admin_world import (
 )
 
 pytestmark = pytest.mark.django_db
-PAGES = ("changelist", "find", "topology", "catalogue")
+PAGES = ("changelist", "find", "topology")
 HOSTILE = "<script>alert(1)</script>\u202e\x07\ud800"
 
 
@@ -194,7 +193,6 @@ def test_alerts_and_queues_lead_to_what_they_are_about():
     }
     topology = {
         f"{base}dashboard/topology/#queue-billing%3Aabyss",
-        f"{base}dashboard/catalogue/#event-shop.order.%2A",
     }
     views = ("view_archivedevent", "view_failuregroup", "view_outboxevent")
     everything = set(read(client_of(staff("view_dashboard", *views))).links)
@@ -203,19 +201,6 @@ def test_alerts_and_queues_lead_to_what_they_are_about():
     limited = set(read(client_of(staff("view_dashboard", name="grace"))).links)
     assert limited >= topology
     assert not [each for each in limited if each.startswith(tuple(archive))]
-
-
-def test_the_catalogue_leads_to_archived_events(ada):
-    events: dict[str, Any] = {"shop.order.created": {}}
-    with override_settings(AMQP_EVENTS={**world.EVENTS, "EVENTS": events}):
-        links = read(ada, "catalogue").links
-        limited = read(client_of(staff("view_dashboard", name="grace")), "catalogue").links
-    archive = "/admin/django_amqp_events/archivedevent/"
-    wanted = {f"{archive}?event=shop.order.created", f"{archive}?handler=book"}
-    assert set(links) >= wanted
-    # A pattern names no event.
-    assert not [each for each in links if "event=shop.order.*" in each]
-    assert not [each for each in limited if each.startswith(archive)]
 
 
 def test_commands_on_the_dashboard_are_code(ada):
@@ -265,46 +250,6 @@ def test_a_watcher_that_is_gone_is_said(ada):
     words = read(ada).words
     assert "Stale since" in words
     assert "statistics are not being collected" in words
-
-
-def order_created(order_id: int, note: str = HOSTILE, **more: bool) -> None: ...
-
-
-order_created.__doc__ = f"An order. {HOSTILE}"
-
-
-def test_catalogue_shows_contracts_and_handlers(ada):
-    events = {
-        "shop.order.created": {"CONTRACT": f"{__name__}.order_created"},
-        "billing.invoice.issued": {},
-    }
-    with override_settings(AMQP_EVENTS={**world.EVENTS, "EVENTS": events}):
-        found = read(ada, "catalogue")
-    for word in (
-        "shop.order.created",
-        "Published by shop",
-        f"{__name__}.order_created",
-        "**more",
-        "required",
-        "An order. <script>alert(1)</script>\\u202e\\x07\\ud800",
-        "billing.send_invoice",
-        "Published by billing · no contract",
-        "This service has no handlers for this event.",
-        "Topic pattern",
-    ):
-        assert word in found.words, word
-
-
-def test_catalogue_shows_a_limited_number_of_events(ada, monkeypatch):
-    monkeypatch.setattr(dashboard, "ENTRIES", 3)
-    # The two handlers add a topic pattern.
-    events: dict[str, Any] = {f"shop.order.number-{place}": {} for place in range(3)}
-    for number, shown in ((2, False), (3, True)):
-        some = dict(list(events.items())[:number])
-        with override_settings(AMQP_EVENTS={**world.EVENTS, "EVENTS": some}):
-            response = ada.get(url("catalogue"))
-        assert len(response.context["entries"]) == 3
-        assert (b"The first 3 are shown." in response.content) == shown
 
 
 def test_forged_snapshot_breaks_no_page(ada):

@@ -416,7 +416,6 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         "batch-events": at("replaybatch_events", running.pk, state="pending"),
         "dashboard": at("dashboard_changelist"),
         "topology": at("dashboard_topology"),
-        "catalogue": at("dashboard_catalogue"),
         "outbox": at("outboxevent_changelist"),
         **{f"outbox-{name}": at("outboxevent_change", each.pk) for name, each in waiting.items()},
         "publish": at(
