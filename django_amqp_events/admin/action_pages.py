@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final
 from uuid import UUID
@@ -17,6 +18,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import DatabaseError
 from django.db.models import QuerySet, Value
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
@@ -24,13 +26,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext_lazy
 
 from ..archive.eligibility import Skipped
-from ..archive.replay import Report
 from ..archive.states import REASON_CHARACTERS, Seen
-from ..databases import non_atomic
+from ..databases import non_atomic, parts
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
-from .base import Pages, Refused, quoted
+from .base import Pages, Refused, problem, quoted
 from .formatting import counted, number
 
 #: Events that one action can take.
@@ -46,6 +47,29 @@ _PAIR: Final = re.compile(r"([0-9a-f]{32}):([0-9]{1,10})")
 Rows = Mapping[UUID, Any]
 #: The rows that an action would change, those that it would skip, and what else its page shows.
 Preview = tuple[list[UUID], list[Skipped], dict[str, Any]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What an action did.
+
+    Attributes:
+        done: rows that it changed or published.
+        returned: events that were not published, and why.
+        stopped: why it ended before the other rows.
+    """
+
+    done: list[UUID] = field(default_factory=list)
+    returned: list[Skipped] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    stopped: Reason | None = None
+
+    def add(self, other: Result) -> None:
+        """Add the result of another part of the rows."""
+        self.done += other.done
+        self.returned += other.returned
+        self.skipped += other.skipped
+        self.stopped = self.stopped or other.stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +117,7 @@ class Action:
         permission_of: the action whose permission it needs, if not its own; ``Meta.permissions`` of
             the model has it.
         preview: returns what it would do to rows that exist; changes nothing.
-        run: does it and records it.
+        run: does it and records it, for a part of the rows at a time.
     """
 
     name: str
@@ -108,7 +132,7 @@ class Action:
     publishes: bool = False
     permission_of: str = ""
     preview: Callable[[Action, Seen, Rows], Preview]
-    run: Callable[[Decision], Report]
+    run: Callable[[Decision], Result]
 
     @property
     def permission(self) -> str:
@@ -175,6 +199,21 @@ def across(request: HttpRequest) -> bool:
     return request.POST.get("select_across", "").lower() not in ("", "0", "false")
 
 
+def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: str) -> QuerySet[Any]:
+    """Return the selected rows; *Select all* means those that the list had when it was made.
+
+    Args:
+        changed: the field with the time at which a row came into the list.
+    """
+    if not across(request):
+        return rows
+    try:
+        listed = datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
+    except (ValueError, OverflowError):
+        listed = datetime.now(UTC)
+    return rows.filter(**{f"{changed}__lte": listed})
+
+
 class ActionPages(Pages):
     """Pages whose rows change by actions alone.
 
@@ -184,6 +223,7 @@ class ActionPages(Pages):
         limit: maximum number of events that one action can change.
         too_many: the message about a selection of more.
         gone: why an action skips a row that is deleted.
+        changed: the field with the time at which a row came into the list.
     """
 
     row_actions: ClassVar[Mapping[str, Action]]
@@ -191,6 +231,7 @@ class ActionPages(Pages):
     limit: ClassVar[int] = LIMIT
     too_many: ClassVar[Any]
     gone: ClassVar[Reason]
+    changed: ClassVar[str]
 
     def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, Any]:
         """Return rows by their ids; :meth:`_existing` asks which of them this user may see."""
@@ -260,7 +301,7 @@ class ActionPages(Pages):
         self, request: HttpRequest, queryset: QuerySet[Any], action: Action
     ) -> HttpResponse | None:
         """Freeze the rows that are selected in the list, and ask for confirmation."""
-        seen = self.freeze(queryset)
+        seen = self.freeze(as_listed(request, queryset, self.changed))
         if len(seen) > self.limit:
             messages.error(request, code(str(self.too_many) % {"limit": number(self.limit)}))
             return None
@@ -292,9 +333,9 @@ class ActionPages(Pages):
             user=request.user,
             reason=form.cleaned_data["reason"],
         )
-        report = action.run(decision)
-        report.skipped += gone
-        tell(request, action.done, report, len(seen))
+        result = _run(decision)
+        result.skipped += gone
+        tell(request, action.done, result, len(seen))
         return HttpResponseRedirect(
             self.done_url(request, action, seen, back) or self._filtered_url(request, "changelist")
         )
@@ -363,6 +404,20 @@ class ActionPages(Pages):
         return self._render(request, "confirm", title, context)
 
 
+def _run(decision: Decision) -> Result:
+    """Run an action part by part, each with commits of its own, until an error ends it."""
+    result = Result()
+    for part in parts(list(decision.seen)):
+        rows = replace(decision, seen={pk: decision.seen[pk] for pk in part})
+        try:
+            result.add(decision.action.run(rows))
+        except (AmqpEventsError, DatabaseError) as exc:
+            result.stopped = problem(exc)
+        if result.stopped:
+            break
+    return result
+
+
 #: Texts that archived events and the outbox share.
 DISCARD: Final = ngettext_lazy("Discard %(count)s event", "Discard %(count)s events", "count")
 RESTORE: Final = ngettext_lazy("Restore %(count)s event", "Restore %(count)s events", "count")
@@ -391,8 +446,8 @@ _SKIPPED: Final = (
     ),
 )
 _STOPPED: Final = ngettext_lazy(
-    "%(count)s event not published. Publishing stopped: %(why)s",
-    "%(count)s events not published. Publishing stopped: %(why)s",
+    "%(count)s event not processed. Stopped: %(why)s",
+    "%(count)s events not processed. Stopped: %(why)s",
     "count",
 )
 _SAME: Final = ngettext_lazy(
@@ -402,30 +457,29 @@ _SAME: Final = ngettext_lazy(
 )
 
 
-def tell(request: HttpRequest, done: Any, report: Report, total: int) -> None:
+def tell(request: HttpRequest, done: Any, result: Result, total: int) -> None:
     """Show the result of an action as messages.
 
     Args:
         done: the message about the events that were published or changed, for their ``count``.
         total: how many events were to be.
     """
-    if report.published:
-        messages.success(request, counted(done, len(report.published)))
-    returned = by_reason(report.returned)
+    if result.done:
+        messages.success(request, counted(done, len(result.done)))
+    returned = by_reason(result.returned)
     for say, groups, (one, more) in (
         (messages.error, returned, _RETURNED),
-        (messages.warning, by_reason(report.skipped), _SKIPPED),
+        (messages.warning, by_reason(result.skipped), _SKIPPED),
     ):
         for why, titles in groups[:REASONS]:
             say(request, code(counted(one, len(titles), why=why)))
         if others := sum(len(titles) for _why, titles in groups[REASONS:]):
             say(request, counted(more, others))
-    if report.stopped:
-        left, why = total - report.done, text(report.stopped, 500)
+    if result.stopped:
+        tried = len(result.done) + len(result.returned) + len(result.skipped)
+        left, why = total - tried, text(result.stopped, 500)
         if why in dict(returned[:REASONS]):
             if left > 0:
                 messages.error(request, counted(_SAME, left))
-        elif left > 0:
-            messages.error(request, code(counted(_STOPPED, left, why=why)))
         else:
-            messages.error(request, code(_("Publishing stopped: %(why)s") % {"why": why}))
+            messages.error(request, code(counted(_STOPPED, left, why=why)))

@@ -15,11 +15,9 @@ from ..archive.eligibility import Rule
 from ..archive.replay import Report
 from ..archive.states import Seen
 from ..declare.registry import Handler
-from ..exceptions import AmqpEventsError
 from ..models import Replay, Revision
-from ..reasons import Reason
 from ..templatetags.amqp_events import line
-from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Decision, Preview, Rows
+from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Decision, Preview, Result, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,33 +67,33 @@ def _count(model: type[Replay | Revision], **wanted: Any) -> int:
     return int(matching.values("event").distinct().count())
 
 
-def _replay(decision: Decision) -> Report:
-    reports = [Report()]
-    try:
-        return replay.replay(
-            decision.seen,
-            by=decision.by,
-            reason=decision.reason,
-            force=decision.action.name == "force",
-            rows=decision.rows,
-            progress=reports.append,
-        )
-    except AmqpEventsError as exc:
-        reports[-1].stopped = Reason.of(exc)
-        return reports[-1]
+def of_report(report: Report) -> Result:
+    """Return the result of a replay or a decision."""
+    return Result(
+        done=report.published,
+        returned=report.returned,
+        skipped=report.skipped,
+        stopped=report.stopped,
+    )
 
 
-def _decide(decision: Decision) -> Report:
-    try:
-        return replay.decide(
-            decision.seen,
-            ACTIONS[decision.action.name].rule,
-            by=decision.by,
-            reason=decision.reason,
-            rows=decision.rows,
-        )
-    except AmqpEventsError as exc:
-        return Report(stopped=Reason.of(exc))
+def _replay(decision: Decision) -> Result:
+    report = replay.replay(
+        decision.seen,
+        by=decision.by,
+        reason=decision.reason,
+        force=decision.action.name == "force",
+        rows=decision.rows,
+    )
+    return of_report(report)
+
+
+def _decide(decision: Decision) -> Result:
+    rule = ACTIONS[decision.action.name].rule
+    report = replay.decide(
+        decision.seen, rule, by=decision.by, reason=decision.reason, rows=decision.rows
+    )
+    return of_report(report)
 
 
 _PUBLISHED: Final = ngettext_lazy(

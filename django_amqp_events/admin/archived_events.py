@@ -43,7 +43,7 @@ from ..templatetags.amqp_events import TEXT, ago, breakable, line, text
 from . import formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
-from .base import WAITING_SECONDS, Refused, alias_of, as_file, fetched, head_of, stream
+from .base import WAITING_SECONDS, Refused, alias_of, fetched, head_of, stream
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -91,6 +91,7 @@ class ArchivedEventAdmin(EditingPages):
     row_actions = ACTIONS
     version = F("version")
     gone = eligibility.DELETED
+    changed = "state_since"
     too_many = gettext_lazy(
         "More than %(limit)s events are selected. Filter the list, or replay them with the action "
         "“Replay selected events in the background” or `manage.py events_replay --background`."
@@ -305,12 +306,7 @@ class ArchivedEventAdmin(EditingPages):
     # -- one event
 
     def get_urls(self) -> list[URLPattern]:
-        payload = self.row_view(self.payload_view, "view_raw")
-        return [
-            self._path("export/", self.export_view, "export"),
-            self._path("<uuid:pk>/payload/", payload, "payload"),
-            *super().get_urls(),
-        ]
+        return [self._path("export/", self.export_view, "export"), *super().get_urls()]
 
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
         events = self.get_queryset(request).select_related("group").defer(None).defer("body")
@@ -438,12 +434,6 @@ class ArchivedEventAdmin(EditingPages):
             return {}
         results = model.objects.filter(task_id__in=ids).only("pk", "task_id", "status")
         return {result.task_id: result for result in results}
-
-    def payload_view(self, request: HttpRequest, event: ArchivedEvent) -> HttpResponse:
-        """Return the body as it was published, as a file."""
-        # A deferred column is read from the database that a router names: a replica.
-        event.refresh_from_db(using=alias_of(event), fields=["body"])
-        return as_file(event.pk, bytes(event.body))
 
 
 def last_failure(event: ArchivedEvent) -> ArchivedFailure | None:

@@ -20,6 +20,7 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
+from django.db import DatabaseError
 from django.db.models import BinaryField, Func, Model, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Substr
 from django.http import (
@@ -34,7 +35,10 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from ..archive.selection import parse_uuid, starts_with
+from ..databases import error_line, is_locked, is_passing
+from ..exceptions import AmqpEventsError
 from ..models import LENGTH, Dashboard, clean
+from ..reasons import Reason
 from ..templatetags.amqp_events import line
 from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
@@ -413,6 +417,16 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             },
             status=status,
         )
+
+
+def problem(error: AmqpEventsError | DatabaseError) -> Reason:
+    """Return what a user is told of an error; raise it if it is a mistake of a program."""
+    if isinstance(error, AmqpEventsError):
+        return Reason.of(error)
+    if not is_passing(error):
+        raise error
+    code = "database-locked" if is_locked(error) else "database-unreachable"
+    return Reason(code, error=error_line(error))
 
 
 def quoted(codenames: Iterable[str]) -> str:

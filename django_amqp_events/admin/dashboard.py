@@ -188,8 +188,10 @@ class DashboardAdmin(Pages):
             hidden.append(InboxEntry)
 
         def visible(row: Any) -> bool:
-            pages = allowed.get(type(row))
-            return isinstance(row, InboxEntry) or (pages and pages.allows(request, row))
+            if isinstance(row, InboxEntry):
+                return True
+            pages = allowed[type(row)]
+            return pages is not None and pages.allows(request, row)
 
         located = event_locations.locate(
             value,

@@ -19,7 +19,6 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
-from ..archive.replay import Report
 from ..databases import non_atomic
 from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
@@ -27,8 +26,9 @@ from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
-from .action_pages import ReasonForm, tell
-from .base import alias_of, as_file, head_of
+from .action_pages import ReasonForm, Result, tell
+from .archived_event_actions import of_report
+from .base import alias_of, as_file, head_of, problem
 from .payloads import PayloadPages
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
@@ -157,9 +157,9 @@ class EditingPages(PayloadPages):
         try:
             payload = editing.parse(request.POST.get("payload", ""))
             if step == "publish" and form.is_valid():
-                report = _publish(request, event.pk, version, payload, form, context["base"])
-                tell(request, _PUBLISHED, report, 1)
-                if report.returned:
+                result = _publish(request, event.pk, version, payload, form, context["base"])
+                tell(request, _PUBLISHED, result, 1)
+                if result.returned:
                     messages.info(request, _("The edit is kept as a revision."))
                 return self._redirect(request, "change", event.pk)
             draft = editing.draft(event, where, payload)
@@ -245,15 +245,15 @@ def _publish(
     payload: Mapping[str, Any],
     form: EditForm,
     base: int,
-) -> Report:
+) -> Result:
     user: Any = request.user
     by, reason = user.get_username(), form.cleaned_data["reason"]
     try:
-        return replay.edit(pk, version, payload, by=by, reason=reason, base=base)
+        return of_report(replay.edit(pk, version, payload, by=by, reason=reason, base=base))
     except InvalidEditError:
         raise
-    except AmqpEventsError as exc:
-        return Report(stopped=Reason.of(exc))
+    except (AmqpEventsError, DatabaseError) as exc:
+        return Result(stopped=problem(exc))
 
 
 def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:

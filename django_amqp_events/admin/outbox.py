@@ -13,18 +13,16 @@ from uuid import UUID
 from django.contrib import admin
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.template.response import TemplateResponse
-from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext, pgettext_lazy
 
 from ..archive.eligibility import Skipped
-from ..archive.replay import Report
 from ..archive.selection import parse_uuid
 from ..archive.states import Seen
-from ..databases import Now, parts
+from ..databases import Now
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received
@@ -42,11 +40,12 @@ from .action_pages import (
     Action,
     Decision,
     Preview,
+    Result,
     Rows,
     by_reason,
     in_list,
 )
-from .base import alias_of, as_file, head_of
+from .base import alias_of, head_of
 from .databases import DatabaseFilter
 from .filters import settings_and_registry
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
@@ -90,7 +89,7 @@ def _idle(aliases: Iterable[str], services: Iterable[str]) -> list[str]:
     return sorted(map(line, idle))
 
 
-def _run(decision: Decision) -> Report:
+def _run(decision: Decision) -> Result:
     """Change each row by one conditional UPDATE, which a relay's claim excludes."""
     action = decision.action
     acts: Mapping[str, Callable[..., int]] = {
@@ -98,18 +97,18 @@ def _run(decision: Decision) -> Report:
         "restore": outbox.restore,
         "discard": partial(outbox.discard, by=decision.by, reason=decision.reason),
     }
-    report = Report()
-    allowed = [row for row in decision.rows.values() if _obstacle(action, row) is None]
+    result = Result()
+    rows = [decision.rows[pk] for pk in decision.seen]
+    allowed = [row for row in rows if _obstacle(action, row) is None]
     for alias in sorted(set(map(alias_of, allowed))):
-        # In one order, so that two actions on the same rows do not wait for each other.
         ids = sorted(row.pk for row in allowed if alias_of(row) == alias)
-        for part in parts(ids):
-            with transaction.atomic(using=alias):
-                done = [pk for pk in part if acts[action.name]([pk], alias=alias)]
-            report.published += done
-            decision.log(done)
-    report.skipped = _missed(decision, set(report.published))
-    return report
+        # In the order of the ids, so that two actions on the same rows do not wait for each other.
+        with transaction.atomic(using=alias):
+            done = [pk for pk in ids if acts[action.name]([pk], alias=alias)]
+        result.done += done
+        decision.log(done)
+    result.skipped = _missed(decision, set(result.done))
+    return result
 
 
 def _missed(decision: Decision, done: set[UUID]) -> list[Skipped]:
@@ -255,6 +254,7 @@ class OutboxEventAdmin(PayloadPages):
     )
     row_actions = ACTIONS
     gone = Reason("outbox-published")
+    changed = "created_at"
     too_many = gettext_lazy("More than %(limit)s events are selected. Filter the list first.")
     list_display = ("what", "status", "failure", "tries", "age")
     list_display_links = ("what",)
@@ -333,10 +333,6 @@ class OutboxEventAdmin(PayloadPages):
 
     # -- one event
 
-    def get_urls(self) -> list[URLPattern]:
-        view = self.row_view(self.payload_view, "view_raw")
-        return [self._path("<uuid:pk>/payload/", view, "payload"), *super().get_urls()]
-
     def detail_view(self, request: HttpRequest, row: OutboxEvent) -> TemplateResponse:
         state = outbox.row_state(row, _now(row))
         label, meaning, remedy = ROW_STATES[state]
@@ -390,12 +386,6 @@ class OutboxEventAdmin(PayloadPages):
             "correlation_id": headers.get(EVENT_CORRELATION_ID),
             "causation_id": headers.get(EVENT_CAUSATION_ID),
         }
-
-    def payload_view(self, request: HttpRequest, event: OutboxEvent) -> HttpResponse:
-        """Return the published body as a file."""
-        # A deferred column is read from the database that a router names: a replica.
-        event.refresh_from_db(using=alias_of(event), fields=["body"])
-        return as_file(event.pk, bytes(event.body))
 
 
 def _discarded_by(event: OutboxEvent) -> str:

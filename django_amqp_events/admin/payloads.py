@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
 from django.utils.translation import gettext as _
 
 from ..archive import redaction
@@ -14,6 +15,7 @@ from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, text
 from . import formatting
 from .action_pages import ActionPages
+from .base import alias_of, as_file
 
 #: The permission for raw bodies of archive and outbox.
 VIEW_RAW: Final = "view_raw_archivedevent"
@@ -32,6 +34,16 @@ class PayloadPages(ActionPages):
         if permission != "view_raw":
             return super().codenames(permission)
         return [*self.codenames("view_payload"), *([VIEW_RAW] if redaction.has_hook() else [])]
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.row_view(self.payload_view, "view_raw")
+        return [self._path("<uuid:pk>/payload/", view, "payload"), *super().get_urls()]
+
+    def payload_view(self, request: HttpRequest, row: Any) -> HttpResponse:
+        """Return the body as it was published, as a file."""
+        # A deferred column is read from the database that a router names: a replica.
+        row.refresh_from_db(using=alias_of(row), fields=["body"])
+        return as_file(row.pk, bytes(row.body))
 
     def sight(self, request: HttpRequest, row: Any) -> Sight:
         """Return what this user sees of the payload of a row."""

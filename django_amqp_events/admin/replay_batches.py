@@ -10,6 +10,7 @@ from typing import Any, Final
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import SEARCH_VAR
+from django.db import DatabaseError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -34,8 +35,8 @@ from ..models import (
 )
 from ..reasons import Reason
 from ..templatetags.amqp_events import ago, code, line, text
-from .action_pages import across
-from .base import WAITING_SECONDS, Pages
+from .action_pages import across, as_listed
+from .base import WAITING_SECONDS, Pages, problem
 from .charts import progress
 from .filters import GroupFilter, TimeFilter
 from .formatting import number
@@ -306,8 +307,8 @@ class ReplayBatchAdmin(Pages):
                     self._act(request, batch, act, form.cleaned_data if form is not None else {})
                 elif batch.state == _State.DRAFT:
                     preview.preview_batch(batch)
-            except AmqpEventsError as exc:
-                messages.error(request, code(text(exc, 1_000)))
+            except (AmqpEventsError, DatabaseError) as exc:
+                messages.error(request, code(text(problem(exc), 1_000)))
         return HttpResponseRedirect(self._url("change", batch.pk))
 
     def _act(
@@ -375,7 +376,7 @@ def background_selected(
     }
     if not across(request):
         return freeze(pages, request, queryset)
-    queryset = queryset.filter(state_since__lte=_listed_at(request))
+    queryset = as_listed(request, queryset, "state_since")
     if count(queryset, CAP) > CAP:
         # The list ends there, so the batch is not all that the filter matches.
         return freeze(pages, request, queryset[:CAP])
@@ -387,14 +388,6 @@ def background_selected(
         # It may be a search value, which not everyone who sees batches may see.
         return freeze(pages, request, queryset, criteria.title(*others, Reason("filter-search")))
     return freeze(pages, request, queryset, criteria.title(*others), criteria)
-
-
-def _listed_at(request: HttpRequest) -> datetime:
-    """Return when the list was made, as its form says; now, if it does not."""
-    try:
-        return datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return datetime.now(UTC)
 
 
 def freeze(
@@ -417,8 +410,8 @@ def freeze(
             criteria=criteria,
         )
         preview.preview_batch(batch)
-    except AmqpEventsError as exc:
-        messages.error(request, code(text(exc, 1_000)))
+    except (AmqpEventsError, DatabaseError) as exc:
+        messages.error(request, code(text(problem(exc), 1_000)))
         return None
     return HttpResponseRedirect(pages.url_of(ReplayBatch, "change", batch.pk))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -711,6 +712,29 @@ def test_a_discard_needs_a_reason(ada):
     assert "discarded by ada a test order" in words
 
 
+def test_an_action_on_a_locked_database_says_what_was_done_before(ada, monkeypatch):
+    rows = [make(), make()]
+    fields = page(ada.post(url("changelist"), select(rows, "discard"))).fields
+    monkeypatch.setattr(action_pages, "parts", lambda ids: [[pk] for pk in ids])
+    busy = OperationalError("database is locked")
+    busy.__cause__ = sqlite3.OperationalError()
+    busy.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    decide, answers = replay.decide, [None, busy]
+
+    def locked(*args: Any, **options: Any) -> Any:
+        if error := answers.pop(0):
+            raise error
+        return decide(*args, **options)
+
+    monkeypatch.setattr(replay, "decide", locked)
+    response = ada.post(url("discard"), {**fields, "reason": "a test order"}, follow=True)
+    done, stopped = said(response)
+    assert done == "1 event discarded."
+    assert stopped.startswith("1 event not processed. Stopped: ")
+    assert "database is locked" in stopped
+    assert ArchivedEvent.objects.filter(state=State.DISCARDED).count() == 1
+
+
 def test_an_event_that_has_changed_is_not_offered(ada):
     for decision in DECISIONS:
         row = row_in(BEFORE[decision])
@@ -846,7 +870,7 @@ def test_settings_that_are_wrong_leave_the_pages_readable(ada):
         response = ada.get(url("replay"), {"seen": frozen(row)}, follow=True)
         assert "Nothing can be published" in said(response)[0]
         response = ada.post(url("replay"), {"seen": frozen(row)}, follow=True)
-        assert "Publishing stopped" in said(response)[0]
+        assert "1 event not processed. Stopped:" in said(response)[0]
 
 
 def test_rows_that_a_project_hides_cannot_be_decided_about(ada, wire, monkeypatch):

@@ -134,6 +134,12 @@ def test_all_events_of_a_list_are_those_that_it_listed(
     assert batch.total == most
     assert str(batch.name) == ("All open events" if number <= cap else f"{cap} selected events")
     assert (batch.criteria is None) == (number > cap)
+    # The other actions as well.
+    form = select(rows[-1:], "discard", select_across="1")
+    asked = client_of(staff("discard", name="bob")).post(
+        world.url("changelist"), {**form, "listed_at": listed.fields["listed_at"]}
+    )
+    assert asked.context["count"] == number
 
 
 @pytest.mark.parametrize("may_see", [True, False])

@@ -152,7 +152,6 @@ def test_from_the_button_to_the_replay(ada, wire):
         "replay 1 of revision 1 requested by ada",
         "Revision 1",
         "edited from the original payload",
-        "edited and replayed replay 1, revision 1",
         '- "order_id": 7,',
         '+ "order_id": 8,',
     ):

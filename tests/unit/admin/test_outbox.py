@@ -243,7 +243,6 @@ def test_detail_page_shows_every_field(ada):
         "weight",
         row.event_id,
         str(row.pk),
-        "try 4 by a relay",
         "Routing key shop.order.created",
         "Database default",
     ):

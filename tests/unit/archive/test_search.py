@@ -258,12 +258,6 @@ def test_a_search_that_finds_many_finds_all_of_them(monkeypatch: pytest.MonkeyPa
 
 
 @ONE
-def test_a_selection_with_a_search_is_written_as_json() -> None:
-    wanted = Selection(search=["order_id=17", "note=a=b"])
-    assert json.loads(json.dumps(wanted.as_json())) == {"search": ["order_id=17", "note=a=b"]}
-
-
-@ONE
 @pytest.mark.parametrize(
     "text", ["", "17", "order_id", "order_id=", "=17", "order id=17", "a..b=1"]
 )
