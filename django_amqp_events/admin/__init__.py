@@ -22,18 +22,18 @@ from django.utils.functional import SimpleLazyObject
 from ..models import ArchivedEvent, Dashboard, FailureGroup, OutboxEvent, ReplayBatch
 
 if TYPE_CHECKING:
-    from .archived_events import ArchivedEventAdmin
-    from .dashboard import DashboardAdmin
-    from .failure_groups import FailureGroupAdmin
-    from .outbox import OutboxEventAdmin
-    from .replay_batches import ReplayBatchAdmin
+    from .archived_event_pages import ArchivedEventAdmin
+    from .dashboard_pages import DashboardAdmin
+    from .failure_group_pages import FailureGroupAdmin
+    from .outbox_pages import OutboxEventAdmin
+    from .replay_batch_pages import ReplayBatchAdmin
 
 _MODULES = {
-    "ArchivedEventAdmin": "archived_events",
-    "DashboardAdmin": "dashboard",
-    "FailureGroupAdmin": "failure_groups",
-    "OutboxEventAdmin": "outbox",
-    "ReplayBatchAdmin": "replay_batches",
+    "ArchivedEventAdmin": "archived_event_pages",
+    "DashboardAdmin": "dashboard_pages",
+    "FailureGroupAdmin": "failure_group_pages",
+    "OutboxEventAdmin": "outbox_pages",
+    "ReplayBatchAdmin": "replay_batch_pages",
 }
 
 

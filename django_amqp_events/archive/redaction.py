@@ -1,4 +1,4 @@
-"""Redact payloads for pages and exports; ``admin/payloads.py`` decides who sees what.
+"""Redact payloads for pages and exports; ``admin/payload_pages.py`` decides who sees what.
 
 ``AMQP_EVENTS["REDACT"]`` names a callable that gets an event's name and a copy of its payload, and
 returns the payload to show. If it fails, the payload is hidden.

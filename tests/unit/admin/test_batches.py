@@ -115,7 +115,7 @@ def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
 def test_all_events_of_a_list_are_those_that_it_listed(
     ada: Client, monkeypatch: pytest.MonkeyPatch, number: int, cap: int
 ) -> None:
-    for module in ("lists", "replay_batches"):
+    for module in ("lists", "replay_batch_pages"):
         monkeypatch.setattr(f"django_amqp_events.admin.{module}.CAP", cap)
     began = datetime.now(UTC)
     rows = [
@@ -316,7 +316,7 @@ def test_progress_is_shown_escaped(ada: Client) -> None:
 def test_the_events_of_a_batch_are_named_a_page_at_a_time(
     ada: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_amqp_events.admin.replay_batches.EVENTS", 2)
+    monkeypatch.setattr("django_amqp_events.admin.replay_batch_pages.EVENTS", 2)
     batch = drafted(3)
     first = ada.get(url("events", batch.pk))
     assert len(first.context["events"]) == 2

@@ -15,7 +15,7 @@ from django.test import override_settings
 from django.urls import reverse
 
 from django_amqp_events.admin import OutboxEventAdmin, lists
-from django_amqp_events.admin import outbox as pages
+from django_amqp_events.admin import outbox_pages as pages
 from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.databases import Now
 from django_amqp_events.models import OutboxEvent

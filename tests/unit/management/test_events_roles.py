@@ -9,8 +9,8 @@ import pytest
 from django.contrib.auth.models import Group, Permission, User
 
 from django_amqp_events.admin.action_pages import Action
-from django_amqp_events.admin.archived_events import ArchivedEventAdmin
-from django_amqp_events.admin.outbox import OutboxEventAdmin
+from django_amqp_events.admin.archived_event_pages import ArchivedEventAdmin
+from django_amqp_events.admin.outbox_pages import OutboxEventAdmin
 from django_amqp_events.management import roles
 from tests.commands import run_command
 

@@ -29,7 +29,7 @@ from . import formatting
 from .action_pages import ReasonForm, Result, tell
 from .archived_event_actions import of_report
 from .base import alias_of, as_file, head_of, problem
-from .payloads import PayloadPages
+from .payload_pages import PayloadPages
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
@@ -56,7 +56,7 @@ class EditForm(ReasonForm):
 
 
 class EditingPages(PayloadPages):
-    """Editing for the pages of the archive; see :class:`.archived_events.ArchivedEventAdmin`."""
+    """Editing, for :class:`.archived_event_pages.ArchivedEventAdmin`."""
 
     def get_urls(self) -> list[URLPattern]:
         edit = non_atomic(self.row_view(self.edit_view, "edit"))

@@ -32,12 +32,12 @@ from ..templatetags.amqp_events import ago, breakable, code, line, text
 from . import formatting
 from .action_pages import Action
 from .archived_event_actions import ACTIONS
-from .archived_events import ArchivedEventAdmin, last_failure
+from .archived_event_pages import ArchivedEventAdmin, last_failure
 from .base import Pages, Refused, alias_of, quoted
 from .charts import throughput
 from .formatting import number
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
-from .replay_batches import freeze
+from .replay_batch_pages import freeze
 
 #: Entries of the history that a page shows, the newest.
 HISTORY: Final = 100

@@ -44,7 +44,7 @@ from . import formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
 from .base import WAITING_SECONDS, Refused, alias_of, fetched, head_of, stream
-from .editing import EditingPages
+from .editing_pages import EditingPages
 from .filters import (
     EventFilter,
     EventStateFilter,
@@ -54,7 +54,7 @@ from .filters import (
 )
 from .formatting import counted, number
 from .lists import TOO_LONG, ArchiveList, ExceptionFilter, HandlerFilter
-from .replay_batches import BULK_REPLAY, background_selected
+from .replay_batch_pages import BULK_REPLAY, background_selected
 
 logger = logging.getLogger(__name__)
 

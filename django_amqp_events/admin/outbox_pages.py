@@ -32,7 +32,7 @@ from ..publish import outbox
 from ..publish.outbox import RowState
 from ..reasons import Reason
 from ..templatetags.amqp_events import age, ago, breakable, line
-from . import databases, formatting
+from . import formatting
 from .action_pages import (
     DISCARD,
     DISCARDED,
@@ -46,10 +46,10 @@ from .action_pages import (
     in_list,
 )
 from .base import alias_of, head_of
-from .databases import DatabaseFilter
+from .database_filter import DatabaseFilter, aliases, chosen
 from .filters import settings_and_registry
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
-from .payloads import PayloadPages
+from .payload_pages import PayloadPages
 
 # -- the actions -----------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class OutboxEventAdmin(PayloadPages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows of the selected database, without what is large."""
-        rows = super().get_queryset(request).using(databases.chosen(request, OutboxEvent))
+        rows = super().get_queryset(request).using(chosen(request, OutboxEvent))
         waiting: QuerySet[Any] = rows.annotate(at=Now())
         return waiting.defer(*OutboxEvent.LARGE)
 
@@ -276,7 +276,7 @@ class OutboxEventAdmin(PayloadPages):
         """Return rows by their ids, whichever database they are in."""
         by_id: dict[UUID, OutboxEvent] = {}
         rows = self.get_queryset(request)
-        for alias in dict.fromkeys([rows.db, *databases.aliases(OutboxEvent)]):
+        for alias in dict.fromkeys([rows.db, *aliases(OutboxEvent)]):
             if left := [pk for pk in ids if pk not in by_id]:
                 by_id |= {row.pk: row for row in rows.using(alias).filter(pk__in=left)}
         return by_id
