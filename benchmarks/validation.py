@@ -33,6 +33,7 @@ from django_amqp_events import event  # noqa: E402 - needs Django's settings
 from django_amqp_events.decorators import Event  # noqa: E402
 from django_amqp_events.exceptions import PublishError  # noqa: E402
 from django_amqp_events.message.types import Message  # noqa: E402
+from django_amqp_events.publish.pending import Backend  # noqa: E402
 from django_amqp_events.publish.publisher import divert  # noqa: E402
 from django_amqp_events.testing import memory_events  # noqa: E402
 
@@ -66,11 +67,8 @@ TYPED_LARGE: dict[str, Any] = {
 Turn = tuple[Event[...], dict[str, Any]]
 
 
-class Confirming:
+class Confirming(Backend):
     """Confirms what is published."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
 
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool

@@ -29,6 +29,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from django.core.exceptions import ImproperlyConfigured
 
 from .options import Problem
@@ -136,9 +138,12 @@ class PublishError(AmqpEventsError):
         event_name: the event, or the routing key of an internal copy.
         errors: after ``publish_many``, the failed events by id.
         published: ``False`` if the message is certainly in no queue, ``None`` if it may be in one.
+        scope: what it concerns: this ``message`` wherever it is published, a ``queue`` that it is
+            for, its ``exchange``, or the ``broker``, and so every message.
     """
 
     published: bool | None = None
+    scope: Literal["message", "queue", "exchange", "broker"] = "broker"
 
     def __init__(self, reason: Reason | str, *, event_id: str = "", event_name: str = "") -> None:
         self.reason = Reason.of(reason)
@@ -171,29 +176,35 @@ class PublishInterruptedError(PublishError):
 class PublishNackedError(PublishError):
     """The broker refused the message for at least one queue; others may have stored it."""
 
+    scope = "queue"
+
 
 class PublishRefusedError(PublishError):
     """The broker closed the channel or connection because of the publish (permissions, size)."""
 
     published = False
+    scope = "message"
 
 
 class MessageTooLargeError(PublishError):
     """The body is larger than ``MAX_BODY``; nothing was published."""
 
     published = False
+    scope = "message"
 
 
 class ExchangeMissingError(PublishError):
     """The exchange does not exist; run ``manage.py events_declare``. Nothing was published."""
 
     published = False
+    scope = "exchange"
 
 
 class UnroutableError(PublishError):
     """No queue is bound for this routing key, and ``UNROUTED`` makes that an error."""
 
     published = False
+    scope = "queue"
 
 
 class ControlFlow(Exception):

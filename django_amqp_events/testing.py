@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar, overload
 
 from django.conf import settings as django_settings
@@ -32,7 +32,8 @@ from .memory.broker import Stored
 from .message import decoding
 from .message.archive_message import Archived, Outcome
 from .message.types import Message
-from .publish.publisher import PendingPublish, divert
+from .publish.pending import Backend, Pending
+from .publish.publisher import divert
 
 D = TypeVar("D", bound=EventDeclaration | HandlerDeclaration)
 
@@ -74,14 +75,15 @@ class CapturedEvent:
     published_at: datetime | None = None
 
 
-class CapturedEvents(Sequence[CapturedEvent]):
+class CapturedEvents(Backend, Sequence[CapturedEvent]):
     """The events captured so far, in the order of the publishing calls.
 
     An event that waits for a commit is included unless its savepoint is rolled back.
     """
 
     def __init__(self) -> None:
-        self._pending: list[PendingPublish] = []
+        self._published: list[tuple[Pending, Message]] = []
+        self._result: list[CapturedEvent] | None = None
 
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
@@ -89,22 +91,16 @@ class CapturedEvents(Sequence[CapturedEvent]):
         """Confirm *messages*; :func:`capture_events` receives them before."""
         return [None] * len(messages)
 
-    def now(self) -> datetime:
-        """Return the current time."""
-        return datetime.now(UTC)
-
-    def _freeze(self) -> None:
-        """Drop the events that were rolled back, and freeze the list."""
-        self._pending = [item for item in self._pending if item.called or item.waiting]
-        for item in self._pending:
-            item.called = True
+    def _watch(self, pending: Pending, messages: Sequence[Message]) -> None:
+        self._published += [(pending, message) for message in messages]
 
     def _all(self) -> list[CapturedEvent]:
+        if self._result is not None:
+            return self._result
         return [
             _captured(message, pending.mode)
-            for pending in list(self._pending)
+            for pending, message in self._published
             if pending.called or pending.waiting
-            for message in pending.messages
         ]
 
     @overload
@@ -155,7 +151,8 @@ class CapturedEvents(Sequence[CapturedEvent]):
 
     def clear(self) -> None:
         """Remove the events captured so far."""
-        self._pending.clear()
+        self._published.clear()
+        self._result = None if self._result is None else []
 
 
 def _captured(message: Message, mode: PublishMode) -> CapturedEvent:
@@ -183,12 +180,11 @@ def capture_events() -> Iterator[CapturedEvents]:
     but not captured. What needs RabbitMQ itself, such as a relay, raises ConfigurationError.
     """
     captured = CapturedEvents()
-    watch = captured._pending.append  # noqa: SLF001 - of this module
     try:
-        with refuse_connections("capture_events()"), divert(captured, watch):
+        with refuse_connections("capture_events()"), divert(captured, captured._watch):  # noqa: SLF001
             yield captured
     finally:
-        captured._freeze()  # noqa: SLF001
+        captured._result = captured._all()  # noqa: SLF001
 
 
 # -- handling -----------------------------------------------------------------------------
@@ -207,7 +203,7 @@ def memory_events(start: datetime | None = None) -> Iterator[MemoryBackend]:
         start: the clock's first time, aware; now by default.
     """
     backend = MemoryBackend(get_settings(), Clock(start))
-    with refuse_connections("memory_events()"), divert(backend, backend.watch):
+    with refuse_connections("memory_events()"), divert(backend):
         yield backend
 
 

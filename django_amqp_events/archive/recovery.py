@@ -28,7 +28,7 @@ from celery import Celery
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.dead_letters import before_death
-from ..broker.isolation import OF_ONE_MESSAGE, isolate
+from ..broker.isolation import publish_each
 from ..broker.provisioning.amqp_api import Amqp
 from ..broker.publisher_pool import PublisherPool
 from ..broker.queue_depth import Depth
@@ -193,19 +193,19 @@ def _archive(
 ) -> Reason | None:
     """Publish the copies of a batch, ack the confirmed ones; return why to stop."""
     built = [copies.build(received) for received in batch.messages]
-    publish = partial(pool.publish, mandatory=True)
     answers: dict[int, PublishError | None] = {}
-    general: PublishError | None = None
-    for part in isolate(publish, [message for _, message in built], repeat=True):
-        answers |= part
-        errors = [error for error in part.values() if error is not None]
-        # With any other error, the archive accepts nothing.
-        general = next((error for error in errors if not isinstance(error, OF_ONE_MESSAGE)), None)
-        if general is not None:
-            break
+    publish_each(
+        partial(pool.publish, mandatory=True),
+        [message for _, message in built],
+        answers.__setitem__,
+        repeat=True,
+        last=("queue", "exchange", "broker"),  # then the archive accepts nothing
+    )
+    errors = [error for error in answers.values() if error is not None]
+    general = next((error for error in errors if error.scope != "message"), None)
     reader.ack(batch, sorted(place for place, error in answers.items() if error is None))
     for place, (reason, message) in enumerate(built):
-        error = answers.get(place, general)
+        error = answers[place]
         if error is None:
             done.reasons[reason] += 1
             continue

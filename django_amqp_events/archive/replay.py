@@ -19,7 +19,7 @@ from uuid import UUID
 from django.db import Error
 
 from .. import signals
-from ..broker.isolation import isolate
+from ..broker.isolation import publish_each
 from ..broker.topology import Names
 from ..callables import nothing
 from ..conf import get_settings
@@ -27,12 +27,8 @@ from ..databases import error_line, is_locked, is_passing, parts, pieces, reconn
 from ..declare.registry import Handler, get_registry
 from ..exceptions import (
     AmqpEventsError,
-    BrokerUnavailableError,
     ConfigurationError,
-    ExchangeMissingError,
     PublishError,
-    PublishInterruptedError,
-    PublishTimeoutError,
 )
 from ..logs import event_fields
 from ..message import encoding
@@ -68,12 +64,7 @@ LEASE: Final = 30.0
 #: publish that is not recorded is repeated, which is worse than a slow page.
 _RECORD_AGAIN: Final = (0.2, 1.0, 3.0)
 #: Errors that do not concern one event: the next event would fail in the same way.
-_GENERAL: Final = (
-    BrokerUnavailableError,
-    ExchangeMissingError,
-    PublishInterruptedError,
-    PublishTimeoutError,
-)
+_GENERAL: Final = ("exchange", "broker")
 #: Why events are archived; docs/archive.md tells what each means.
 REASONS: Final = frozenset(
     {
@@ -352,7 +343,7 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         if error is None:
             confirmed.append(taken)
             continue
-        known, general = error.published is False, isinstance(error, _GENERAL)
+        known, general = error.published is False, error.scope in _GENERAL
         give_back(taken, error.reason, known=known, general=general)
     if confirmed:
         report.published += [taken.event.pk for taken in confirmed]
@@ -364,7 +355,7 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
             )
     if back:
         _record(lambda: states.returned(back, now=_now()))
-    if sent and all(isinstance(error, _GENERAL) for error in answers):
+    if sent and all(error is not None and error.scope in _GENERAL for error in answers):
         report.stopped = report.returned[-len(sent)].why
 
 
@@ -399,8 +390,7 @@ def _confirmed(messages: list[Message]) -> list[PublishError | None]:
     """Publish messages; one that may have arrived is not published again without a decision."""
     publish = partial(publisher.backend(get_settings()).publish, mandatory=True)
     answers: dict[int, PublishError | None] = {}
-    for part in isolate(publish, messages):
-        answers |= part
+    publish_each(publish, messages, answers.__setitem__, last=_GENERAL)
     return [answers[index] for index in range(len(messages))]
 
 

@@ -35,6 +35,7 @@ from .publish_errors import (
     build_error,
     interrupted_error,
     message_id,
+    of_message,
     unavailable_errors,
     unroutable_error,
 )
@@ -55,14 +56,6 @@ BLOCKED_SECONDS: Final = 60.0
 _NOWHERE: Final = Message(
     exchange="", routing_key="amqp-events:nowhere", body=b"", headers={}, properties={}
 )
-
-
-class HeadersTooLongError(ValueError):
-    """The headers of a message take *size* bytes, and its frame has *room* for them."""
-
-    def __init__(self, *, size: int, room: int) -> None:
-        super().__init__(f"its headers take {size} bytes, and RabbitMQ's frame_max leaves {room}")
-        self.size, self.room = size, room
 
 
 #: What py-amqp raises for a message that it cannot encode.
@@ -215,39 +208,32 @@ class ConfirmChannel:
         self._tag += 1
         self._unconfirmed[self._tag], self._sent = index, index + 1
         try:
-            message = self._fitted(message)
-            content = amqp.Message(
-                message.body, application_headers=dict(message.headers), **message.properties
-            )
-            route = (0, message.exchange, message.routing_key, mandatory, False)
-            self._channel.send_method(spec.Basic.Publish, "Bssbb", route, content)
+            refused = self._write(message, mandatory)
         except _UNWRITABLE as exc:
             # py-amqp encodes a message before it writes any of it.
+            refused = Reason("message-unwritable", error=f"{type(exc).__name__}: {exc}")
+        if refused is not None:
             del self._unconfirmed[self._tag]
             self._tag -= 1
-            if isinstance(exc, HeadersTooLongError):
-                self._results[index] = build_error(
-                    PublishRefusedError, message, "headers-too-long", size=exc.size, room=exc.room
-                )
-                return
-            error = f"{type(exc).__name__}: {exc}"
-            self._results[index] = build_error(
-                PublishRefusedError, message, "message-unwritable", error=error
-            )
+            self._results[index] = of_message(PublishRefusedError, message, refused)
 
-    def _fitted(self, message: Message) -> Message:
-        """Return a message whose headers fit in a frame: cut, if it is a copy of ours.
+    def _write(self, message: Message, mandatory: bool) -> Reason | None:
+        """Write a message, its headers cut if it is a copy of ours; return why that is impossible.
 
-        Raises:
-            HeadersTooLongError: they do not fit, for which RabbitMQ would close the connection.
+        For headers that do not fit in a frame, RabbitMQ would close the connection.
         """
         room = self._amqp.frame_max - HEADER_OVERHEAD - table_size(message.properties)
-        if (size := table_size(message.headers)) <= room:
-            return message
-        smaller = fitted(message, room)
-        if smaller is None or table_size(smaller.headers) > room:
-            raise HeadersTooLongError(size=size, room=room)
-        return smaller
+        if (size := table_size(message.headers)) > room:
+            smaller = fitted(message, room)
+            if smaller is None or table_size(smaller.headers) > room:
+                return Reason("headers-too-long", size=size, room=room)
+            message = smaller
+        content = amqp.Message(
+            message.body, application_headers=dict(message.headers), **message.properties
+        )
+        route = (0, message.exchange, message.routing_key, mandatory, False)
+        self._channel.send_method(spec.Basic.Publish, "Bssbb", route, content)
+        return None
 
     def _read_waiting(self) -> None:
         """Handle what the broker has sent without waiting for more."""

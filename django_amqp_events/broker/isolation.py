@@ -1,4 +1,4 @@
-"""Publish several messages, one of which RabbitMQ may refuse.
+"""Publish several messages, one of which RabbitMQ may refuse, and record each answer.
 
 RabbitMQ closes the channel over a refused message, and the confirms of its neighbours are lost:
 those before it may be stored, those behind it were not read. It does not always name the message.
@@ -7,57 +7,61 @@ those before it may be stored, those behind it were not read. It does not always
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
 
-from ..exceptions import (
-    BrokerUnavailableError,
-    ExchangeMissingError,
-    MessageTooLargeError,
-    PublishError,
-    PublishRefusedError,
-)
+from ..callables import nothing
+from ..exceptions import BrokerUnavailableError, PublishError, PublishRefusedError
 from ..message.headers import without_publisher_headers
 from ..message.types import Message
+from ..reasons import Reason
+from .publish_errors import unavailable_errors
 
-#: Errors of one message, whatever its exchange and queues are.
-OF_ONE_MESSAGE: Final = (MessageTooLargeError, PublishRefusedError)
 
-
-def isolate(
+def publish_each(
     publish: Callable[[Sequence[Message]], Sequence[PublishError | None]],
     messages: Sequence[Message],
+    record: Callable[[int, PublishError | None], object],
     *,
     alone: Collection[int] = (),
     repeat: bool = False,
     strip: bool = True,
-) -> Iterator[dict[int, PublishError | None]]:
-    """Publish messages in windows; yield the answers of each window by the index of the message.
+    last: Collection[str] = ("broker",),
+    stop: Callable[[], bool] = nothing,
+) -> None:
+    """Publish messages in windows, and record the answer of each one after its window.
 
-    What RabbitMQ has not read because of a refused message is published in a window of its own. The
-    caller may renew leases between windows, or end; messages without an answer are not confirmed.
+    What RabbitMQ has not read because of a refused message is published in a window of its own.
 
     Args:
         publish: publishes a window. It may raise, and then nothing more is published.
+        record: receives the index of a message and its error; ``None`` if it is confirmed.
         alone: indexes of messages that have failed before; each is a window, after the others.
-        repeat: publish an unconfirmed message once more, alone, instead of yielding its error.
+        repeat: publish an unconfirmed message once more, alone, before its error is recorded.
         strip: publish a refused message once more, alone, without its publisher's headers: these
             may be the cause, and the event does not depend on them.
+        last: scopes of errors after which no window is published, since it would fail as well;
+            BrokerUnavailableError is recorded for its messages.
+        stop: called before each window; returns True to publish no more.
     """
     messages = list(messages)
     windows = deque([[index for index in range(len(messages)) if index not in alone]])
     windows.extend([index] for index in alone)
     stripped: set[int] = set()
     first: dict[int, PublishError] = {}
+    why: Reason | None = None
     while windows:
         if not (window := windows.popleft()):
             continue
-        errors = dict(zip(window, publish([messages[at] for at in window]), strict=True))
-        culprits = (*OF_ONE_MESSAGE, ExchangeMissingError)
-        refused = any(isinstance(error, culprits) for error in errors.values())
+        tried = [messages[index] for index in window]
+        if why is None and stop():
+            why = Reason("process-ends")
+        errors = publish(tried) if why is None else unavailable_errors(tried, why)
+        scopes = {error.scope for error in errors if error is not None}
+        refused = not scopes.issubset(last)
+        if scopes and not refused and not (repeat and len(window) > 1):
+            why = why or next(error.reason for error in errors if error is not None)
         behind: list[int] = []
-        for index in window:
-            error = errors[index]
+        for index, error in zip(window, errors, strict=True):
             if strip and isinstance(error, PublishRefusedError) and index not in stripped:
                 stripped.add(index)
                 messages[index] = without_publisher_headers(messages[index])
@@ -67,11 +71,9 @@ def isolate(
             elif repeat and error is not None and len(window) > 1:
                 first[index] = error
                 windows.append([index])
+            elif index in first and isinstance(error, BrokerUnavailableError):
+                # Not published again, but the first time it may have been stored.
+                record(index, first[index])
             else:
-                if index in first and isinstance(error, BrokerUnavailableError):
-                    # Not published again, but the first time it may have been stored.
-                    errors[index] = first[index]
-                continue
-            del errors[index]
+                record(index, error)
         windows.appendleft(behind)
-        yield errors

@@ -24,7 +24,7 @@ from ..message import archive_message, decoding
 from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
 from ..message.types import Message, Received
-from ..publish.publisher import PendingPublish
+from ..publish.pending import Backend, Pending
 from ..worker.dispatch import Reading
 from ..worker.outgoing import announce
 from ..worker.pool_job import Engine
@@ -64,7 +64,7 @@ class Waiting:
     payload: dict[str, Any] | None = None
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """An in-memory broker with a worker that runs on demand.
 
     Time stands still until :meth:`advance`. Handlers run as in a worker, but without time limits,
@@ -83,7 +83,6 @@ class MemoryBackend:
         self.broker = MemoryBroker(self.clock)
         self._lock = threading.RLock()
         self._world: Engine | None = None
-        self._pending: list[PendingPublish] = []
 
     def now(self) -> datetime:
         """Return the time of the clock."""
@@ -98,20 +97,23 @@ class MemoryBackend:
         self._current()
         return [self.broker.publish(message, mandatory=mandatory) for message in messages]
 
-    def watch(self, pending: PendingPublish) -> None:
-        """Remember events that wait for a commit, for :meth:`run`."""
-        if pending.connection is not None:
-            with self._lock:
-                self._pending.append(pending)
-
     def _commit(self) -> None:
         """Publish events that wait only for the transaction of Django's TestCase."""
-        with self._lock:
-            waiting = [item for item in self._pending if item.waiting]
-            ready = [item for item in waiting if _only_test_case_holds(item)]
-            self._pending = [item for item in waiting if item not in ready]
-        for item in ready:
-            item()
+        for connection in connections.all(initialized_only=True):
+            # Django marks TestCase's transactions to tell them from the test's own (durable=True).
+            marked = [
+                block
+                for block in connection.atomic_blocks
+                if getattr(block, "_from_testcase", False)
+            ]
+            if not marked:
+                continue
+            # The outermost transaction has no savepoint.
+            own = set(connection.savepoint_ids[len(marked) - 1 :])
+            for savepoints, callback, *_ in list(connection.run_on_commit):
+                ours = isinstance(callback, Pending) and callback.backend is self
+                if ours and own.isdisjoint(savepoints):
+                    callback()
 
     # -- handling -------------------------------------------------------------------------
 
@@ -155,14 +157,11 @@ class MemoryBackend:
         """Move the clock, and handle each event when it is due; return the number of deliveries."""
         target = self.now() + timedelta(seconds=seconds)
         count = self.run()
-        while (due := self._next_due()) is not None and due <= target:
+        while (due := self.broker.next_expiry()) is not None and due <= target:
             self.clock.move_to(due)
             count += self.run()
         self.clock.move_to(max(target, self.now()))
         return count
-
-    def _next_due(self) -> datetime | None:
-        return self.broker.next_expiry()
 
     def _next(self, world: Engine) -> Stored | None:
         with self._lock:
@@ -194,18 +193,13 @@ class MemoryBackend:
             self.broker.requeue(stored)
             return
         message = world.message(reading, verdict, self.now())
-        if message is not None:
-            self._copy(message)
+        if message is not None and (error := self.broker.publish(message, mandatory=True)):
+            raise error
         try:
             announce(world.settings.service, reading, verdict)
         except (Exception, SystemExit):
             # As in a worker: what is settled must not run again.
             logger.exception("%s is settled, but was not announced", reading.title)
-
-    def _copy(self, message: Message) -> None:
-        error = self.broker.publish(message, mandatory=True)
-        if error is not None:
-            raise error
 
     # -- inspecting -----------------------------------------------------------------------
 
@@ -239,10 +233,8 @@ class MemoryBackend:
         return self.broker.depths()
 
     def clear(self) -> None:
-        """Drop all events, also those that wait for a commit; keep the time."""
-        with self._lock:
-            self._pending.clear()
-            self.broker.clear()
+        """Drop all events in the queues; keep the time."""
+        self.broker.clear()
 
 
 def _waiting(world: Engine, received: Received) -> Waiting:
@@ -259,21 +251,6 @@ def _waiting(world: Engine, received: Received) -> Waiting:
         due_at=progress.due_at,
         exception=": ".join(filter(None, (last.get("exception"), last.get("message")))),
         payload=payload,
-    )
-
-
-def _only_test_case_holds(pending: PendingPublish) -> bool:
-    """Return True if *pending* waits only for transactions of Django's TestCase."""
-    connection = pending.connection
-    # Django marks TestCase's transactions to tell them from the test's own (durable=True).
-    blocks: list[Any] = getattr(connection, "atomic_blocks", [])
-    marked = sum(1 for block in blocks if getattr(block, "_from_testcase", False))
-    if connection is None or not marked:
-        return False
-    # The outermost transaction has no savepoint.
-    own = set(connection.savepoint_ids[marked - 1 :])
-    return any(
-        entry[1] is pending and own.isdisjoint(entry[0]) for entry in connection.run_on_commit
     )
 
 
@@ -301,7 +278,7 @@ class _Inline(MemoryBackend):
         count = 0
         while True:
             count += self.run(max(1, INLINE_RUN_LIMIT - count))
-            due = self._next_due()
+            due = self.broker.next_expiry()
             if due is None:
                 if dead := self.depths.get(self._current().topology.names.graveyard):
                     # They end with this publish, and there is no reaper.
@@ -321,7 +298,7 @@ class _Inline(MemoryBackend):
 _session: ContextVar[_Inline | None] = ContextVar("amqp_events_inline", default=None)
 
 
-class InlineBackend:
+class InlineBackend(Backend):
     """Runs this service's handlers before the publish returns, for development without RabbitMQ.
 
     A failed handler is retried at once, with the due times of its policy. Archived events are

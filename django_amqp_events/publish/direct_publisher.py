@@ -15,7 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from typing import Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -25,13 +26,7 @@ from django.db import connections
 from ..backoff import Backoff
 from ..broker.connection import celery_app
 from ..conf import Settings
-from ..exceptions import (
-    AmqpEventsError,
-    BrokerUnavailableError,
-    PublishInterruptedError,
-    PublishTimeoutError,
-)
-from ..reasons import Reason
+from ..exceptions import AmqpEventsError
 from ..signals import event_postponed
 from . import outbox_rows
 from .outbox_rows import Answer, Row
@@ -41,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that the committing thread waits for the confirm, at most.
 CONFIRM_WAIT_SECONDS: Final = 0.15
-#: Rows in the backlog, and bytes of their bodies; a relay publishes what exceeds them.
-BACKLOG_ROWS: Final = 10_000
+#: Bytes of the backlog, bodies and :data:`ROW_BYTES` a row; a relay publishes what exceeds them.
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
+ROW_BYTES: Final = 3 * 1024
 #: Rows that are published in one window.
 BATCH: Final = 500
 #: Seconds between attempts while RabbitMQ is unreachable.
@@ -52,41 +47,28 @@ BACKOFF: Final = Backoff(0.2, 5.0)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CommittedRows:
-    """Rows of one transaction in the database *alias*; calling it after the commit publishes them.
+    """Rows of one transaction in the database *alias*.
 
     Attributes:
-        began: monotonic time before the first row was written, from which its lease is measured.
-        size: bytes of the bodies.
-        awaited: the committing thread waits for the answers, and records them itself.
+        began: monotonic time before the first row was written, from which their lease is measured.
+        size: bytes of memory.
+        answers: for the committing thread, which then records them. It cancels this when it waits
+            no longer, and the direct publisher records them.
     """
 
-    publisher: DirectPublisher
     rows: list[Row]
     alias: str
     began: float
-    size: int
-    called: bool = False
-    awaited: bool = False
-    answers: list[Answer] = field(default_factory=list)
-    done: threading.Event = field(default_factory=threading.Event)
+    size: int = field(init=False)
+    answers: Future[list[Answer]] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.size = sum(len(row.message.body) + ROW_BYTES for row in self.rows)
 
     @property
     def late(self) -> bool:
         """Return True if a relay might claim the rows before they are confirmed."""
         return time.monotonic() > self.began + outbox_rows.BEGIN_WITHIN
-
-    def __call__(self) -> None:
-        if self.called:
-            return
-        self.called = True
-        try:
-            self.publisher.deliver(self)
-        except SoftTimeLimitExceeded:
-            # It concerns the handler that has committed, not the events.
-            raise
-        except Exception:
-            # The rows are committed, so the caller must not see an error.
-            logger.exception("%d events wait in the outbox for a relay", len(self.rows))
 
 
 class DirectPublisher:
@@ -103,19 +85,16 @@ class DirectPublisher:
         self._changed = threading.Condition()
         self._backlog: deque[CommittedRows] = deque()
         self._leased: list[CommittedRows] = []
-        # Of the leased rows, some may have been published.
-        self._publishing = False
-        self._rows = self._bytes = 0
+        self._bytes = 0
         self._unrecorded: list[tuple[str, list[Answer], float]] = []
         self._thread: threading.Thread | None = None
         self._channel = OutboxChannel(
             self.app,
             timeout=self.settings.confirm_timeout,
-            begin=self._begin,
             tick=self._tick,
             stop=lambda: self._closing,
         )
-        self._closing = self._abandoned = False
+        self._closing = False
         self._failures = 0
         self._reported = False
         #: Confirms arrive in time; otherwise committing threads do not wait for them.
@@ -127,18 +106,20 @@ class DirectPublisher:
         """Publish committed rows, or leave them to a relay; no error of RabbitMQ is raised."""
         if self._pid != os.getpid():
             self.forget_after_fork()
-        commit.awaited = self.prompt
+        wait = CONFIRM_WAIT_SECONDS if self.prompt else 0.0
         try:
             if why := self._enqueue(commit):
                 self._postpone(commit, why)
-            elif commit.awaited and not commit.done.wait(CONFIRM_WAIT_SECONDS):
-                self.prompt = False
+            else:
+                commit.answers.result(wait)
+        except CancelledError:
+            pass
+        except TimeoutError:
+            self.prompt = False
         finally:
             # Also when a signal ends it.
-            with self._changed:
-                commit.awaited = False
-            if commit.answers:
-                self._record(commit.alias, commit.answers)
+            if not commit.answers.cancel():
+                self._record(commit.alias, commit.answers.result())
 
     def _enqueue(self, commit: CommittedRows) -> str:
         """Add rows to the backlog; return the reason if that is impossible."""
@@ -147,10 +128,7 @@ class DirectPublisher:
         with self._changed:
             if self._closing:
                 return "this process ends"
-            if self._backlog and (
-                self._rows + len(commit.rows) > BACKLOG_ROWS
-                or self._bytes + commit.size > BACKLOG_BYTES
-            ):
+            if self._backlog and self._bytes + commit.size > BACKLOG_BYTES:
                 return "too many events wait for RabbitMQ in this process"
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(
@@ -163,7 +141,6 @@ class DirectPublisher:
                     return str(exc)
                 self._thread = thread
             self._backlog.append(commit)
-            self._rows += len(commit.rows)
             self._bytes += commit.size
             self._changed.notify_all()
         return ""
@@ -171,9 +148,8 @@ class DirectPublisher:
     def _record(self, alias: str, answers: list[Answer]) -> None:
         """Write answers to the database; retry later if that fails."""
         try:
-            # The committing thread may wait for this.
-            wait = connections[alias].vendor != "postgresql"
-            outbox_rows.record_answers(alias, answers, self.settings, wait=wait)
+            # The committing thread waits for this.
+            outbox_rows.record_answers(alias, answers, self.settings, lazily=True)
         except BaseException as exc:
             with self._changed:
                 self._unrecorded.append((alias, answers, time.monotonic()))
@@ -195,7 +171,7 @@ class DirectPublisher:
                         break
                 if self._closing and not self._backlog:
                     break
-                self._leased, self._publishing = self._take(), False
+                self._leased = self._take()
             try:
                 self._publish_leased()
             except Exception as exc:
@@ -206,7 +182,7 @@ class DirectPublisher:
                     exc_info=not isinstance(exc, AmqpEventsError),
                 )
                 for commit in self._leased:
-                    commit.done.set()
+                    commit.answers.cancel()
                 self._leased = []
             self._retry_unrecorded()
             if not self._backlog:
@@ -222,7 +198,6 @@ class DirectPublisher:
             commit = self._backlog.popleft()
             taken.append(commit)
             count += len(commit.rows)
-            self._rows -= len(commit.rows)
             self._bytes -= commit.size
         return taken
 
@@ -236,8 +211,8 @@ class DirectPublisher:
         self._channel.hold(held, min(commit.began for commit in self._leased))
         rows = [row for commit in self._leased for row in commit.rows]
         messages = [row.message for row in rows]
-        # Without isolate(): after a refused message, what RabbitMQ has not read is untried and goes
-        # back to the backlog, and a relay publishes the other neighbours.
+        # Without publish_each(): after a refused message, what RabbitMQ has not read is untried and
+        # goes back to the backlog, and a relay publishes the other neighbours.
         errors = self._channel.publish(messages, mandatory=self.settings.unrouted != "ignore")
         published = list(map(Answer, rows, errors))
         answers = iter(published)
@@ -248,17 +223,18 @@ class DirectPublisher:
         for commit in commits:
             own_answers = [next(answers) for _ in commit.rows]
             tried = [answer for answer in own_answers if not answer.untried]
-            if not self._hand_back(commit, tried):
-                mine.setdefault(commit.alias, []).extend(tried)
             if untried := [answer.row for answer in own_answers if answer.untried]:
-                size = sum(len(row.message.body) for row in untried)
-                waiting.append(replace(commit, rows=untried, size=size, awaited=False))
+                again = CommittedRows(rows=untried, alias=commit.alias, began=commit.began)
+                again.answers.cancel()
+                waiting.append(again)
+            if commit.answers.set_running_or_notify_cancel():
+                commit.answers.set_result(tried)
+            elif tried:
+                mine.setdefault(commit.alias, []).extend(tried)
         for alias, tried in mine.items():
-            if tried:
-                self._record(alias, tried)
+            self._record(alias, tried)
         with self._changed:
             self._backlog.extendleft(reversed(waiting))
-            self._rows += sum(len(commit.rows) for commit in waiting)
             self._bytes += sum(commit.size for commit in waiting)
             ending = self._closing
             if waiting and not ending:
@@ -267,26 +243,14 @@ class DirectPublisher:
                     self._changed.wait(left)
         if waiting and ending:
             # RabbitMQ is unreachable; relays publish the rest.
-            self._release_backlog()
-
-    def _begin(self) -> None:
-        with self._changed:
-            if self._abandoned:
-                raise BrokerUnavailableError(Reason("process-ends"))
-            self._publishing = True
-
-    def _hand_back(self, commit: CommittedRows, answers: list[Answer]) -> bool:
-        """Hand answers to the committing thread if it still waits; return True if it does."""
-        with self._changed:
-            if commit.awaited:
-                commit.answers = answers
-                commit.done.set()
-            return commit.awaited
+            with self._changed:
+                left_over, self._backlog = list(self._backlog), deque()
+            self._release(left_over)
 
     def _switch(self, answers: Sequence[Answer]) -> None:
         """Decide from the answers whether committing threads wait for confirms."""
         errors = [answer.error for answer in answers]
-        down = next((error for error in errors if isinstance(error, _UNREACHABLE)), None)
+        down = next((error for error in errors if error and error.scope == "broker"), None)
         self.prompt = down is None
         if down is not None:
             self._failures += 1
@@ -329,7 +293,7 @@ class DirectPublisher:
 
     def _postpone(self, commit: CommittedRows, why: str) -> None:
         """Leave rows to a relay."""
-        commit.done.set()
+        commit.answers.cancel()
         self._release([commit])
         logger.info("a relay publishes %d events: %s", len(commit.rows), why)
         for row in commit.rows:
@@ -350,22 +314,6 @@ class DirectPublisher:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait)
-
-    def abandon(self) -> None:
-        """Release the rows that the thread has not begun to publish; it publishes them no more.
-
-        Connecting may take longer than the process can wait for.
-        """
-        with self._changed:
-            self._abandoned = True
-            unpublished = [] if self._publishing else self._leased
-        self._release(unpublished)
-        self._release_backlog()
-
-    def _release_backlog(self) -> None:
-        with self._changed:
-            left, self._backlog = list(self._backlog), deque()
-        self._release(left)
 
     @staticmethod
     def _release(commits: Iterable[CommittedRows]) -> None:
@@ -388,8 +336,6 @@ class DirectPublisher:
         self._channel.forget_after_fork()
         self._reset()
 
-
-_UNREACHABLE: Final = (BrokerUnavailableError, PublishTimeoutError, PublishInterruptedError)
 
 _publishers: dict[Celery, DirectPublisher] = {}
 _publishers_lock = threading.RLock()
@@ -417,7 +363,6 @@ def close_direct_publishers(wait: float = LAST_CALL) -> None:
         publisher.close(0)
     for publisher in ending:
         publisher.close(max(0.0, deadline - time.monotonic()))
-        publisher.abandon()
 
 
 def _after_fork_in_child() -> None:

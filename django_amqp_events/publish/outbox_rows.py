@@ -19,10 +19,10 @@ RabbitMQ.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,9 +57,7 @@ from ..exceptions import (
     ConfigurationError,
     OutboxError,
     PublishError,
-    PublishInterruptedError,
     PublishRefusedError,
-    PublishTimeoutError,
     UnroutableError,
 )
 from ..logs import event_fields
@@ -90,8 +88,7 @@ CLAIM_BYTES: Final = 16 * 1024 * 1024
 #: Delays after a failed publish. Where some queues may have the event, each repeat duplicates it
 #: there, so repeats are few.
 _NOWHERE: Final = Backoff(5.0, 600.0)
-_CONNECTION_LOST: Final = Backoff(5.0, 6 * 3600.0, factor=4)
-_SOMEWHERE: Final = Backoff(30.0, 6 * 3600.0, factor=4)
+_MAYBE_STORED: Final = Backoff(5.0, 6 * 3600.0, factor=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,31 +280,15 @@ def _statement_size(connection: BaseDatabaseWrapper, row: Row, service: str) -> 
     return min(INSERT_ROWS, most // (len(names) + len(tail)))
 
 
-_last_id = 0
-# Reentrant: a signal handler may publish while its thread is in here.
-_id_lock = threading.RLock()
+_numbers = itertools.count()
 
 
 def new_id() -> UUID:
-    """Return a UUID of version 7 (RFC 9562); ids of one process are in order.
-
-    60 bits are the time in quarters of a microsecond, the others random.
-    """
-    global _last_id  # noqa: PLW0603 - one clock for the process
-    milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
-    ticks = milliseconds << 12 | nanoseconds * 4096 // 1_000_000
-    with _id_lock:
-        _last_id = ticks = max(ticks, _last_id + 1)
-    value = (ticks >> 12) << 80 | 0x7 << 76 | (ticks & 0xFFF) << 64 | 0b10 << 62
-    return UUID(int=value | int.from_bytes(os.urandom(8), "big") >> 2)
-
-
-def _new_lock() -> None:
-    global _id_lock  # noqa: PLW0603 - a thread of the parent may hold it
-    _id_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_lock)
+    """Return a UUID of version 7 (RFC 9562); ids of one process and millisecond are in order."""
+    milliseconds, number = time.time_ns() // 1_000_000, next(_numbers)
+    value = milliseconds << 80 | 0x7 << 76 | (number >> 20 & 0xFFF) << 64
+    value |= 0b10 << 62 | (number & 0xFFFFF) << 42
+    return UUID(int=value | int.from_bytes(os.urandom(8), "big") >> 22)
 
 
 # -- claiming --------------------------------------------------------------------------------
@@ -452,22 +433,17 @@ def release(alias: str, held: Sequence[Row]) -> None:
         _still_leased(alias, part).update(due_at=Now(), claim=None)
 
 
-def delete_confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> None:
-    """Delete rows whose events RabbitMQ has confirmed, whichever process has leased them.
-
-    Args:
-        wait: wait for the database's disk. False is for PostgreSQL: rows deleted within three times
-            its ``wal_writer_delay`` before it crashes reappear, and are published again.
-    """
+def delete_confirmed(alias: str, done: Sequence[Row], *, lazily: bool = False) -> None:
+    """Delete rows whose events RabbitMQ has confirmed, whichever process has leased them."""
     from ..models import OutboxEvent
 
     connection = connections[alias]
     # The option must not reach the caller's transaction.
     own = not connection.in_atomic_block and connection.get_autocommit()
-    lazily = _LAZILY if own and not wait else ""
+    condition = _LAZILY if lazily and own and connection.vendor == "postgresql" else ""
     for part in parts(done):
         # delete() would add a transaction, and the committing thread may wait for this.
-        delete_by_id(OutboxEvent, alias, [row.id for row in part], lazily)
+        delete_by_id(OutboxEvent, alias, [row.id for row in part], condition)
 
 
 #: Ends the condition of a DELETE. PostgreSQL reads the option at the commit, so this is one
@@ -496,21 +472,21 @@ def _postpone(events: QuerySet[OutboxEvent], error: PublishError, attempts: int)
 
 def delay(error: PublishError, attempts: int) -> float:
     """Return the seconds until the retry of a row with so many failed attempts before."""
-    if isinstance(error, (PublishInterruptedError, PublishTimeoutError)):
-        return _CONNECTION_LOST.delay(attempts)
-    return (_SOMEWHERE if error.published is None else _NOWHERE).delay(attempts)
+    return (_MAYBE_STORED if error.published is None else _NOWHERE).delay(attempts)
 
 
 def record_answers(
-    alias: str, answers: Sequence[Answer], settings: Settings, *, wait: bool = True
+    alias: str, answers: Sequence[Answer], settings: Settings, *, lazily: bool = False
 ) -> None:
     """Delete rows that are done, record errors on failed ones, release untried ones.
 
-    For *wait*, see :func:`delete_confirmed`.
+    Args:
+        lazily: do not wait for PostgreSQL's disk. Rows deleted within three times its
+            ``wal_writer_delay`` before it crashes reappear, and are published again.
     """
     done = [answer.row for answer in answers if answer.done(settings)]
     if done:
-        delete_confirmed(alias, done, wait=wait)
+        delete_confirmed(alias, done, lazily=lazily)
     untried = [answer.row for answer in answers if answer.untried]
     if untried:
         release(alias, untried)

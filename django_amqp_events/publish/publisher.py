@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import uuid4
 
-from django.db import connections, transaction
+from billiard.exceptions import SoftTimeLimitExceeded
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
@@ -37,7 +38,6 @@ from ..exceptions import (
     MessageTooLargeError,
     PublishError,
 )
-from ..logs import message_fields
 from ..message import decoding, encoding, formats
 from ..message.headers import check_headers
 from ..message.text import has_surrogates
@@ -45,21 +45,10 @@ from ..message.types import Message
 from ..reasons import Reason
 from . import outbox_rows
 from .direct_publisher import CommittedRows, get_direct_publisher
-from .relay import announce
+from .outbox_rows import Row
+from .pending import Backend, Pending
 
 logger = logging.getLogger(__name__)
-
-
-class Backend(Protocol):
-    """The interface of a backend that messages are published to."""
-
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool
-    ) -> Sequence[PublishError | None]:
-        """Publish *messages*; one entry per message, ``None`` where it was accepted."""
-
-    def now(self) -> datetime:
-        """Return the time, aware; events are stamped with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,26 +165,36 @@ def _publish(
     ]
     if options.event_id is not None and len(messages) > 1:
         raise InvalidEventError("several events cannot share one event_id; omit it")
-    mode = options.mode or settings.publish
+    ids = [message.event_id for message in messages]
     if not messages:
-        return []
-    if mode == "outbox" and not _diverted_backends and settings.backend == "amqp":
-        _to_outbox(settings, messages, options)
-        return [message.event_id for message in messages]
-    connection = None
-    if mode != "immediate":
-        connection = transaction.get_connection(options.using or settings.database)
-        before = None if _diverted_backends else _pending_in_transaction(connection)
-        if isinstance(before, PendingPublish) and before.backend is target and before.mode == mode:
-            before.messages += messages
-            return [message.event_id for message in messages]
-    pending = PendingPublish(messages=messages, backend=target, mode=mode, connection=connection)
-    watch(pending)
-    if connection is None or _connection_unused(connection):
+        return ids
+    mode = options.mode or settings.publish
+    if mode == "immediate":
+        pending = Pending(backend=target, mode=mode, messages=messages)
+        watch(pending, messages)
+        pending()
+        return ids
+    if mode == "outbox":
+        # Its error comes before the INSERT.
+        target.prepare()
+        alias = outbox_rows.alias_for(settings, options.using)
+    else:
+        alias = options.using or settings.database
+    connection = connections[alias]
+    before = _published_before(connection, target, mode)
+    pending = before or Pending(backend=target, mode=mode, connection=connection)
+    if mode == "on_commit":
+        pending.messages += messages
+    elif not _insert(settings, messages, pending):
+        return ids
+    watch(pending, messages)
+    if before is not None:
+        return ids
+    if _connection_unused(connection):
         pending()
     else:
         connection.on_commit(pending)
-    return [message.event_id for message in messages]
+    return ids
 
 
 def require_payload_list(name: str, payloads: object) -> None:
@@ -205,64 +204,6 @@ def require_payload_list(name: str, payloads: object) -> None:
             f"publish_many() of event {name!r} got a {type(payloads).__name__}; pass a list of "
             f"payloads, or use publish()"
         )
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class PendingPublish:
-    """Validated messages; calling it publishes them, once.
-
-    Also the callback that waits for a commit, by which tests recognise it.
-
-    Attributes:
-        connection: the database connection whose commit the messages wait for.
-    """
-
-    messages: list[Message]
-    backend: Backend
-    mode: PublishMode
-    connection: BaseDatabaseWrapper | None = None
-    called: bool = False
-
-    @property
-    def waiting(self) -> bool:
-        """Return True if the transaction has neither been committed nor rolled back."""
-        if self.called or self.connection is None:
-            return False
-        return any(entry[1] is self for entry in self.connection.run_on_commit)
-
-    def __call__(self) -> None:
-        if self.called:
-            return
-        self.called = True
-        settings = get_settings()
-        errors = self.backend.publish(self.messages, mandatory=settings.unrouted != "ignore")
-        failed: dict[str, PublishError] = {}
-        about: dict[str, dict[str, Any]] = {}
-        for message, error in zip(self.messages, errors, strict=True):
-            announce(message, error, settings)
-            if error is not None and not outbox_rows.is_accepted(error, settings):
-                failed[message.event_id] = error
-                about[message.event_id] = message_fields(message)
-            elif error is not None and settings.unrouted == "warn":
-                logger.warning("%s", error, extra=message_fields(message))
-        if failed and self.mode == "outbox":
-            # With RabbitMQ, the outbox would retry; this backend is for tests or development.
-            for event_id, error in failed.items():
-                logger.error("%s", error, extra=about[event_id])
-        elif failed:
-            first = next(iter(failed.values()))
-            first.errors = failed
-            # One line: while RabbitMQ is unreachable, all fail alike.
-            logger.error(
-                "%d of %d events were not confirmed: %s",
-                len(failed),
-                len(self.messages),
-                first,
-                extra=next(iter(about.values())),
-            )
-            if len(failed) > 1:
-                first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")
-            raise first
 
 
 def _connection_unused(connection: BaseDatabaseWrapper) -> bool:
@@ -277,9 +218,9 @@ def _connection_unused(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-def _pending_in_transaction(
-    connection: BaseDatabaseWrapper,
-) -> PendingPublish | CommittedRows | None:
+def _published_before(
+    connection: BaseDatabaseWrapper, target: Backend, mode: PublishMode
+) -> Pending | None:
     """Return the events that were published last in this transaction and savepoint, if any.
 
     Further events join them: Django drops the callbacks after one that raises.
@@ -287,14 +228,14 @@ def _pending_in_transaction(
     if not connection.in_atomic_block or not connection.run_on_commit:
         return None
     savepoints, last = connection.run_on_commit[-1][:2]
-    if not isinstance(last, (PendingPublish, CommittedRows)) or last.called:
+    if not isinstance(last, Pending) or last.called:
+        return None
+    if last.backend is not target or last.mode != mode:
         return None
     # A savepoint that was released can only be rolled back with an outer one.
     active = set(connection.savepoint_ids)
     return last if active.intersection(savepoints) == active else None
 
-
-# -- the outbox ------------------------------------------------------------------------------
 
 #: Events of one transaction, and bytes of their bodies, that are published from memory after its
 #: commit; a relay publishes the others.
@@ -302,32 +243,21 @@ KEPT_EVENTS: Final = 5_000
 KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
-def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options) -> None:
-    """Insert messages into the outbox, and publish them after the commit."""
-    ours = get_direct_publisher(settings)
-    alias = outbox_rows.alias_for(settings, options.using)
-    connection = connections[alias]
-    before = _pending_in_transaction(connection)
-    if not isinstance(before, CommittedRows) or before.publisher is not ours:
-        before = None
-    kept = len(before.rows) if before else 0
+def _insert(settings: Settings, messages: Sequence[Message], pending: Pending) -> bool:
+    """Insert messages into the outbox; return False if only a relay publishes them."""
+    connection = pending.connection
+    assert connection is not None  # noqa: S101
+    size = pending.size + sum(len(message.body) for message in messages)
     # With autocommit off, Django does not report commits.
-    by_hand = not connection.in_atomic_block and not connection.get_autocommit()
-    size = sum(len(message.body) for message in messages) + (before.size if before else 0)
-    held = not by_hand and kept + len(messages) <= KEPT_EVENTS and size <= KEPT_BYTES
-    began = time.monotonic()
-    rows = outbox_rows.insert(messages, alias=alias, service=settings.service, held=held)
-    if not held:
-        return
-    if before is not None:
-        before.rows += rows
-        before.size = size
-        return
-    delivery = CommittedRows(rows=rows, alias=alias, began=began, publisher=ours, size=size)
-    if connection.in_atomic_block:
-        connection.on_commit(delivery)
-    else:
-        delivery()
+    held = connection.in_atomic_block or connection.get_autocommit()
+    if pending.backend.has_relay:
+        held = held and len(pending.rows) + len(messages) <= KEPT_EVENTS and size <= KEPT_BYTES
+    pending.began = pending.began or time.monotonic()
+    rows = outbox_rows.insert(messages, alias=connection.alias, service=settings.service, held=held)
+    if held:
+        pending.rows += rows
+        pending.size = size
+    return held
 
 
 _name_problem = lru_cache(maxsize=REMEMBERED)(full_name_problem)
@@ -386,8 +316,10 @@ def _message(
     )
 
 
-class AmqpBackend:
-    """Publishes to RabbitMQ, confirmed."""
+class AmqpBackend(Backend):
+    """Publishes to RabbitMQ, confirmed; rows in the thread of the direct publisher."""
+
+    has_relay = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -397,8 +329,19 @@ class AmqpBackend:
     ) -> Sequence[PublishError | None]:
         return publisher_pool(self.settings).publish(messages, mandatory=mandatory)
 
-    def now(self) -> datetime:
-        return datetime.now(UTC)
+    def prepare(self) -> None:
+        get_direct_publisher(self.settings)
+
+    def publish_rows(self, rows: list[Row], *, alias: str, began: float) -> None:
+        try:
+            commit = CommittedRows(rows=rows, alias=alias, began=began)
+            get_direct_publisher(self.settings).deliver(commit)
+        except SoftTimeLimitExceeded:
+            # It concerns the handler that has committed, not the events.
+            raise
+        except Exception:
+            # The rows are committed, so the caller must not see an error.
+            logger.exception("%d events wait in the outbox for a relay", len(rows))
 
 
 #: Imported at first use: publishing to RabbitMQ needs no in-memory broker.
@@ -409,25 +352,25 @@ BACKENDS: Final[Mapping[str, str]] = {
 }
 
 
-_instances: dict[str, Backend] = {}
-Watch = Callable[[PendingPublish], object]
+_instances: dict[str, Any] = {}
+Watch = Callable[[Pending, Sequence[Message]], object]
 _diverted_backends: list[tuple[Backend, Watch]] = []
 
 
 def backend(settings: Settings) -> Backend:
     """Return the backend of this process, or of a test's block: whatever publishes asks for it."""
-    if _diverted_backends:
-        return _diverted_backends[-1][0]
-    instance = _instances.get(settings.backend)
-    if instance is None or getattr(instance, "settings", settings) is not settings:
-        instance = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(
-            settings
-        )
-    return instance
+    return _target(settings)[0]
 
 
 def _target(settings: Settings) -> tuple[Backend, Watch]:
-    return backend(settings), _diverted_backends[-1][1] if _diverted_backends else nothing
+    if _diverted_backends:
+        return _diverted_backends[-1]
+    instance: Any = _instances.get(settings.backend)
+    if instance is None or instance.settings is not settings:
+        instance = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(
+            settings
+        )
+    return instance, nothing
 
 
 @contextmanager
@@ -437,7 +380,7 @@ def divert(to: Backend, watch: Watch = nothing) -> Iterator[None]:
     Events published in the block go there even if their commit comes later.
 
     Args:
-        watch: receives each :class:`PendingPublish` before it is published or waits for a commit.
+        watch: receives the messages of each call, and the :class:`Pending` that publishes them.
     """
     diversion = (to, watch)
     _diverted_backends.append(diversion)

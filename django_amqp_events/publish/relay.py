@@ -18,7 +18,7 @@ from celery import Celery
 from django.db import DatabaseError, Error, InterfaceError, connections
 
 from ..broker.confirms import ConfirmChannel
-from ..broker.isolation import isolate
+from ..broker.isolation import publish_each
 from ..callables import nothing
 from ..conf import Settings
 from ..databases import check_commits, error_line, table_missing
@@ -27,7 +27,6 @@ from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
     PublishError,
-    PublishTimeoutError,
     UnroutableError,
 )
 from ..logs import message_fields
@@ -52,8 +51,6 @@ NO_OUTBOX_SECONDS: Final = 60.0
 ALONE: Final = 100
 #: Seconds to wait for pending confirms when a relay is stopped, or a process ends.
 LAST_CALL: Final = 2.0
-#: Errors after which the other rows would wait for a time-out as well.
-_WAITED: Final = (BrokerUnavailableError, PublishTimeoutError)
 
 
 class OutboxChannel(ConfirmChannel):
@@ -64,8 +61,6 @@ class OutboxChannel(ConfirmChannel):
     It opens another connection when one is lost.
 
     Args:
-        begin: called on the open connection before each publish; may raise
-            BrokerUnavailableError, and then nothing is published.
         tick: called before connecting, and at least every :data:`~confirms.SLICE` seconds during
             the wait.
         stop: polled as often; returns True to end the wait.
@@ -76,12 +71,10 @@ class OutboxChannel(ConfirmChannel):
         app: Celery,
         *,
         timeout: float,
-        begin: Callable[[], object] = nothing,
         tick: Callable[[], object] = nothing,
         stop: Callable[[], bool] = nothing,
     ) -> None:
         super().__init__(app, timeout=timeout)
-        self._begin = begin
         self._ticking = tick
         self._stop = stop
         self._stopping = 0.0
@@ -115,7 +108,6 @@ class OutboxChannel(ConfirmChannel):
         self._tick()
         self.reopen()
         super().connect()
-        self._begin()
 
     def _read_waiting(self) -> None:
         self._tick()
@@ -159,46 +151,49 @@ class RelayCounts:
         return ", ".join(text for count, text in parts if count) or "nothing"
 
 
-def announce(message: Message, error: PublishError | None, settings: Settings) -> None:
-    """Send the signal of a published or unroutable event; errors of receivers are logged."""
-    about = {"event_id": message.event_id, "name": message.name}
-    if isinstance(error, UnroutableError):
-        event_unrouted.send_robust(settings.service, **about)
-    elif error is None:
-        event_published.send_robust(settings.service, **about)
+def report_published(
+    answers: Iterable[tuple[Message, PublishError | None]], settings: Settings
+) -> list[tuple[Message, PublishError]]:
+    """Send the signals of published and unroutable events; return what has failed.
+
+    Errors of receivers are logged. So are unroutable events, in one line.
+    """
+    unrouted: list[tuple[Message, PublishError]] = []
+    failed: list[tuple[Message, PublishError]] = []
+    for message, error in answers:
+        about = {"event_id": message.event_id, "name": message.name}
+        if error is None:
+            event_published.send_robust(settings.service, **about)
+            continue
+        if isinstance(error, UnroutableError):
+            event_unrouted.send_robust(settings.service, **about)
+        accepted = outbox_rows.is_accepted(error, settings)
+        (unrouted if accepted else failed).append((message, error))
+    if unrouted and settings.unrouted == "warn":
+        _log(logging.WARNING, "%s%s", unrouted)
+    return failed
 
 
 def report_answers(answers: Sequence[Answer], settings: Settings) -> RelayCounts:
-    """Send the signals of answers, and log unroutable and failed events in one line each."""
-    counts = RelayCounts()
-    unrouted: list[Answer] = []
-    failures: list[Answer] = []
-    for answer in answers:
-        message, error = answer.row.message, answer.error
-        announce(message, error, settings)
-        if answer.done(settings):
-            counts.published += 1
-            if error is not None:
-                counts.unrouted += 1
-                unrouted.append(answer)
-        elif error is not None and not answer.untried:
-            event_postponed.send_robust(
-                settings.service, event_id=message.event_id, name=message.name, error=str(error)
-            )
-            counts.failed += 1
-            failures.append(answer)
-    if unrouted and settings.unrouted == "warn":
-        _log(logging.WARNING, "%s%s", unrouted)
-    if failures:
-        _log(logging.ERROR, "%s%s; kept in the outbox for a retry", failures)
-    return counts
+    """Send the signals of rows' answers, and log unroutable and failed events in one line each."""
+    published = [answer.error for answer in answers if answer.done(settings)]
+    tried = [(answer.row.message, answer.error) for answer in answers if not answer.untried]
+    failed = report_published(tried, settings)
+    for message, error in failed:
+        event_postponed.send_robust(
+            settings.service, event_id=message.event_id, name=message.name, error=str(error)
+        )
+    if failed:
+        _log(logging.ERROR, "%s%s; kept in the outbox for a retry", failed)
+    unrouted = len([error for error in published if error is not None])
+    return RelayCounts(published=len(published), unrouted=unrouted, failed=len(failed))
 
 
-def _log(level: int, text: str, answers: Sequence[Answer]) -> None:
+def _log(level: int, text: str, errors: Sequence[tuple[Message, PublishError]]) -> None:
     """Log the first of several errors."""
-    more = f" (and {len(answers) - 1} more)" if len(answers) > 1 else ""
-    first = answers[0]
-    logger.log(level, text, first.error, more, extra=message_fields(first.row.message))
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    message, first = errors[0]
+    logger.log(level, text, first, more, extra=message_fields(message))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -309,14 +304,18 @@ class Relay:
 
     def _publish(self, rows: Sequence[Row], *, alone: Sequence[int] = ()) -> None:
         """Publish rows and record the answers; a failed row is published again by a later claim."""
-        publish = partial(self._channel.publish, mandatory=self.settings.unrouted != "ignore")
-        left = dict(enumerate(rows))
-        messages = [row.message for row in rows]
-        for answers in isolate(publish, messages, alone=alone, strip=False):
-            self._answers += [Answer(left.pop(at), error) for at, error in answers.items()]
-            if self._loop.stop() or any(isinstance(error, _WAITED) for error in answers.values()):
-                break
-        outbox_rows.release(self.alias, list(left.values()))
+
+        def record(index: int, error: PublishError | None) -> None:
+            self._answers.append(Answer(rows[index], error))
+
+        publish_each(
+            partial(self._channel.publish, mandatory=self.settings.unrouted != "ignore"),
+            [row.message for row in rows],
+            record,
+            alone=alone,
+            strip=False,
+            stop=self._loop.stop,
+        )
         self._record()
 
     def _record(self) -> None:
@@ -330,5 +329,5 @@ class Relay:
         if counts.rows:
             self.relayed(counts)
         for answer in answers:
-            if isinstance(answer.error, BrokerUnavailableError):
+            if isinstance(answer.error, BrokerUnavailableError) and not self._loop.stop():
                 raise answer.error

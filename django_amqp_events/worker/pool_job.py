@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from billiard.exceptions import TimeLimitExceeded
@@ -20,7 +21,7 @@ from ..broker.confirms import accepts_publishes
 from ..broker.connection import celery_app, handler_app
 from ..broker.dead_letters import before_death
 from ..broker.delivery_reader import decode
-from ..broker.isolation import isolate
+from ..broker.isolation import publish_each
 from ..broker.publisher_pool import publisher_pool
 from ..broker.topology import Names, build
 from ..callables import nothing
@@ -260,21 +261,20 @@ def _publish(
         for at in messages:
             outcomes[at] = outcomes[at]._replace(error="RabbitMQ accepts no messages")
         return
-    pool, numbers = publisher_pool(settings), list(messages)
+    numbers = list(messages)
 
-    def publish(window: Sequence[Message]) -> Sequence[PublishError | None]:
-        return pool.publish(window, mandatory=True)
+    def record(index: int, error: PublishError | None) -> None:
+        at = numbers[index]
+        outcome = outcomes[at]
+        if error is None:
+            outcomes[at] = outcome._replace(kind="ack", published=True)
+            _announce(settings, *messages[at][:2])
+        else:
+            late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
+            outcomes[at] = outcome._replace(error=str(error), unconfirmed=late)
 
-    for answers in isolate(publish, [messages[at][2] for at in numbers]):
-        for index, error in answers.items():
-            at = numbers[index]
-            outcome = outcomes[at]
-            if error is None:
-                outcomes[at] = outcome._replace(kind="ack", published=True)
-                _announce(settings, *messages[at][:2])
-            else:
-                late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
-                outcomes[at] = outcome._replace(error=str(error), unconfirmed=late)
+    publish = partial(publisher_pool(settings).publish, mandatory=True)
+    publish_each(publish, [messages[at][2] for at in numbers], record)
 
 
 def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:

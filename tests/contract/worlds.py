@@ -21,7 +21,7 @@ from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.message import archive_message
 from django_amqp_events.message.archive_message import Archived, Outcome
 from django_amqp_events.message.types import Message, Received
-from django_amqp_events.publish.publisher import Options, divert
+from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
 from tests.acceptance.harness import (
     STARTED,
@@ -179,7 +179,7 @@ def rabbit_world(where: Path, vhost: Vhost) -> Iterator[World]:
     app.conf.broker_url = vhost.url
     started = len(STARTED)
     try:
-        with _settings(where), divert(_Amqp()):
+        with _settings(where):
             settings = get_settings()
             declared = topology.build(settings, get_registry())
             startup.declare(app, settings, declared)
@@ -193,16 +193,6 @@ def rabbit_world(where: Path, vhost: Vhost) -> Iterator[World]:
         publisher_pool.close_pools()
         app.conf.broker_url = before
         eyes.close()
-
-
-class _Amqp:
-    """RabbitMQ, whatever else the suite publishes to."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    def publish(self, messages: Any, *, mandatory: bool) -> Any:
-        return publisher_pool.publisher_pool(get_settings()).publish(messages, mandatory=mandatory)
 
 
 @contextmanager

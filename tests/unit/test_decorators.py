@@ -26,11 +26,12 @@ from django_amqp_events.decorators import Event, HandlerFunction, Publishable
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
+from django_amqp_events.publish.pending import Backend
 
 OWN_ID = UUID("8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11")
 
 
-class Memory:
+class Memory(Backend):
     """Remembers what is published, and in which thread."""
 
     def __init__(self) -> None:

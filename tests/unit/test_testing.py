@@ -304,6 +304,13 @@ class MemoryInsideTestCase(TestCase):
             assert broker.run() == 0
         assert self.seen == [{"n": 1}, {"n": 2}]
 
+    def test_the_backend_of_a_whole_suite_too(self) -> None:
+        with override_events(BACKEND="memory"):
+            publish_event("a.b", {"n": 1})
+            backend: Any = publisher.backend(get_settings())
+            assert backend.run() == 1
+        assert self.seen == [{"n": 1}]
+
     def test_callbacks_are_not_executed_twice(self) -> None:
         with memory_events() as broker:
             with self.captureOnCommitCallbacks(execute=True):

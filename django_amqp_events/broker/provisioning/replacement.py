@@ -282,8 +282,8 @@ class Replacement:
         batch: Sequence[amqp.Message],
         channel: amqp.Channel,
     ) -> None:
-        # Without isolate(): this broker has accepted these messages before, and a refusal ends the
-        # command.
+        # Without publish_each(): this broker has accepted these messages before, and a refusal ends
+        # the command.
         results = publisher.publish(
             [self._copy(message, name) for message in batch], mandatory=True
         )

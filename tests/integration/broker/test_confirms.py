@@ -42,7 +42,7 @@ from django_amqp_events import (
     publish_many,
 )
 from django_amqp_events.broker import confirms, publisher_pool
-from django_amqp_events.broker.isolation import isolate
+from django_amqp_events.broker.isolation import publish_each
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 from tests.conftest import Vhost
@@ -319,9 +319,12 @@ def test_of_several_failures_each_is_named(wire: Wire):
 
 def isolated(wire: Wire, messages: list[Message], **options: Any) -> list[PublishError | None]:
     answers: dict[int, PublishError | None] = {}
-    for part in isolate(partial(wire.pool.publish, mandatory=True), messages, **options):
-        assert not answers.keys() & part.keys(), "a second answer would settle it twice"
-        answers |= part
+
+    def record(index: int, error: PublishError | None) -> None:
+        assert index not in answers, "a second answer would settle it twice"
+        answers[index] = error
+
+    publish_each(partial(wire.pool.publish, mandatory=True), messages, record, **options)
     return [answers[index] for index in range(len(messages))]
 
 

@@ -40,7 +40,7 @@ from django_amqp_events import (
     UnroutableError,
 )
 from django_amqp_events.broker.confirms import ConfirmChannel
-from django_amqp_events.broker.isolation import isolate
+from django_amqp_events.broker.isolation import publish_each
 from django_amqp_events.broker.publisher_pool import PublisherPool
 from django_amqp_events.message.types import Message
 from tests.stateful import FUZZ
@@ -355,9 +355,9 @@ def publish(pool: PublisherPool, sent: list[Sent], how: str) -> None:
         "repeat": {"repeat": True},
         "alone": {"alone": alone, "strip": False},
     }
-    for answers in isolate(watched, messages, **ways[how]):
-        for index, answer in answers.items():
-            sent[index].last.append(answer)
+    publish_each(
+        watched, messages, lambda index, answer: sent[index].last.append(answer), **ways[how]
+    )
 
 
 def check(sent: Sent, stored: int, *, lossless: bool) -> None:

@@ -346,7 +346,7 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
     leave()
     taken = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
     with CaptureQueriesContext(connection) as queries, rollback():
-        outbox_rows.delete_confirmed(ALIAS, taken, wait=False)
+        outbox_rows.delete_confirmed(ALIAS, taken, lazily=True)
         assert setting() == "on"
         assert not table().exists()
     with CaptureQueriesContext(connection) as queries_of_relay:
@@ -489,25 +489,6 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
     assert wire.ids() == [event_id for event_id, _ in found]
 
 
-def test_released_rows_are_not_published_when_the_connection_opens(wire: Wire, impatient: None):
-    proxy = wire.proxy()
-    proxy.everything = True
-    wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
-    event_id, _ = timed({"n": 1})
-    ours = direct_publisher.get_direct_publisher(get_settings())
-    thread = ours._thread
-    assert thread is not None
-    until(lambda: proxy.links, "it connects")
-    direct_publisher.close_direct_publishers(0.2)
-    assert table().filter(due_at__lte=Now(), claim=None, attempts=0).count() == 1
-    proxy.release()
-    finished(thread)
-    assert wire.ids() == []
-    wire.configure(PUBLISH="outbox", DATABASE=ALIAS)
-    assert relay() == RelayCounts(published=1)
-    assert wire.ids() == [event_id]
-
-
 def test_slow_confirm_reaches_its_process(
     wire: Wire, impatient: None, lease: Callable[[float], None]
 ):
@@ -614,7 +595,6 @@ def test_clocks_of_hosts_do_not_matter(
     """A publisher whose clock is a day behind or ahead: a relay waits for the lease as ever."""
     real = time.time_ns
     day = 86_400 * 10**9
-    monkeypatch.setattr(outbox_rows, "_last_id", 0)  # other tests are not a day ahead
     proxy = wire.proxy()
     wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
     publish_event(NAME, {})

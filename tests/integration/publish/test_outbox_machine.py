@@ -40,6 +40,7 @@ from django_amqp_events.message.types import Message
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows, publisher, relay
 from django_amqp_events.publish.direct_publisher import CommittedRows, DirectPublisher
+from django_amqp_events.publish.pending import Pending
 from django_amqp_events.publish.relay import OutboxChannel, Relay
 from tests import simulated
 from tests.archive_rows import Clock
@@ -98,7 +99,7 @@ class Publisher(Process):
     def __init__(self, *, here: bool) -> None:
         super().__init__(here=here)
         self.fate = "now"
-        self.commits: list[CommittedRows] = []
+        self.commits: list[Pending] = []
         self.direct = Direct(wire_module.app, get_settings())
         self.direct.process = self
 
@@ -123,7 +124,7 @@ class Direct(DirectPublisher):
             self.process.set_busy(False)
 
 
-class Committed(CommittedRows):
+class Committed(Pending):
     """Rows that are published when their process says so."""
 
     def __call__(self) -> None:
@@ -283,7 +284,6 @@ class Outbox(RuleBasedStateMachine):
         process.until = None
         with acting(process):
             process.direct.close(10)
-            process.direct.abandon()
             for commit in process.commits:
                 commit()
         process.die()
@@ -604,7 +604,7 @@ def machine(
         monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", 30.0)
         monkeypatch.setattr(direct_publisher, "BACKOFF", Backoff(0.01, 0.01))
         monkeypatch.setattr(publisher, "time", Outbox.clock)
-        monkeypatch.setattr(publisher, "CommittedRows", Committed)
+        monkeypatch.setattr(publisher, "Pending", Committed)
         monkeypatch.setattr(publisher, "get_direct_publisher", direct_publisher_here)
         watch(monkeypatch)
         yield Outbox

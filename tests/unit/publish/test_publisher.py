@@ -42,6 +42,7 @@ from django_amqp_events.declare.contracts import bind_contract
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
+from django_amqp_events.publish.pending import Backend
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published, event_unrouted
 from django_amqp_events.testing import override_events
@@ -50,7 +51,7 @@ EXAMPLES = Path(__file__).parents[2] / "messages"
 NAME = "shop.order.created"
 
 
-class Outcomes:
+class Outcomes(Backend):
     """Answers with what a test put in, message by message."""
 
     def __init__(self) -> None:
@@ -367,26 +368,19 @@ def test_a_broker_that_is_not_rabbitmq(url: str) -> None:
 ON_COMMIT = Options(mode="on_commit")
 
 
-@pytest.fixture
-def undiverted(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
-    outcomes = Outcomes()
-    monkeypatch.setattr(publisher, "backend", lambda settings: outcomes)
-    return outcomes
-
-
 @pytest.mark.django_db(transaction=True)
-def test_events_of_one_transaction_do_not_fall_with_the_first(undiverted: Outcomes):
+def test_events_of_one_transaction_do_not_fall_with_the_first(outcomes: Outcomes):
     """Django drops the callbacks after one that raises: the second event, and its name."""
-    undiverted.errors = [PublishNackedError, None, PublishTimeoutError]
+    outcomes.errors = [PublishNackedError, None, PublishTimeoutError]
     with pytest.raises(PublishNackedError) as info, transaction.atomic():
         ids = [publish_event(NAME, {"order_id": n}, options=ON_COMMIT) for n in range(3)]
-    assert undiverted.calls == 1
-    assert [message.event_id for message in undiverted.messages] == ids
+    assert outcomes.calls == 1
+    assert [message.event_id for message in outcomes.messages] == ids
     assert list(info.value.errors) == [ids[0], ids[2]]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_events_of_a_savepoint_are_rolled_back_with_it(undiverted: Outcomes):
+def test_events_of_a_savepoint_are_rolled_back_with_it(outcomes: Outcomes):
     with transaction.atomic():
         first = publish_event(NAME, {}, options=ON_COMMIT)
         with suppress(ZeroDivisionError), transaction.atomic():
@@ -397,13 +391,13 @@ def test_events_of_a_savepoint_are_rolled_back_with_it(undiverted: Outcomes):
             second = publish_event(NAME, {}, options=ON_COMMIT)
         third = publish_event(NAME, {}, options=ON_COMMIT)
         order: list[int] = []
-        transaction.on_commit(lambda: order.append(undiverted.calls))
+        transaction.on_commit(lambda: order.append(outcomes.calls))
         fourth = publish_event(NAME, {}, options=ON_COMMIT)
-    assert [message.event_id for message in undiverted.messages] == [first, second, third, fourth]
+    assert [message.event_id for message in outcomes.messages] == [first, second, third, fourth]
     assert order == [2], "a callback of the user's keeps its place"
-    assert undiverted.calls == 3
+    assert outcomes.calls == 3
     publish_event(NAME, {}, options=ON_COMMIT)
-    assert undiverted.calls == 4
+    assert outcomes.calls == 4
 
 
 def test_publishing_outside_of_a_transaction_needs_no_database() -> None:
