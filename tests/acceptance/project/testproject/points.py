@@ -166,4 +166,4 @@ def _notice(seconds: int) -> None:
     from django_amqp_events.publish import outbox_rows
 
     batch_reader.HEARTBEAT = seconds  # type: ignore[misc]
-    outbox_rows._CONNECTION_LOST = Backoff(1.0, 10.0)  # type: ignore[misc]
+    outbox_rows._MAYBE_STORED = Backoff(1.0, 10.0)  # type: ignore[misc]
