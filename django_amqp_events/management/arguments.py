@@ -58,9 +58,9 @@ def add_service(parser: ArgumentParser, what: str) -> None:
     )
 
 
-def add_filters(parser: ArgumentParser, title: str = "filters") -> Any:
+def add_filters(parser: ArgumentParser) -> Any:
     """Add the options that :func:`filters` reads; return their group."""
-    group = parser.add_argument_group(title)
+    group = parser.add_argument_group("filters")
     for name, text in _FILTERS.items():
         group.add_argument(
             f"--{name}",

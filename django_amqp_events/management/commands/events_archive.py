@@ -1,18 +1,15 @@
-"""Export archived events as JSON lines, import them, or store their search values again.
+"""Export archived events as JSON lines, or store their search values again.
 
 Each line is one JSON document: the row with its failures, replays, revisions and
-decisions. An import adds the rows with their ids. It publishes nothing, changes
-no existing row, and refuses a row that exists with other content.
-
-If AMQP_EVENTS["REDACT"] is set, an export has redacted payloads and no bodies,
-and cannot be imported; --raw exports everything.
+decisions. If AMQP_EVENTS["REDACT"] is set, an export has redacted payloads and no
+bodies; --raw exports everything.
 
 index stores the values of SEARCH again, after SEARCH or REDACT changed and the mirror
 was restarted. It can be repeated, and --after continues a stopped run.
 
 exit codes:
-  0  done; an existing row with the same content is not an error
-  1  lines were refused, or the command was stopped
+  0  done
+  1  the command was stopped
   2  nothing was done: wrong arguments or settings, file or database unreachable
 """
 
@@ -24,14 +21,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from uuid import UUID
 
 from django_amqp_events import conf
 from django_amqp_events.archive import export, redaction, search_index
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import SHOWN, ReportCommand, columns
+from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import State
 
@@ -42,22 +39,18 @@ class Command(ReportCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "what",
-            choices=("export", "import", "index"),
-            help="Export events, import them, or store search values again (index).",
+            choices=("export", "index"),
+            help="Export events, or store search values again (index).",
         )
-        parser.add_argument("file", nargs="?", help="import: the file; - is stdin.")
         parser.add_argument("--output", metavar="FILE", help="export: the file; - is stdout.")
         parser.add_argument(
             "--raw", action="store_true", help="export: include bodies although REDACT is set."
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="import: report the result, change nothing."
-        )
-        parser.add_argument(
             "--after", type=UUID, metavar="ID", help="index: continue after this row."
         )
         super().add_arguments(parser)
-        arguments.add_filters(parser, "filters of export and index").add_argument(
+        arguments.add_filters(parser).add_argument(
             "--state", choices=State.values, help="State of the event."
         )
 
@@ -65,24 +58,17 @@ class Command(ReportCommand):
         what = options["what"]
         # The export itself is on stdout.
         self.piped = self.piped or options["output"] == "-"
-        from_file = options["file"] or options["dry_run"]
-        if what == "export" and (from_file or options["after"]):
+        if what == "export" and options["after"]:
             raise self.wrong("export takes --output FILE and filters")
         if what == "export" and not options["output"]:
             raise self.wrong("export needs --output FILE; - is stdout")
-        if what == "import" and (not options["file"] or options["output"] or options["after"]):
-            raise self.wrong("import needs the file: `events_archive import FILE`; - is stdin")
-        narrowed = options["state"] or arguments.filters(options)
-        if what == "import" and (narrowed or options["raw"]):
-            raise self.wrong("import takes --dry-run and no filters")
-        if what == "index" and (from_file or options["output"]):
+        if what == "index" and (options["output"] or options["raw"]):
             raise self.wrong("index takes --after and filters")
-        run = {"export": self._export, "import": self._import, "index": self._index}[what]
         with self.interruptible():
             try:
-                return run(options)
+                return self._export(options) if what == "export" else self._index(options)
             except OSError as exc:
-                raise self.wrong(f"{options['output'] or options['file']}: {exc}") from exc
+                raise self.wrong(f"{options['output']}: {exc}") from exc
 
     def _export(self, options: dict[str, Any]) -> int:
         count = 0
@@ -106,38 +92,6 @@ class Command(ReportCommand):
         result = "stopped" if self.stopping else "exported"
         document = {"result": result, "events": count, "redacted": redacted}
         return self.finish(code, document, lambda: self.tell(summary))
-
-    def _import(self, options: dict[str, Any]) -> int:
-        dry_run = options["dry_run"]
-        name = options["file"]
-        with _open(name) as lines:
-            done = export.import_events(
-                lines,
-                dry_run=dry_run,
-                progress=lambda so_far: self.progress(f"{so_far.done} lines read"),
-                stop=self.stopped,
-            )
-
-        def show() -> None:
-            imported = "would be imported" if dry_run else "imported"
-            self.tell(f"{counted(done.events, 'event')} {imported}, {done.known} already exist")
-            if done.refused:
-                self.tell(f"{counted(len(done.refused), 'line')} refused")
-            shown = done.refused if self.verbosity > 1 else done.refused[:SHOWN]
-            for refused in shown:
-                self.tell(f"  line {refused.line} ({refused.event or 'no event'}): {refused.why}")
-            if more := len(done.refused) - len(shown):
-                self.tell(f"  and {more} more")
-            if done.stopped:
-                self.tell("stopped; run the same command again to import the rest")
-
-        document = {
-            "result": "stopped" if done.stopped else "counted" if dry_run else "imported",
-            "events": done.events,
-            "known": done.known,
-            "refused": [columns(refused, "line", "event", "why") for refused in done.refused],
-        }
-        return self.finish(1 if done.refused or done.stopped else 0, document, show)
 
     def _index(self, options: dict[str, Any]) -> int:
         wanted = replace(_selected(options), service=conf.get_settings().service)
@@ -164,13 +118,6 @@ class Command(ReportCommand):
 def _selected(options: dict[str, Any]) -> Selection:
     state = State(options["state"]) if options["state"] else None
     return Selection(state=state, **arguments.filters(options))
-
-
-def _open(name: str) -> TextIO:
-    """Open the file of an import; a line that is not UTF-8 has surrogates, and is refused alone."""
-    if name == "-":
-        return os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    return Path(name).open(encoding="utf-8", errors="surrogateescape")
 
 
 @contextmanager

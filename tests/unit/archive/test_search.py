@@ -11,7 +11,6 @@ import pytest
 
 from django_amqp_events import conf
 from django_amqp_events.archive import (
-    export,
     replay,
     retention,
     search_index,
@@ -26,7 +25,7 @@ from django_amqp_events.message.types import Received
 from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue, State
 from django_amqp_events.publish import publisher
 from tests import archive_rows
-from tests.archive_rows import Broker, again
+from tests.archive_rows import Broker
 from tests.commands import run_command
 from tests.conftest import Database, Replicas, routed_by
 from tests.integration.archiving import archived, received, taken
@@ -212,11 +211,6 @@ def test_an_edited_payload_adds_its_values(monkeypatch: pytest.MonkeyPatch) -> N
     SearchValue.objects.all().delete()
     assert search_index.rebuild(Selection(state=None).queryset()).changed == 1
     assert values(row) == {("order_id", "17"), ("order_id", "71")}
-    lines = list(export.export(ArchivedEvent.objects.all(), sight=lambda _: "raw"))
-    ArchivedEvent.objects.all().delete()
-    assert values() == set()
-    assert export.import_events(lines).events == 1
-    assert values(again(row)) == {("order_id", "17"), ("order_id", "71")}
 
 
 def test_pruning_deletes_the_values_of_its_events() -> None:
