@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from celery import Celery
 from django.db import Error, connections, transaction
@@ -65,8 +64,6 @@ class Mirror:
     stop: Callable[[], bool] = nothing
     total: Counts = field(default_factory=Counts)
     aside: int = 0
-    # How many equal messages without an id the connection has delivered, by the first one's row.
-    _alike: Counter[UUID] = field(default_factory=Counter)
     _swept: float = 0.0
     _folded: float = 0.0
     _loop: ServiceLoop = field(init=False)
@@ -88,7 +85,6 @@ class Mirror:
         connections[tables.database()].close_if_unusable_or_obsolete()
         tables.rows().exists()
         self.aside = 0
-        self._alike.clear()
         reader = BatchReader(
             self.app,
             Names.of(self.settings).archive,
@@ -115,7 +111,7 @@ class Mirror:
             reader.close()
 
     def _mirror(self, reader: BatchReader, batch: Batch) -> None:
-        items = read_entries(batch.messages, self.settings, self._alike)
+        items = read_entries(batch.messages, self.settings)
         aside: set[int] = set()
         counts = row_writer.store_items(items, partial(self._put_aside, aside))
         reader.ack(batch, [place for place, item in enumerate(items) if id(item) not in aside])

@@ -3,11 +3,9 @@
 No body is decoded, and nothing is written to the database: it may be down, and only the mirror
 knows which row a message belongs to. Each message gets an archive message as a worker would build
 it; RabbitMQ confirms it, then the original is acked. If the process dies between the two, the next
-run publishes the same archive message, which the mirror stores once.
-
-Two messages without an id may be equal, byte for byte. The flag ``redelivered`` tells which of them
-may have been copied before: only those that were delivered to an earlier run or another consumer.
-So a run lets RabbitMQ deliver only the messages that it copies.
+run publishes the same archive message, which the mirror stores once. A message without an id gets
+one for its copy, since another message may equal it byte for byte; the copy of such a process and
+that of the next run become two events.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ from ..exceptions import (
 )
 from ..logs import message_fields
 from ..message import archive_message, decoding
-from ..message.content_digest import content_digest
 from ..message.headers import EVENT_ARCHIVE, EVENT_OUTCOME
 from ..message.text import counted, parse_moment
 from ..message.types import Message, Progress, Received
@@ -162,19 +159,18 @@ def recover(
     pool = PublisherPool(app, timeout=settings.confirm_timeout)
     try:
         while done.seen < most:
-            if stop() and not done.stopped:
+            if stop():
                 done.stopped = Reason("interrupted")
-                reader.finish()
+                break
             # A large body may take longer than LULL.
             expected = done.seen < ready
             batch = reader.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
+            if batch is None and not stop():
+                break
             if batch is not None:
-                error = _archive(batch, copies, reader, pool, done)
+                done.stopped = _archive(batch, copies, reader, pool, done)
                 progress(done)
-                if error:
-                    done.stopped = error
-                    break
-            elif done.stopped or not stop():
+            if done.stopped:
                 break
     except BrokerUnavailableError as exc:
         done.stopped = exc.reason
@@ -217,26 +213,21 @@ def _archive(
 
 @dataclass(frozen=True, slots=True)
 class RecoveredCopies:
-    """Builds the archive messages of the messages in a queue, in the order of their delivery.
+    """Builds the archive messages of the messages in a queue.
 
-    Every run builds the same archive message of a message.
+    Every run builds the same archive message of a message that has an id.
     """
 
     settings: Settings
     registry: Registry
     queue: str
-    _run: str = field(default_factory=lambda: uuid4().hex)
-    _alike: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def build(self, received: Received) -> tuple[str, Message]:
         """Return the archive reason and the archive message."""
         reason, message, event = self._build(received)
-        if not decoding.is_nameless(event):
-            return reason, message
-        key = ("" if received.redelivered else self._run, content_digest(message))
-        copy = archive_message.Copy(run=key[0], number=self._alike[key])
-        self._alike[key] += 1
-        return reason, archive_message.marked(message, copy)
+        if decoding.is_nameless(event):
+            message = archive_message.marked(message, uuid4().hex)
+        return reason, message
 
     def _build(self, received: Received) -> tuple[str, Message, ReceivedEvent | None]:
         names = Names.of(self.settings)

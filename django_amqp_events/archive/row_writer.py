@@ -1,7 +1,7 @@
 """Store messages of the archive queue in the database.
 
 A batch is one transaction. Storing the same message again makes the same rows, so a message may be
-read any number of times.
+read any number of times, unless it has nothing that tells it from another one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import json
 import logging
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
@@ -104,7 +102,7 @@ def store(messages: Sequence[Received], settings: Settings) -> Counts:
         Error: the database is unreachable, or has no tables.
         ConfigurationError: nothing would be committed, so nothing may be acked.
     """
-    return store_items(read_entries(messages, settings, Counter()))
+    return store_items(read_entries(messages, settings))
 
 
 def store_items(items: Sequence[Item], blame: Blame = _raise) -> Counts:
@@ -144,8 +142,8 @@ def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool 
     why = error_line(error)  # the other lines quote the row
     logger.error("an archive message cannot be stored; its bytes are kept: %s", why, extra=about)
     # Of its own ids: the event may have a row.
-    first_id = derived_id(entry.failure_id.hex, "bytes")
-    bare = bare_entry(entry.message, error, entry.service, now, first_id)
+    own_id = derived_id(entry.failure_id.hex, "bytes")
+    bare = bare_entry(entry.message, error, entry.service, now, own_id)
     # The caller knows the entry, not what is stored for it.
     return _store([bare], now, lambda exc, item: blame(exc, item and entry))
 
@@ -175,7 +173,6 @@ def _transaction(items: Sequence[Item], now: datetime) -> Counts:
             item.begin()
             entries.append(item)
     replays = _find_replays(entries, ends)
-    _number(entries)
     failures = {entry.failure_id: entry for entry in entries}
     counts.known += len(entries) - len(failures)
     with transaction.atomic(using=tables.database()):
@@ -195,57 +192,21 @@ def _transaction(items: Sequence[Item], now: datetime) -> Counts:
     return counts
 
 
-def _number(entries: Iterable[Entry]) -> None:
-    """Give each first copy of a message the row that it has, or the next one that is free."""
-    copies: dict[UUID, Entry] = {}
-    for entry in entries:
-        if entry.first_copy and (copy := entry.archived.copy):
-            entry.failure_id = derived_id(entry.first_id.hex, copy.run, copy.number)
-            copies[entry.failure_id] = entry
-    if not copies:
-        return
-    stored = dict(_failures().filter(pk__in=list(copies)).values_list("pk", "event_id"))
-    first = tables.rows().filter(pk__in={entry.first_id for entry in copies.values()})
-    taken = set(first.values_list("pk", flat=True))
-    free: dict[UUID, Iterator[UUID]] = {}
-    for pk, entry in copies.items():
-        if pk in stored:
-            entry.id = stored[pk]
-        else:
-            entry.id = next(free.setdefault(entry.first_id, _free_rows(entry, taken)))
-
-
-def _free_rows(entry: Entry, taken: Collection[UUID]) -> Iterator[UUID]:
-    """Yield the ids of rows of equal messages that do not exist.
-
-    Args:
-        taken: has the first one, if that exists.
-    """
-    if entry.first_id not in taken:
-        yield entry.first_id
-    for start in count(1, tables.STATEMENT_ROWS):
-        ids = [entry.row_id(number) for number in range(start, start + tables.STATEMENT_ROWS)]
-        used = set(tables.rows().filter(pk__in=ids).values_list("pk", flat=True))
-        yield from (pk for pk in ids if pk not in used)
-
-
 def _store_events(
     entries: list[Entry], before: Mapping[UUID, CountedEvent], counts: Counts, now: datetime
 ) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
     )
-    # The last failure of an event describes it. A message that events_recover has copied again may
-    # be that of a first copy.
+    # The last failure of an event describes it.
     fresh = sorted(
         (entry for entry in entries if entry.failure_id not in stored),
-        key=lambda entry: (entry.id, entry.copied_again, entry.failed_at),
+        key=lambda entry: (entry.id, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
     existing = tables.rows().filter(pk__in={entry.id for entry in fresh})
     rows = {row.pk: row for row in existing.defer("body", "headers_raw")}
     unlocked = rows.keys() - before.keys()
-    unlocked |= rows.keys() & {entry.id for entry in fresh if entry.first_copy}
     if unlocked:
         # They are not locked, see tables.lock(); when the batch is stored again, they are.
         raise IntegrityError(f"another mirror has stored {len(unlocked)} of these events")
@@ -297,9 +258,6 @@ def _changes(
     for entry in fresh:
         late = False
         row = rows.get(entry.id) or changes.new.get(entry.id)
-        if row is not None and entry.copied_again:
-            counts.known += 1
-            continue
         if row is None:
             changes.new[entry.id] = _row(entry)
             counts.events += 1

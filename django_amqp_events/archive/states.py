@@ -121,7 +121,7 @@ def claim(
     """Queue events for replay; skip those that are not *archived* with the version seen.
 
     It is committed when this returns. A forced replay publishes what the one before it did, edited
-    or not.
+    or not. A replay that was not confirmed is published again, under its id, and leaves its batch.
 
     Args:
         handlers: the handler of each event.
@@ -152,7 +152,9 @@ def claim(
         new = {pk: event for pk, event in claimable.items() if pk not in again}
         _change([events[pk] for pk in again], State.QUEUED, now, claim=token, **_NO_ERROR)
         _change(new.values(), State.QUEUED, now, replays=1, claim=token, **_NO_ERROR)
-        _take_places(again, pending, claimable)
+        places = [pending[pk].pk for pk in claimable if pk in pending]
+        _replays().filter(pk__in=places)._raw_delete(tables.database())  # noqa: SLF001
+        _move_to_batch(again, pending)
         _queue(again, handlers)
         last = current if force else {}
         started = _start(new, pending, seen, handlers, last, edit, by=by, reason=reason, now=now)
@@ -366,26 +368,13 @@ def _start(
     return started
 
 
-def _take_places(
-    again: Mapping[UUID, Replay], pending: Mapping[UUID, Replay], claimable: Iterable[UUID]
-) -> None:
-    """Free the places of claimed events in a batch, for replays of the same ids.
-
-    Replays that are published again, under their old ids, move there. The batch that they leave
-    keeps a row that says what it knows.
-    """
-    taken = [pending[pk].pk for pk in claimable if pk in pending]
-    _replays().filter(pk__in=taken)._raw_delete(tables.database())  # noqa: SLF001
-    places = {pk: pending[pk] for pk in again if pk in pending}
-    for pk, row in places.items():
-        replay = again[pk]
-        row.state, row.error = replay.state, replay.error
-        for name in ("batch_id", "position"):
-            ours, theirs = getattr(replay, name), getattr(row, name)
-            setattr(replay, name, theirs)
-            setattr(row, name, ours)
-    _replays().bulk_update([again[pk] for pk in places], ["batch", "position"])
-    _replays().bulk_create(row for row in places.values() if row.batch_id is not None)
+def _move_to_batch(again: Mapping[UUID, Replay], pending: Mapping[UUID, Replay]) -> None:
+    """Give replays that are published again, under their old ids, the places of pending ones."""
+    moved = [again[pk] for pk in pending if pk in again]
+    for replay in moved:
+        place = pending[replay.event_id]
+        replay.batch_id, replay.position = place.batch_id, place.position
+    _replays().bulk_update(moved, ["batch", "position"])
 
 
 def _queue(replays: Mapping[UUID, Replay], handlers: Mapping[UUID, str]) -> None:

@@ -15,7 +15,6 @@ from uuid import UUID
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
 from . import decoding
-from .content_digest import content_digest
 from .fitting import MAX_TRACEBACK, fitted_archive
 from .formats import wire_format
 from .headers import (
@@ -56,22 +55,6 @@ _LOCATION: Final = ("module", "line", "function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """Which of several equal messages an archive message copies.
-
-    Only ``events_recover`` adds this, because its archive messages of equal messages are equal.
-
-    Attributes:
-        number: how many equal messages it had copied before, in this run.
-        run: of ``events_recover``; ``""`` if RabbitMQ had delivered the message before, so that an
-            earlier run, which died before its ack, may have copied it.
-    """
-
-    number: int
-    run: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
     """An archived event.
 
@@ -90,8 +73,7 @@ class Archived:
         body, headers: raw, as they came to the handler's queue.
         text: the ``event-archive`` header.
         document: the same, decoded.
-        content: a digest of the whole message, the same at each delivery; ``""`` if it has an id.
-        copy: of a message that ``events_recover`` has copied.
+        content: a digest of an archive message without the id of an event; ``""`` of others.
     """
 
     reason: str
@@ -114,7 +96,6 @@ class Archived:
     text: str = field(default="", repr=False)
     document: Mapping[str, Any] = field(default_factory=dict, repr=False)
     content: str = ""
-    copy: Copy | None = None
 
     @property
     def payload(self) -> Mapping[str, Any] | None:
@@ -144,17 +125,19 @@ class Archived:
             return f"{module}:{line} in {function}"
         return ""
 
-    def identity(self, service: str, number: int = 0) -> UUID:
+    def identity(self, service: str) -> UUID | None:
         """Return an id of the event, handler and body that is the same at each read.
 
-        Events with the same id are told apart by name and body. A message without an id of its own
-        is identified by its content, and by its *number* among equal ones in one place: those that
-        one connection delivers, or that one run of ``events_recover`` copies. An archive message of
-        a worker has a time in its content, so an equal one is the same, published twice.
+        Events with the same id are told apart by name and body. An archive message without the id
+        of an event is identified by its content: a worker's has a time in it, and that of
+        ``events_recover`` an id, so an equal one is the same, published twice. Of any other message
+        without an id, an equal one may be another one: it has no identity.
         """
         place = self.handler or f"queue {self.queue}"
-        if self.content or self.event is None:
-            return derived_id(service, place, self.content, number)
+        if self.content:
+            return derived_id(service, place, self.content)
+        if self.event is None or decoding.is_nameless(self.event):
+            return None
         who = (self.event.service, self.event.id, self.event.name)
         return derived_id(service, place, sha256(self.body).hexdigest(), *who)
 
@@ -316,10 +299,13 @@ def build_outcome(
     )
 
 
-def marked(message: Message, copy: Copy) -> Message:
-    """Return an archive message that says which of several equal messages it copies."""
-    text = compact_json({"run": copy.run, "number": copy.number})
-    return replace(message, headers={**message.headers, EVENT_COPY: text})
+def marked(message: Message, copy: str) -> Message:
+    """Return an archive message that no copy of another message equals.
+
+    Args:
+        copy: an id of its own.
+    """
+    return replace(message, headers={**message.headers, EVENT_COPY: copy})
 
 
 def read(received: Received) -> Archived | Outcome:
@@ -330,7 +316,6 @@ def read(received: Received) -> Archived | Outcome:
             detail=received.unreadable,
             body=received.body,
             headers=dict(received.headers),
-            content=content_digest(received),
         )
     event, progress = _identify(received)
     outcome = _document(received, EVENT_OUTCOME)
@@ -339,18 +324,16 @@ def read(received: Received) -> Archived | Outcome:
         return _outcome(outcome, event)
     headers = {key: value for key, value in received.headers.items() if not is_broker_header(key)}
     headers.pop(EVENT_COPY, None)
-    nameless = decoding.is_nameless(event)
     sent: dict[str, Any] = {
         "body": received.body,
         "headers": headers,
         "content_type": _text(received.properties.get("content_type")) or "",
         "content_encoding": _text(received.properties.get("content_encoding")) or "",
-        "content": content_digest(received) if nameless else "",
     }
     if document := _document(received, EVENT_ARCHIVE):
         text = str(headers.pop(EVENT_ARCHIVE))
-        copy = _copy(received) if nameless else None
-        return _archived(document, event, text=text, copy=copy, **sent)
+        content = _content(received) if decoding.is_nameless(event) else ""
+        return _archived(document, event, text=text, content=content, **sent)
     # The alternate exchange routed it here, unchanged, from its delay queue.
     handler = _text(headers.get(EVENT_HANDLER))
     return Archived(
@@ -364,6 +347,15 @@ def read(received: Received) -> Archived | Outcome:
         history=progress.history,
         **sent,
     )
+
+
+def _content(received: Received) -> str:
+    """Return a digest of an archive message; RabbitMQ's counts change the order of its headers."""
+    headers = received.headers.items()
+    lasting = sorted(
+        (repr(key), repr(value)) for key, value in headers if not is_broker_header(key)
+    )
+    return derived_id(sha256(received.body).hexdigest(), repr(lasting)).hex
 
 
 def _outcome(document: Mapping[str, Any], event: ReceivedEvent) -> Outcome:
@@ -407,16 +399,6 @@ def _archived(document: Mapping[str, Any], event: ReceivedEvent | None, **sent: 
         document=document,
         **sent,
     )
-
-
-def _copy(received: Received) -> Copy | None:
-    document = _document(received, EVENT_COPY)
-    if document is None:
-        return None
-    number = document.get("number")
-    if not isinstance(number, int) or not 0 <= number < 2**31:
-        return None
-    return Copy(number=number, run=_text(document.get("run")) or "")
 
 
 def _document(received: Received, header: str) -> Mapping[str, Any] | None:

@@ -41,7 +41,7 @@ EVENT_HISTORY: Final = "event-history"
 # Documents of messages in the archive queue.
 EVENT_ARCHIVE: Final = "event-archive"
 EVENT_OUTCOME: Final = "event-outcome"
-#: Which of several equal messages ``events_recover`` has archived.
+#: Of ``events_recover``: the id of its copy of a message without an id.
 EVENT_COPY: Final = "event-copy"
 #: Headers and properties that cannot be decoded, as bytes.
 EVENT_UNREADABLE: Final = "event-unreadable"

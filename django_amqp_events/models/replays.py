@@ -109,7 +109,7 @@ class ReplayBatch(models.Model):
 
     @property
     def deleted(self) -> int:
-        """Return how many of its events had been deleted at *counted_at*."""
+        """Return how many of its events were gone at *counted_at*: deleted, or in a later batch."""
         counts: list[int] = [getattr(self, state.value) for state in Replay.State]
         return self.total - sum(counts)
 
@@ -141,7 +141,7 @@ class Replay(models.Model):
     Attributes:
         id: also in the published message.
         event: deleting it deletes its replays; the batch counts these as deleted.
-        batch: ``None`` for a replay of its own.
+        batch: the one that claimed it last, ``None`` for a replay of its own.
         position: in the batch.
         version: the event is replayed only if it has this version.
         number: 1 for the first replay of the event; ``None`` while it is pending or skipped.

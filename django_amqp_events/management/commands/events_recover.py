@@ -2,7 +2,8 @@
 
 Each message is acked after RabbitMQ has confirmed its copy in the archive queue,
 so nothing is lost if the command is interrupted; run it again to continue. A
-message that was copied but not acked is delivered again and becomes the same row.
+message that was copied but not acked is delivered again and becomes the same row,
+or a second one if it has no id.
 
 exit codes:
   0  everything requested is in the archive (--dry-run: counted)

@@ -10,13 +10,11 @@ from typing import Any
 import amqp
 import pytest
 
-from django_amqp_events.archive import row_writer
 from django_amqp_events.archive.mirror import Mirror
 from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.broker import batch_reader
-from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.message.headers import EVENT_UNREADABLE
-from django_amqp_events.message.types import Message, Received
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
 from tests.acceptance.worker.test_hostile import (
     identity,
@@ -32,7 +30,6 @@ from ..archiving import (
     publish,
     received,
 )
-from ..conftest import wait_until
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: On each kind of database, with time zones; and of what no database has a part in.
@@ -100,30 +97,6 @@ def test_undecodable_message_is_kept_with_its_bytes(billing):
     healthy = ArchivedEvent.objects.filter(reason="exhausted").values_list("event_id", flat=True)
     assert set(healthy) == {"before", "after"}
     assert billing.ready(ARCHIVE) == 0
-
-
-@ONE
-def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
-    """The broker counts deliveries in its headers, also in those that cannot be read."""
-    for n, raw in enumerate(UNREADABLE):
-        put(billing, raw, b"body %d" % n)
-    publish(billing, bare(b"plain", {"a": 1}), bare(b"none"), bare(b"none"))
-    messages: list[Received] = []
-    for _ in range(2):
-        # As a mirror that is killed between commit and ack leaves them.
-        taken = BatchReader(billing.app, ARCHIVE, billing.settings, size=20)
-        messages = []
-        while len(messages) < 8 and (batch := taken.batch(wait=5)):
-            messages += batch.messages
-        assert len(messages) == 8
-        row_writer.store(messages, billing.settings)
-        taken.close()
-        wait_until(lambda: billing.ready(ARCHIVE) == 8, "they are back")
-        assert ArchivedEvent.objects.count() == 8
-    assert all(message.redelivered for message in messages)
-    counts = mirror_all(billing)
-    assert counts.messages == 8
-    assert bodies() == sorted([b"body %d" % n for n in range(5)] + [b"plain", b"none", b"none"])
 
 
 @EACH

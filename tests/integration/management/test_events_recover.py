@@ -442,7 +442,6 @@ def test_ctrl_c_ends_between_windows(billing, monkeypatch):
     assert 1 <= done < 30
     assert f"{done} message" in out
     billing.wait_for_ready("billing.send_invoice", 30 - done)
-    assert not billing.take("billing.send_invoice").delivery_info["redelivered"]
 
 
 #: Runs the command in a process that dies before it acks.
@@ -479,10 +478,10 @@ def die(billing, queue: str) -> int:
 
 
 def test_killed_with_a_message_that_has_no_id(billing):
-    """It was delivered before, so it is the one that is archived; the next one was not."""
-    for count in (1, 2):
+    """Its copy has an id of its own: it is archived twice, but the next equal one is a third."""
+    for count in (2, 3):
         billing.publish("billing:abyss", "", b"without an id")
-        if count == 1:
+        if count == 2:
             assert die(billing, "billing:abyss") == 1
         billing.wait_for_ready("billing:abyss", 1)
         assert billing.command("events_recover")[0] == 0
@@ -491,7 +490,6 @@ def test_killed_with_a_message_that_has_no_id(billing):
 
 
 def test_equal_messages_without_an_id_are_moved_in_parts(billing):
-    """RabbitMQ sends no more than the limit, so what stays has not been delivered."""
     for _ in range(30):
         billing.publish("billing:abyss", "", b"without an id")
     for limit in (1, 2, 9, 7, 50):

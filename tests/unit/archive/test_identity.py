@@ -1,12 +1,12 @@
 """One message is one row and one failure, however often it is copied, read and stored.
 
 A model of the two queues: ``events_recover`` moves messages from one to the archive, mirrors read
-that. Each may die at each step, and a message without an ack is delivered again.
+that. Each may die at each step, and a message without an ack is delivered again. A message without
+an id may then be two rows, but two messages are never one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -28,10 +28,10 @@ from tests.integration.archiving import archived, received, taken
 QUEUE = "billing.send_invoice"
 
 
-def plain(body: bytes, **more: Any) -> Received:
+def plain(body: bytes, headers: dict[str, Any] | None = None) -> Received:
     return Received(
         queue=QUEUE, exchange="events", routing_key="shop.order.created", body=body,
-        headers={"a": 1}, properties={"content_type": "application/json"}, **more,
+        headers=headers or {"a": 1}, properties={"content_type": "application/json"},
     )  # fmt: skip
 
 
@@ -87,22 +87,20 @@ def recovered(queue: Queue, archive: Queue, fault: str) -> None:
 RECOVERIES = ("none", "before the confirm", "before the ack", "one by one")
 
 
-def read(messages: Sequence[Received], alike: Counter[Any]) -> list[Item]:
-    return read_entries(messages, conf.get_settings(), alike)
+def read(messages: Sequence[Received]) -> list[Item]:
+    return read_entries(messages, conf.get_settings())
 
 
 def mirror(archive: Queue) -> None:
-    alike: Counter[Any] = Counter()
     while given := archive.deliver(2):
-        row_writer.store_items(read(given, alike))
+        row_writer.store_items(read(given))
         archive.ack(len(given))
 
 
 def lost_answer(archive: Queue) -> None:
     """The answer to COMMIT is lost: the mirror stores the batch again, at last by halves."""
-    alike: Counter[Any] = Counter()
     while given := archive.deliver(3):
-        items = read(given, alike)
+        items = read(given)
         row_writer.store_items(items)
         row_writer.store_items(items)
         for item in items:
@@ -113,14 +111,14 @@ def lost_answer(archive: Queue) -> None:
 def killed(archive: Queue) -> None:
     """It dies before its ack: all is read again, by another connection."""
     for size in (1, 2, 20):
-        row_writer.store_items(read(archive.deliver(size), Counter()))
+        row_writer.store_items(read(archive.deliver(size)))
     mirror(archive)
 
 
 def two_readers(archive: Queue) -> None:
     """RabbitMQ gives the messages of a mirror that hangs to another one, which is faster."""
-    first = read(archive.deliver(20), Counter())
-    second = read(archive.deliver(20), Counter())
+    first = read(archive.deliver(20))
+    second = read(archive.deliver(20))
     row_writer.store_items(second)
     row_writer.store_items(first)
     archive.ack(20)
@@ -128,20 +126,20 @@ def two_readers(archive: Queue) -> None:
 
 def two_mirrors(archive: Queue) -> None:
     """Each stores its part while the other one does: both see the rows from before."""
-    alike: Counter[Any] = Counter()
-    items = read(archive.deliver(20), alike)
+    items = read(archive.deliver(20))
     first, second = items[:1], items[1:] or items
-    number = row_writer._number
+    find = row_writer._find_replays
 
-    def late(entries: Any) -> None:
-        number(entries)
+    def late(*given: Any) -> Any:
+        found = find(*given)
         if first:
             other = first.copy()
             first.clear()
             row_writer.store_items(other)
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_writer, "_number", late)
+        patch.setattr(row_writer, "_find_replays", late)
         row_writer.store_items(second)
     archive.ack(20)
 
@@ -162,12 +160,12 @@ def test_a_message_is_one_row_whatever_dies(kind, monkeypatch):
         reading(archive)
         rows, failures = ArchivedEvent.objects.count(), ArchivedFailure.objects.count()
         about = (count, fault, reading.__name__)
-        assert (rows, failures) == ((count, count) if separate else (1, 1)), about
+        copies = {"before the confirm": 3 * count - 2, "before the ack": 3 * count}
+        assert rows == failures == (copies.get(fault, count) if separate else 1), about
         # The next message is another one, though it is equal.
         recovered(Queue(message), archive, "none")
         mirror(archive)
-        rows = ArchivedEvent.objects.count()
-        assert rows == (count + 1 if separate else 1), about
+        assert ArchivedEvent.objects.count() == (rows + 1 if separate else 1), about
         ArchivedEvent.objects.all().delete()
 
 
@@ -180,13 +178,15 @@ def test_what_a_worker_archives_is_one_row_if_it_is_published_twice(db):
         ArchivedEvent.objects.all().delete()
 
 
-def test_messages_of_nobody_are_counted_on_one_connection(db):
-    """Published to the archive by hand: nothing but their order tells equal ones apart."""
+def test_messages_of_nobody_are_each_a_row(db):
+    """Published to the archive by hand: nothing tells equal ones apart, nor a second delivery."""
     message = taken(Message(exchange="billing:archive", routing_key="a", body=b"x", headers={},
                             properties={}))  # fmt: skip
     for reading in MIRRORS:
         reading(Queue(message, message, replace(message, properties={"message_id": "1"})))
-        assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 3, reading
+        rows = ArchivedEvent.objects.count()
+        assert rows == ArchivedFailure.objects.count()
+        assert rows == 3 or (rows > 3 and reading in (killed, two_readers)), reading
         ArchivedEvent.objects.all().delete()
 
 
@@ -195,8 +195,9 @@ def anagrams() -> Iterator[dict[str, Any]]:
 
 
 def test_headers_of_the_same_characters_are_not_the_same(db):
-    given = [replace(plain(b"x"), headers=headers) for headers in anagrams()]
-    row_writer.store([replace(message, exchange="") for message in given], conf.get_settings())
+    for headers in [*anagrams()] * 2:
+        message = plain(b"x", {**headers, "event-archive": '{"reason": "failed"}'})
+        row_writer.store([replace(message, exchange="")], conf.get_settings())
     assert ArchivedEvent.objects.count() == 4
 
 
@@ -215,8 +216,8 @@ class Refusing:
 def test_messages_that_the_database_refuses_are_told_apart_by_what_it_refused(db, monkeypatch):
     monkeypatch.setattr(row_writer, "CONFLICT", Backoff(0, 0))
     monkeypatch.setattr(row_writer, "_row", Refusing(row_writer._row))
-    given = [replace(plain(b"{}"), headers=headers, exchange="") for headers in anagrams()]
-    given += [taken(archived(received(str(n), body=b"{}"))) for n in range(2)]
+    given = [replace(plain(b"{}", headers), exchange="") for headers in anagrams()]
+    items = read(given + [taken(archived(received(str(n), body=b"{}"))) for n in range(2)])
     for _ in range(2):
-        row_writer.store(given, conf.get_settings())
+        row_writer.store_items(items)
         assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 6

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from django_amqp_events import conf
 from django_amqp_events.archive import row_writer, states
+from django_amqp_events.archive.entries import read_entries
 from django_amqp_events.archive.mirror import Mirror
-from django_amqp_events.archive.row_writer import Counts, store
+from django_amqp_events.archive.row_writer import Counts, store, store_items
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -329,20 +330,9 @@ def test_any_messages_are_stored_and_counted(messages):
         assert isinstance(row.headers, dict)
     rows = {bytes(body) for body in ArchivedEvent.objects.values_list("body", flat=True)}
     assert {message.body for message in messages if message.body} <= rows
-    again = store(
-        [
-            Received(
-                **{
-                    field: getattr(message, field)
-                    for field in Received.__dataclass_fields__
-                    if field != "redelivered"
-                },
-                redelivered=True,
-            )
-            for message in messages
-        ],
-        conf.get_settings(),
-    )
+    items = read_entries(messages, conf.get_settings())
+    store_items(items)
+    again = store_items(items)
     assert again.messages == len(messages)
     assert (again.events, again.failures) == (0, 0)
     ArchivedEvent.objects.all().delete()

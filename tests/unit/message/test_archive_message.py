@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any
 
 import pytest
 
 from django_amqp_events.message import archive_message
 from django_amqp_events.message.archive_message import Archived, Outcome
-from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.message.types import Received
 from tests.integration.archiving import archived, received
 
@@ -33,12 +31,17 @@ def identity(headers: Any, body: Any = b"x", **more: Any) -> Any:
 
 
 def test_counts_of_deliveries_are_in_no_identity_and_no_row():
-    once = read({"a": 1})
-    again = read({"x-delivery-count": 3, "a": 1, "x-acquired-count": 4})
-    assert again.headers == once.headers == {"a": 1}
-    assert again.identity("billing") == once.identity("billing")
-    assert identity({"a": 2}) != once.identity("billing")
-    assert identity({"a": 1}, b"y") != once.identity("billing")
+    one = {"a": 1, "event-archive": '{"reason": "failed"}'}
+    again = read({"x-delivery-count": 3, **one, "x-acquired-count": 4})
+    assert again.headers == read(one).headers == {"a": 1}
+    assert again.identity("billing") == identity(one) is not None
+    others = (identity({**one, "a": 2}), identity(one, b"y"), identity({**one, "event-copy": "1"}))
+    assert len({identity(one), *others}) == 4
+
+
+def test_nothing_tells_a_message_without_an_id_from_an_equal_one():
+    assert identity({"a": 1}) is None
+    assert identity({}, unreadable="why") is None
 
 
 def test_events_of_one_id_are_told_apart_by_name_and_body():
@@ -49,35 +52,6 @@ def test_events_of_one_id_are_told_apart_by_name_and_body():
     assert of(archived(received("1"), attempt=4)) == created
     assert of(archived(received("1", name="shop.order.deleted"))) != created
     assert of(archived(received("1", payload={"order_id": 8}))) != created
-
-
-def encoded(*entries: bytes, flags: int = 0xB000) -> bytes:
-    table = b"".join(entries)
-    start = struct.pack(">H", flags) + b"\x04text"
-    return start + (struct.pack(">I", len(table)) + table if flags & 0x2000 else b"") + b"\x02"
-
-
-A, B = b"\x01aI\0\0\0\1", b"\x01bS\0\0\0\2hi"
-COUNT = b"\x10x-delivery-countl\0\0\0\0\0\0\0\1"
-
-
-@pytest.mark.parametrize(
-    ("once", "again"),
-    [
-        (encoded(A, B), encoded(B, COUNT, A)),
-        (encoded(A), encoded(A, b"\x10x-acquired-countI\0\0\0\7", COUNT)),
-        (encoded(flags=0x9000), encoded(COUNT)),
-    ],
-)
-def test_unreadable_properties_have_no_identity(once, again):
-    first = identity({EVENT_UNREADABLE: once}, unreadable="why")
-    assert first == identity({EVENT_UNREADABLE: again}, unreadable="why")
-    assert first != identity({EVENT_UNREADABLE: encoded(B)}, unreadable="why")
-
-
-@pytest.mark.parametrize("raw", [b"", b"\xff", b"\xf0\x00\xff", b"\x20\x00\0\0\0\xffabc"])
-def test_properties_that_end_too_early_have_an_identity(raw):
-    assert identity({EVENT_UNREADABLE: raw}, unreadable="why")
 
 
 @pytest.mark.parametrize("value", [7, None, [], {}, [[1]], True, 1.5])

@@ -533,7 +533,8 @@ def _storable(found: Archived, delivery: Received) -> None:
     assert found.body == delivery.body
     identity = found.identity("svc")
     assert identity == archive_message.read(delivery).identity("svc") or found.text  # type: ignore[union-attr]
-    found.occurrence(identity)
+    if identity is not None:
+        found.occurrence(identity)
     for text in (found.reason, found.detail, found.exception, found.message, found.location,
                  found.handler, found.queue, found.text, found.content_type,
                  found.content_encoding):  # fmt: skip
