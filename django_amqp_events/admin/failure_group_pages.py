@@ -265,7 +265,8 @@ class FailureGroupAdmin(Pages):
         if not rows.exists():
             messages.warning(request, _("This group has no open events."))
         elif name == "batch":
-            response = freeze(events, request, rows, criteria=Selection(groups=[group.pk]))
+            title = Selection(groups=[group.pk]).title()
+            response = freeze(events, request, rows, title, group.pk)
         else:
             response = _ask(request, events, ACTIONS[name], group, rows)
         return response or self._redirect(request, "change", group.pk)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
+from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
@@ -257,10 +258,9 @@ class ReplayBatchAdmin(Pages):
 
     def _group(self, request: HttpRequest, batch: ReplayBatch) -> FailureGroup | None:
         """Return the failure group that a batch replays, for users who may see it."""
-        chosen = (batch.criteria or {}).get("groups", ())
-        if len(chosen) != 1 or not self.pages_of(request, FailureGroup):
+        if batch.group is None or not self.pages_of(request, FailureGroup):
             return None
-        return GroupFilter.found(chosen[0])
+        return GroupFilter.found(str(batch.group))
 
     def events_view(self, request: HttpRequest, batch: ReplayBatch) -> HttpResponse:
         """Name the events of a batch, all or those in one state, a page at a time."""
@@ -387,7 +387,8 @@ def background_selected(
     if chosen.get(SEARCH_VAR, "").strip():
         # It may be a search value, which not everyone who sees batches may see.
         return freeze(pages, request, queryset, criteria.title(*others, Reason("filter-search")))
-    return freeze(pages, request, queryset, criteria.title(*others), criteria)
+    group = criteria.groups[0] if len(criteria.groups) == 1 else None
+    return freeze(pages, request, queryset, criteria.title(*others), group)
 
 
 def freeze(
@@ -395,11 +396,11 @@ def freeze(
     request: HttpRequest,
     queryset: QuerySet[ArchivedEvent],
     title: Reason | None = None,
-    criteria: Selection | None = None,
+    group: UUID | None = None,
 ) -> HttpResponse | None:
     """Make a batch and go to its page; ``None`` where that was not possible, which is said.
 
-    For *title* and *criteria*, see
+    For *title* and *group*, see
     :func:`django_amqp_events.archive.batches.batch_states.freeze`.
     """
     try:
@@ -407,7 +408,7 @@ def freeze(
             pages.within(request, queryset, "bulk_replay"),
             by=request.user.get_username(),
             title=title,
-            criteria=criteria,
+            group=group,
         )
         preview.preview_batch(batch)
     except (AmqpEventsError, DatabaseError) as exc:

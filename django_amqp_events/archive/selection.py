@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -52,21 +52,6 @@ class Selection:
     until: datetime | None = None
     state: State | None = State.ARCHIVED
     service: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Write the fields that are set, as JSON types."""
-        document: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value == field.default:
-                continue
-            if isinstance(value, datetime):
-                value = value.isoformat()
-            elif not (value is None or isinstance(value, str)):
-                value = [str(item) for item in value]
-            if value != []:
-                document[field.name] = value
-        return document
 
     def filters(self) -> list[Reason]:
         """Describe the filters, without search values, which not everyone may see."""

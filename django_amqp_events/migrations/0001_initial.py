@@ -476,7 +476,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("title", models.TextField()),
-                ("criteria", models.JSONField(blank=True, null=True)),
+                ("group", models.UUIDField(blank=True, null=True)),
                 ("plan", models.JSONField(blank=True, null=True)),
                 ("reason", models.TextField(blank=True, verbose_name="reason")),
                 ("rate", models.FloatField(blank=True, null=True)),

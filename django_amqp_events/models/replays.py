@@ -23,8 +23,7 @@ class ReplayBatch(models.Model):
 
     Attributes:
         title: which events, for people; ``None`` if they were selected one by one.
-        criteria: a :class:`~django_amqp_events.archive.selection.Selection` as JSON; ``None`` if
-            the events were selected otherwise.
+        group: the failure group whose events were selected, if it was one.
         plan: the last preview (:mod:`django_amqp_events.archive.batches.preview`).
         reason: recorded in the history of each event.
         rate: events per second at most.
@@ -39,7 +38,7 @@ class ReplayBatch(models.Model):
     """
 
     #: Columns that only the page of a batch reads.
-    LARGE: ClassVar = ("plan", "criteria")
+    LARGE: ClassVar = ("plan",)
 
     class State(models.TextChoices):
         DRAFT = "draft", _("not started")
@@ -52,7 +51,7 @@ class ReplayBatch(models.Model):
     service = models.CharField(max_length=LENGTH)
     state = models.CharField(_("state"), max_length=16, choices=State, default=State.DRAFT)
     title = ReasonField()
-    criteria = models.JSONField(null=True, blank=True)
+    group = models.UUIDField(null=True, blank=True)
     plan = models.JSONField(null=True, blank=True)
     reason = models.TextField(_("reason"), blank=True)
     rate = models.FloatField(null=True, blank=True)

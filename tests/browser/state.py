@@ -253,9 +253,7 @@ def _batches(now: datetime) -> dict[str, Any]:
     title = "All with handler send_invoice, failed day"
     open_ones = tables.rows().filter(state=State.ARCHIVED)
     found = open_ones.filter(handler="send_invoice")
-    draft = batch_states.freeze(
-        open_ones, by="ada", title="All that are open, failed day", criteria=Selection()
-    )
+    draft = batch_states.freeze(open_ones, by="ada", title="All that are open, failed day")
     preview.preview_batch(draft)
     draft.refresh_from_db()
     assert draft.plan is not None

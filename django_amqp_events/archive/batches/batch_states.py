@@ -41,7 +41,6 @@ from ...models import LENGTH, ArchivedEvent, Replay, ReplayBatch, ReplayBatchAct
 from ...reasons import Reason
 from .. import states, tables
 from ..eligibility import Skipped
-from ..selection import Selection
 from ..tables import database
 
 #: Default percentage of failures among the last outcomes that pauses a batch.
@@ -92,7 +91,7 @@ def freeze(
     *,
     by: str,
     title: Reason | str | None = None,
-    criteria: Selection | None = None,
+    group: UUID | None = None,
 ) -> ReplayBatch:
     """Create a batch of the events that a queryset matches now; nothing is published.
 
@@ -101,8 +100,8 @@ def freeze(
 
     Args:
         events_to_copy: any queryset of archived events; its slice counts, its order does not.
-        title: which events these are; by default the filter or the number of the events.
-        criteria: the filter that found the events.
+        title: which events these are; by default their number.
+        group: the failure group of the events.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
@@ -113,8 +112,8 @@ def freeze(
     with transaction.atomic(using=using):
         batch = ReplayBatch.objects.using(using).create(
             service=service,
-            title=title or (criteria.title() if criteria is not None else None),
-            criteria=None if criteria is None else criteria.as_json(),
+            title=title,
+            group=group,
             created_at=tables.clock(),
             created_by=clean(by, LENGTH),
         )

@@ -327,13 +327,10 @@ class Command(ReportCommand):
         events = chosen.queryset()
         if options["limit"] is not None:
             events = events.order_by("last_failed_at", "pk")[: options["limit"]]
-        # Ids and a limit cannot match new events.
+        # With ids or a limit, the filters do not say which events these are.
         fixed = chosen.ids or options["limit"] is not None
-        batch = batch_states.freeze(
-            events,
-            by=by,
-            criteria=None if fixed else replace(chosen, service=""),
-        )
+        title = None if fixed else chosen.title()
+        batch = batch_states.freeze(events, by=by, title=title)
         if batch.total:
             batch_states.start(batch.pk, by=by, **_batch_options(options))
         else:

@@ -228,8 +228,7 @@ def test_the_commands(billing: Service, archive_database: Database) -> None:
     begun = json.loads(out)
     batch = batch_states.rows().get(pk=begun["batch"])
     assert (batch.total, batch.state, batch.rate, batch.threshold) == (3, "running", 50, None)
-    assert batch.criteria is not None
-    assert batch.criteria["handlers"] == ["send_invoice"]
+    assert str(batch.title) == "All with handler send_invoice"
     short = str(batch.pk)[:8]
     assert "running: 3 events (3 pending)" in billing.command("events_batches", "list")[1]
     for act, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):

@@ -278,7 +278,7 @@ def _written(language: str) -> list[Any]:
     rows = [make(event_id="7"), make(State.DISCARDED), make(State.QUEUED), make(handler="gone")]
     with override(language):
         since = datetime(2026, 1, 1, tzinfo=UTC)
-        batch = batch_states.freeze(tables.rows(), by="", criteria=Selection(since=since))
+        batch = batch_states.freeze(tables.rows(), by="", title=Selection(since=since).title())
         with patch.object(preview, "session", _away):
             plan = preview.preview_batch(batch)
         seen = {row.pk: row.version for row in rows}
@@ -382,11 +382,10 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         "held": make_waiting(due=50),
         "discarded": make_waiting(due=60, discarded_at=datetime.now(UTC), discarded_by="ada"),
     }
-    draft = batch_states.freeze(tables.rows(), by="ada", criteria=Selection(handlers=["book"]))
+    title = Selection(handlers=["book"]).title()
+    draft = batch_states.freeze(tables.rows(), by="ada", title=title)
     preview.preview_batch(draft)
-    running = batch_states.freeze(
-        tables.rows(), by="ada", title=Selection(handlers=["book"]).title()
-    )
+    running = batch_states.freeze(tables.rows(), by="ada", title=title)
     batch_states.start(running.pk, by="ada", reason="fixed", rate=2.5, canary=1, threshold=20)
     snapshot()
 

@@ -23,7 +23,6 @@ from django_amqp_events import databases
 from django_amqp_events.archive import tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import Now
 from django_amqp_events.exceptions import BrokerUnavailableError
 from django_amqp_events.models import (
@@ -112,9 +111,7 @@ def fill(number: int) -> None:
     batch_states.start(batch.pk, by="ada", reason="all")
     skipped = Replay.objects.filter(batch=batch, event__state=State.DISCARDED)
     skipped.update(state=Replay.State.SKIPPED, error="it is discarded")
-    batch_states.freeze(
-        tables.rows(), by="ada", title="a draft", criteria=Selection(handlers=["book"])
-    )
+    batch_states.freeze(tables.rows(), by="ada", title="a draft")
 
 
 def add_history(event: ArchivedEvent, number: int) -> None:
