@@ -97,7 +97,7 @@ def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
     other = make(handler="book")
     form = select([other], "background", select_across="1")
     address = world.url("changelist") + "?handler=send_invoice&failed=day"
-    ada.post(address, form, follow=True)
+    response = ada.post(address, form, follow=True)
     (batch,) = batch_states.rows()
     assert batch.total == 60
     assert re.fullmatch(

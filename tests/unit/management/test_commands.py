@@ -14,9 +14,7 @@ import command_tables
 import pytest
 from django.core.management.base import BaseCommand
 
-from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import arguments, commands
-from django_amqp_events.models import State
 from tests.commands import run_command
 
 FOLDER = Path(str(commands.__file__)).parent
@@ -115,19 +113,3 @@ def test_seconds_are_a_number(name: str, option: str, number: str) -> None:
 def test_wrong_arguments_exit_with_2() -> None:
     code, _, err = run_command("events_mirror", "--batch-size", "0")
     assert (code, "0 is not a number from 1 to 10000" in err) == (2, True)
-
-
-def test_a_selection_is_written_as_json() -> None:
-    chosen = Selection(
-        handlers=["book"],
-        since=datetime(2026, 3, 1, tzinfo=UTC),
-        groups=[arguments.group_id("6ad5c02e-9d0c-5a43-b2b1-0f4f3d1c9a52")],
-        state=State.DISCARDED,
-    )
-    assert chosen.as_json() == {
-        "handlers": ["book"],
-        "since": "2026-03-01T00:00:00+00:00",
-        "groups": ["6ad5c02e-9d0c-5a43-b2b1-0f4f3d1c9a52"],
-        "state": "discarded",
-    }
-    assert Selection().as_json() == {}

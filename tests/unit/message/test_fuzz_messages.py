@@ -262,6 +262,8 @@ def written(message: Message) -> bytes:
 #: A publisher's channel to a broker with small frames.
 _small = ConfirmChannel(Celery("fuzz", set_as_current=False), timeout=1)
 _small._amqp = SimpleNamespace(frame_max=SMALLEST)
+_sent: list[Any] = []
+_small._channel = SimpleNamespace(send_method=lambda *args: _sent.append(args[-1]))
 
 
 def check(message: Message) -> Received:
@@ -269,7 +271,8 @@ def check(message: Message) -> Received:
     wire = written(message)
     assert len(wire) < MAX_HEADERS + ROOM
     assert len(written(without_publisher_headers(message))) < MAX_HEADERS + ROOM
-    assert len(written(_small._fitted(message))) + FRAME <= SMALLEST
+    assert _small._write(message, False) is None
+    assert len(_sent.pop()._serialize_properties()) + FRAME <= SMALLEST
     found, _ = decode_properties_basic(wire, 0)
     assert not {"expiration", "user_id", "reply_to", "priority"} & set(found)
     assert found["delivery_mode"] == 2
