@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from ..broker.topology import Names
@@ -278,16 +278,4 @@ def handler_document(consumer: Consumer) -> dict[str, Any]:
 
 
 def _interface(interface: Interface) -> dict[str, Any]:
-    return {
-        "function": interface.function,
-        "docstring": interface.docstring,
-        "arguments": [
-            {"name": argument.name, "type": argument.type, "required": argument.required}
-            | (
-                {}
-                if argument.default in ("", UNKNOWN)
-                else {"default": json.loads(argument.default)}
-            )
-            for argument in interface.arguments
-        ],
-    }
+    return {**asdict(interface), "arguments": list(map(asdict, interface.arguments))}

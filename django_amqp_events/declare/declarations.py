@@ -16,8 +16,6 @@ from django.apps import apps
 from ..callables import deferred
 from ..options import Format
 
-#: Methods of a task class that Celery calls without awaiting them.
-HOOKS: Final = ("before_start", "on_success", "on_retry", "on_failure", "after_return")
 _POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -164,10 +162,6 @@ def handler_problem(target: Any, *, bind: bool = False) -> tuple[str, str, str] 
         if not inspect.isfunction(run) or target.run is Task.run:
             hint = "Define run(self, …) with the event's payload as its arguments."
             return "E013", "does not define the method run()", hint
-        for hook in HOOKS:
-            if kind := deferred(getattr(target, hook)):
-                what = f"has the hook {hook}(), which is {kind}, so its body would never run"
-                return "E013", what, "Write an ordinary method."
         target = run
     if deferred(target) == "a generator":
         return "E013", "is a generator, so calling it runs nothing", "Remove the yield."

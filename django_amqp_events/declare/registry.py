@@ -39,7 +39,7 @@ from .declarations import (
 )
 from .patterns import full_name_problem, pattern_matches, pattern_problem, patterns_overlap
 from .retry_policy import RetryPolicy
-from .upcasting import Upcast, Upcasters, circle, upcasts
+from .upcasting import Upcast, Upcasters, upcasts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,12 +234,6 @@ class _Builder:
                         f"{where} and {dotted(known)} read the same event {source!r}.",
                         "Remove one of them.",
                     )
-        if names := circle(by_source):
-            self.report(
-                "E081",
-                f"Upcasters form a cycle: {' -> '.join(names)}.",
-                "Remove one of them. Upcasters lead from an older version to a newer one.",
-            )
         return by_source
 
     def check_name(self, code: str, where: str, name: object, wrong: str | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 Upcaster = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -51,12 +50,3 @@ def _upcast(upcasters: Upcasters, matches: Callable[[str], bool], source: str) -
                 return Upcast(source=source, target=target, steps=paths[target])
             pending.append(target)
     return None
-
-
-def circle(upcasters: Upcasters) -> list[str]:
-    """Return the names of events whose upcasters form a cycle, the first one again at the end."""
-    try:
-        TopologicalSorter({name: tuple(sources) for name, sources in upcasters.items()}).prepare()
-    except CycleError as exc:
-        return list(reversed(exc.args[1]))
-    return []

@@ -177,7 +177,7 @@ def _plain(value: Any) -> Any:
     if kind in _WRITTEN:
         return value
     if isinstance(value, dict):
-        return {_key(key): _plain(item) for key, item in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(map(_plain, value))
     if isinstance(value, Enum):
@@ -191,7 +191,3 @@ def _plain(value: Any) -> Any:
 
 
 _WRITTEN: Final = frozenset({str, int, float, bool, type(None)})
-
-
-def _key(key: Any) -> Any:
-    return key if type(key) is str else _plain(key)

@@ -96,9 +96,9 @@ def test_json_document(whole: Catalogue) -> None:
             "function": f"{__name__}.order_created",
             "docstring": "An order was accepted.\n\nIts total includes taxes.",
             "arguments": [
-                {"name": "order_id", "type": "int", "required": True},
-                {"name": "total", "type": "Decimal", "required": False, "default": "0"},
-                {"name": "**more", "type": "Any", "required": False},
+                {"name": "order_id", "type": "int", "required": True, "default": ""},
+                {"name": "total", "type": "Decimal", "required": False, "default": '"0"'},
+                {"name": "**more", "type": "Any", "required": False, "default": ""},
             ],
         },
         "payload": {
@@ -122,8 +122,8 @@ def test_json_document(whole: Catalogue) -> None:
         "function": f"{__name__}.Invoice",
         "docstring": "Write the invoice.",
         "arguments": [
-            {"name": "order_id", "type": "int", "required": True},
-            {"name": "total", "type": "Decimal", "required": True},
+            {"name": "order_id", "type": "int", "required": True, "default": ""},
+            {"name": "total", "type": "Decimal", "required": True, "default": ""},
         ],
         "options": {},
         "retries": {
@@ -137,8 +137,8 @@ def test_json_document(whole: Catalogue) -> None:
     }
     assert mail["options"] == {"once": True, "rate_limit": "5/m"}
     assert mail["arguments"][1:] == [
-        {"name": "note", "type": "str", "required": False, "default": ""},
-        {"name": "made", "type": "object", "required": False},
+        {"name": "note", "type": "str", "required": False, "default": '""'},
+        {"name": "made", "type": "object", "required": False, "default": "…"},
     ]
 
 

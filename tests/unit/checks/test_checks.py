@@ -301,7 +301,6 @@ def test_strict_handlers_take_everything(run: Check, function: str, expected: li
         "NoTask",
         "TaskWithoutRun",
         "StaticTask",
-        "AsyncHook",
     ],
 )
 def test_callables_that_are_no_handlers(run: Check, function: str) -> None:
