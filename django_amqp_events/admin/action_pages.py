@@ -32,7 +32,7 @@ from ..exceptions import AmqpEventsError
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
 from .base import Pages, Refused, problem, quoted
-from .formatting import counted, number
+from .formatting import MORE, counted, number
 
 #: Events that one action can take.
 LIMIT: Final = 2_000
@@ -425,34 +425,15 @@ DISCARDED: Final = ngettext_lazy(
     "%(count)s event discarded.", "%(count)s events discarded.", "count"
 )
 
-_RETURNED: Final = (
-    ngettext_lazy(
-        "%(count)s event not published: %(why)s",
-        "%(count)s events not published: %(why)s",
-        "count",
-    ),
-    ngettext_lazy(
-        "and %(count)s more event not published, for other reasons",
-        "and %(count)s more events not published, for other reasons",
-        "count",
-    ),
+_RETURNED: Final = ngettext_lazy(
+    "%(count)s event not published: %(why)s", "%(count)s events not published: %(why)s", "count"
 )
-_SKIPPED: Final = (
-    ngettext_lazy("%(count)s event skipped: %(why)s", "%(count)s events skipped: %(why)s", "count"),
-    ngettext_lazy(
-        "and %(count)s more event skipped, for other reasons",
-        "and %(count)s more events skipped, for other reasons",
-        "count",
-    ),
+_SKIPPED: Final = ngettext_lazy(
+    "%(count)s event skipped: %(why)s", "%(count)s events skipped: %(why)s", "count"
 )
 _STOPPED: Final = ngettext_lazy(
     "%(count)s event not processed. Stopped: %(why)s",
     "%(count)s events not processed. Stopped: %(why)s",
-    "count",
-)
-_SAME: Final = ngettext_lazy(
-    "%(count)s more event not tried, for the same reason.",
-    "%(count)s more events not tried, for the same reason.",
     "count",
 )
 
@@ -467,19 +448,16 @@ def tell(request: HttpRequest, done: Any, result: Result, total: int) -> None:
     if result.done:
         messages.success(request, counted(done, len(result.done)))
     returned = by_reason(result.returned)
-    for say, groups, (one, more) in (
+    for say, groups, told in (
         (messages.error, returned, _RETURNED),
         (messages.warning, by_reason(result.skipped), _SKIPPED),
     ):
         for why, titles in groups[:REASONS]:
-            say(request, code(counted(one, len(titles), why=why)))
+            say(request, code(counted(told, len(titles), why=why)))
         if others := sum(len(titles) for _why, titles in groups[REASONS:]):
-            say(request, counted(more, others))
+            say(request, counted(MORE, others))
     if result.stopped:
         tried = len(result.done) + len(result.returned) + len(result.skipped)
         left, why = total - tried, text(result.stopped, 500)
-        if why in dict(returned[:REASONS]):
-            if left > 0:
-                messages.error(request, counted(_SAME, left))
-        else:
+        if left or why not in dict(returned):
             messages.error(request, code(counted(_STOPPED, left, why=why)))

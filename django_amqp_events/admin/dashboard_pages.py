@@ -136,9 +136,15 @@ class DashboardAdmin(Pages):
         configured = settings_and_registry()
         seen = _Seen(configured[0].service if configured else "", datetime.now(UTC))
         declared = topology.build(*configured) if configured else None
+        # Many queues have an exchange of their own, with their name.
+        routes = [
+            binding
+            for binding in (declared.bindings if declared else ())
+            if binding.exchange != binding.queue
+        ]
         context = {
             "queues": _queues(seen, declared, configured)[:QUEUES] if declared else [],
-            "bindings": declared.bindings[:BINDINGS] if declared else (),
+            "bindings": routes[:BINDINGS],
             "schedules": True,
             "configured": configured is not None,
         }

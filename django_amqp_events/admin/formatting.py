@@ -33,7 +33,7 @@ HEX: Final = 4 * 1024
 #: Headers, frames, attempts and deaths that a page shows of one document.
 ROWS: Final = 200
 
-_MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not shown", "count")
+MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not shown", "count")
 _FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
 _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
 
@@ -115,7 +115,7 @@ def headers(event: ArchivedEvent) -> tuple[list[tuple[str, str, str]], str]:
             "error": f"{type(exc).__name__}: {line(exc)}"
         }
     more = len(received) - ROWS
-    return table(received), counted(_MORE, more) if more > 0 else ""
+    return table(received), counted(MORE, more) if more > 0 else ""
 
 
 def table(values: Mapping[Any, Any]) -> list[tuple[str, str, str]]:
