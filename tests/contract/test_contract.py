@@ -378,7 +378,7 @@ def unrouted_raise(world: World) -> Generator[None]:
 @case
 def unrouted_warn_and_ignore(world: World) -> Generator[None]:
     records: list[logging.LogRecord] = []
-    log = logging.getLogger("django_amqp_events.publish.publisher")
+    log = logging.getLogger("django_amqp_events.publish")
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[assignment]
     log.addHandler(handler)

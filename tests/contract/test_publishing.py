@@ -18,7 +18,7 @@ from tests.integration.wire import Wire, until
 
 NAME = "shop.order.created"
 ALIAS = "archive"
-DOORS = ["rabbitmq", "memory_events", "BACKEND", "capture_events"]
+DOORS = ["rabbitmq", "memory_events", "memory", "inline", "capture_events"]
 
 pytestmark = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
@@ -51,8 +51,8 @@ def door(request: pytest.FixtureRequest, archive_database: object, vhost: Vhost)
             stack.enter_context(memory_events())
         elif request.param == "capture_events":
             stack.enter_context(capture_events())
-        elif request.param == "BACKEND":
-            stack.enter_context(override_events(BACKEND="memory"))
+        elif request.param != "rabbitmq":
+            stack.enter_context(override_events(BACKEND=request.param))
         stack.enter_context(override_events(UNROUTED="ignore"))
         event_published.connect(door.receive)
         stack.callback(event_published.disconnect, door.receive)

@@ -256,14 +256,6 @@ class CaptureWithRealTransactions(TransactionTestCase):
             publish_event("a.b", {}, options=ON_COMMIT)
             assert events.names == ["a.b"]
 
-    def test_at_the_commit(self) -> None:
-        with capture_events() as events:
-            with transaction.atomic():
-                publish_event("a.b", {}, options=ON_COMMIT)
-            with rolled_back():
-                publish_event("a.c", {}, options=ON_COMMIT)
-        assert events.names == ["a.b"]
-
     def test_the_list_does_not_change_after_the_block(self) -> None:
         with rolled_back(), capture_events() as events:
             publish_event("a.b", {}, options=ON_COMMIT)

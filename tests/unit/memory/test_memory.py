@@ -584,25 +584,6 @@ def test_inline_events_for_others_are_no_error(inline: InlineBackend) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_inline_waits_for_the_commit(inline: InlineBackend) -> None:
-    runs = []
-
-    @handler("a.b", name="t.x")
-    def x() -> None:
-        runs.append(connection.in_atomic_block)
-
-    on_commit = Options(mode="on_commit")
-    with transaction.atomic():
-        publish_event("a.b", {}, options=on_commit)
-        assert runs == []
-    assert runs == [False]
-    with transaction.atomic():
-        publish_event("a.b", {}, options=on_commit)
-        transaction.set_rollback(True)
-    assert runs == [False]
-
-
-@pytest.mark.django_db(transaction=True)
 def test_inline_database_error_keeps_the_publishers_transaction(
     inline: InlineBackend,
 ) -> None:

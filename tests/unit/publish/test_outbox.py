@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
-from django.db import DatabaseError, OperationalError, transaction
+from django.db import DatabaseError, OperationalError
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -42,7 +42,7 @@ from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published
-from django_amqp_events.testing import capture_events, memory_events, override_events
+from django_amqp_events.testing import override_events
 from tests.celery_app import app
 
 NAME = "shop.order.created"
@@ -148,41 +148,6 @@ def test_words():
     assert OutboxStatus(alias="default", total=1, failing=1, attempts=1).severity == "warning"
     assert OutboxStatus(alias="default", total=1, failing=1, attempts=3).severity == "error"
     assert str(OutboxStatus(alias="default", total=1).meaning) == "due, for a relay"
-
-
-# -- in tests and development, a double takes the place of the broker -----------------------------
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("backend", ["capture", "memory", "inline"])
-def test_a_double_publishes_rows_at_the_commit(backend: str):
-    with ExitStack() as stack:
-        stack.enter_context(override_events(SERVICE="shop", UNROUTED="ignore"))
-        if backend == "capture":
-            stack.enter_context(capture_events())
-        else:
-            stack.enter_context(override_events(BACKEND=backend))
-        with transaction.atomic():
-            publish_event(NAME, {"n": 1})
-            assert OutboxEvent.objects.get().claim == process_identity.identity()
-        assert not OutboxEvent.objects.exists()
-        with pytest.raises(LookupError), transaction.atomic():  # noqa: PT012
-            publish_event(NAME, {"n": 2})
-            raise LookupError
-        assert not OutboxEvent.objects.exists()
-
-
-@pytest.mark.django_db
-def test_a_held_event_does_not_reach_the_caller_in_memory_either():
-    with override_events(SERVICE="shop", UNROUTED="hold"), memory_events() as broker:
-        publish_event(NAME, {}, options=Options(mode="outbox"))
-        broker.run()
-        row = OutboxEvent.objects.get()
-        assert row.attempts == 1
-        assert row.error is not None
-        assert row.error.code == "unroutable"
-        with pytest.raises(UnroutableError):
-            publish_event(NAME, {}, options=Options(mode="immediate"))
 
 
 @pytest.mark.django_db
