@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from functools import lru_cache, wraps
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import EmptyResultSet
 from django.db import (
     DataError,
+    Error,
     IntegrityError,
     InterfaceError,
     OperationalError,
@@ -27,6 +30,7 @@ from django.db.models import Model, QuerySet, functions
 from django.db.models.expressions import RawSQL
 from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
+from .backoff import Backoff
 from .exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 else:
     _DateTimeField = models.DateTimeField
 
+P = ParamSpec("P")
 T = TypeVar("T")
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -59,6 +64,13 @@ _READ_ONLY_CODES: Final = frozenset({"25006", 1290, 1792, 8})
 #: PostgreSQL's lock_not_available, MySQL's ER_LOCK_WAIT_TIMEOUT, SQLITE_BUSY and SQLITE_LOCKED.
 _LOCKED_CODES: Final = frozenset({"55P03", 1205, 5, 6})
 
+
+#: Attempts at a transaction that conflicts with another one.
+TRIES: Final = 10
+#: Seconds after which a transaction that finds the database locked is not tried again.
+LOCKED_SECONDS: Final = 15.0
+#: Delays between tries, which are shortened at random: two transactions that meet would meet again.
+RETRY_BACKOFF: Final = Backoff(0.01, 0.5)
 
 #: Seconds for which it is remembered whether a database has a table, so that an unreachable
 #: database does not delay each page.
@@ -300,6 +312,41 @@ def error_kind(exc: BaseException) -> ErrorKind:
 def is_passing(exc: BaseException) -> bool:
     """Return True if a database error is over when a server that writes can be reached."""
     return error_kind(exc) in ("locked", "read-only", "unreachable")
+
+
+def retry_on_conflict(
+    alias: Callable[[], str], *also: type[Error]
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Repeat a function that is one transaction while the database ends it for another one.
+
+    While the database is locked, it is repeated for :data:`LOCKED_SECONDS` seconds.
+
+    Args:
+        alias: returns the database.
+        also: further errors by which the function notices another process.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            end = time.monotonic() + LOCKED_SECONDS
+            for failures in count():
+                try:
+                    return function(*args, **kwargs)
+                except Error as exc:
+                    if isinstance(exc, OperationalError) and connections[alias()].in_atomic_block:
+                        raise
+                    locked = is_locked(exc) and time.monotonic() < end
+                    conflict = is_conflict(exc) or isinstance(exc, also)
+                    if not locked and (not conflict or failures >= TRIES - 1):
+                        raise
+                    logger.info("a transaction is repeated: %s", error_line(exc))
+                time.sleep(RETRY_BACKOFF.delay(failures) * random.uniform(0.5, 1))
+            raise AssertionError("unreachable")
+
+        return run
+
+    return decorate
 
 
 def reconnect(alias: str) -> None:

@@ -159,12 +159,6 @@ class FailureGroupAdmin(Pages):
         text = Collate(column, "utf8mb4_general_ci") if mysql else F(column)
         return Q(IStartsWith(text, term)) | Q(IContains(text, f".{term}"))
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        loose = tables.rows().filter(group__isnull=True).exists()
-        return super().changelist_view(request, {"loose": loose, **(extra_context or {})})
-
     @admin.display(description=gettext_lazy("failure, handler"))
     def what(self, group: FailureGroup) -> str:
         back = group.reopened_at

@@ -17,18 +17,14 @@ from uuid import UUID
 from django.db import models
 from django.db.models import QuerySet
 
-from ..databases import error_line, pieces
+from ..databases import error_line
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision
 from ..reasons import Reason
-from . import redaction
+from . import redaction, tables
 
 #: Version of a document.
 FORMAT: Final = 1
 KIND: Final = "archived-event"
-#: Most events, and most bytes of their bodies, that are read together.
-CHUNK: Final = 200
-CHUNK_BYTES: Final = 8 * 1024 * 1024
-
 #: The rows of an event, and their order.
 _PARTS: Final[tuple[tuple[str, Any, str], ...]] = (
     ("revisions", Revision, "number"),
@@ -54,17 +50,9 @@ def export(
         rows: read in pieces, so an event that changes meanwhile may be left out.
         sight: what of an event's payload is exported; "none" leaves the event out.
     """
-    last: UUID | None = None
-    page = rows.order_by("pk")
-    while True:
-        after = page if last is None else page.filter(pk__gt=last)
-        sizes = list(after.values_list("pk", "body_size")[:CHUNK])
-        if not sizes:
-            return
-        for ids in pieces(sizes, count=CHUNK, size=CHUNK_BYTES):
-            for document in _documents(rows.db, ids, sight):
-                yield json.dumps(document, allow_nan=False) + "\n"
-        last = sizes[-1][0]
+    for ids in tables.in_chunks(rows):
+        for document in _documents(rows.db, ids, sight):
+            yield json.dumps(document, allow_nan=False) + "\n"
 
 
 def _documents(

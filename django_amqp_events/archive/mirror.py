@@ -98,10 +98,10 @@ class Mirror:
                 if batch is not None:
                     self._mirror(reader, batch)
                 elif until_empty and not reader.ready():
-                    self._fold(idle=True, now=True)
+                    self._fold(now=True)
                     return None
                 self._sweep(idle=batch is None)
-                self._fold(idle=batch is None)
+                self._fold()
                 self._loop.recovered()
                 if self.aside and time.monotonic() > began + REREAD_SECONDS:
                     # RabbitMQ delivers them again on a new connection.
@@ -156,16 +156,12 @@ class Mirror:
             if resumed:
                 self.tell(f"published {resumed} replays again, which a dead process left queued")
 
-    def _fold(self, *, idle: bool, now: bool = False) -> None:
-        """Fold the group counts; an idle mirror also groups events without a group."""
+    def _fold(self, *, now: bool = False) -> None:
+        """Fold the group counts."""
         if not now and time.monotonic() < self._folded + FOLD_COUNTS_SECONDS:
             return
         self._folded = time.monotonic()
         failure_groups.fold_all_counts(self._loop.stop)
-        while idle and not self._loop.stop() and failure_groups.group_ungrouped():
-            if time.monotonic() > self._folded + FOLD_COUNTS_SECONDS:
-                # There may be a million of them; new messages go first.
-                return
 
 
 def _takes_rows() -> bool:

@@ -91,14 +91,12 @@ class Report:
 
     Attributes:
         published: confirmed by the broker.
-        replays: ids of the replays of *published*, in the same order.
         returned: back in the archive, because they were not published or not confirmed.
         skipped: not changed.
         stopped: why the rest was not attempted; ``None`` if all events were.
     """
 
     published: list[UUID] = field(default_factory=list)
-    replays: list[UUID] = field(default_factory=list)
     returned: list[Skipped] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     stopped: Reason | None = None
@@ -347,7 +345,6 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         give_back(taken, error.reason, known=known, general=general)
     if confirmed:
         report.published += [taken.event.pk for taken in confirmed]
-        report.replays += [taken.replay.pk for taken in confirmed]
         _record(lambda: states.published(confirmed, now=_now()))
         for taken in confirmed:
             signals.event_replayed.send_robust(

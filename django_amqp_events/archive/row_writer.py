@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -19,9 +17,8 @@ from uuid import UUID
 from django.db import Error, IntegrityError, transaction
 from django.db.models import QuerySet
 
-from ..backoff import Backoff
 from ..conf import Settings
-from ..databases import check_commits, error_line, is_refusal
+from ..databases import check_commits, error_line, is_refusal, retry_on_conflict
 from ..logs import event_fields
 from ..message.archive_message import Archived
 from ..message.types import Received, derived_id
@@ -36,10 +33,6 @@ logger = logging.getLogger(__name__)
 
 #: Largest number of attempts that a column holds.
 LARGEST_INTEGER: Final = 2**31 - 1
-#: Attempts at a batch that conflicts with another process's change of the same rows.
-TRIES: Final = 10
-#: Seconds between them.
-CONFLICT: Final = Backoff(0.01, 0.5)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,20 +141,9 @@ def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool 
     return _store([bare], now, lambda exc, item: blame(exc, item and entry))
 
 
-def _together(entries: Sequence[Item], now: datetime) -> Counts:
-    for failures in range(TRIES - 1):
-        try:
-            return _transaction(entries, now)
-        except IntegrityError as exc:
-            # Another mirror has stored the same event, or it was pruned.
-            logger.info("storing a batch again: %s", exc)
-            # So that mirrors with the same events do not collide each time.
-            time.sleep(CONFLICT.delay(failures) * random.uniform(0.5, 1))
-    return _transaction(entries, now)
-
-
-@tables.retry_on_conflict
-def _transaction(items: Sequence[Item], now: datetime) -> Counts:
+# Of an event that another mirror has stored, or that was pruned, a row is in the way or missing.
+@retry_on_conflict(tables.database, IntegrityError)
+def _together(items: Sequence[Item], now: datetime) -> Counts:
     counts = Counts()
     ends: dict[UUID, datetime] = {}
     entries: list[Entry] = []

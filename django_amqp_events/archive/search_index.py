@@ -11,13 +11,10 @@ from django.db import transaction
 from django.db.models import Prefetch, QuerySet
 
 from ..callables import nothing
-from ..databases import check_commits, pieces
+from ..databases import check_commits
 from ..models import ArchivedEvent, Revision, SearchValue
 from . import search_values, tables
 
-#: Most events, and most bytes of their bodies, in one transaction.
-CHUNK: Final = 200
-CHUNK_BYTES: Final = 8 * 1024 * 1024
 _COLUMNS: Final = ("event_id", "path", "value")
 
 
@@ -28,20 +25,17 @@ class Indexed:
     Attributes:
         events: events examined.
         changed: those whose values were missing or outdated.
-        last: the id of the last one, to continue after it.
         stopped: it was stopped before the end.
     """
 
     events: int = 0
     changed: int = 0
-    last: UUID | None = None
     stopped: bool = False
 
 
 def rebuild(
     rows: QuerySet[ArchivedEvent],
     *,
-    after: UUID | None = None,
     progress: Callable[[Indexed], object] = nothing,
     stop: Callable[[], bool] = nothing,
 ) -> Indexed:
@@ -52,27 +46,20 @@ def rebuild(
 
     Args:
         rows: of this service, whose declarations name the values.
-        after: begin with the event after this id.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
     """
     check_commits(tables.database())
-    result = Indexed(last=after)
-    while True:
-        page = rows.order_by("pk")
-        page = page if result.last is None else page.filter(pk__gt=result.last)
-        sizes = list(page.values_list("pk", "body_size")[:CHUNK])
-        if not sizes:
-            return result
-        for ids in pieces(sizes, count=CHUNK, size=CHUNK_BYTES):
-            if stop():
-                result.stopped = True
-                return result
-            result.changed += _correct(ids)
-            result.events += len(ids)
-            result.last = ids[-1]
-            progress(result)
+    result = Indexed()
+    for ids in tables.in_chunks(rows):
+        if stop():
+            result.stopped = True
+            break
+        result.changed += _correct(ids)
+        result.events += len(ids)
+        progress(result)
+    return result
 
 
 @tables.retry_on_conflict

@@ -8,8 +8,8 @@
        +--------------- archived <---------------+
     archived <--restore-- discarded (with a reason) <--resolve-- replaying
 
-A caller names the state, the version or the claim that it expects; if another process was faster,
-nothing is changed. The return value says what was. Nothing here uses the broker.
+A caller names the state and the version that it expects; if another process was faster, nothing is
+changed. The return value says what was. Nothing here uses the broker.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def claim(
     if not seen:
         return []
     tables.check_no_transaction()
-    token, before = uuid4(), State.REPLAYING if force else State.ARCHIVED
+    before = State.REPLAYING if force else State.ARCHIVED
     by, reason = clean(by, LENGTH), clean(reason)
     with tables.locking(seen, now=now, without=["detail"]) as events:
         current = _current_replays(events)
@@ -150,8 +150,8 @@ def claim(
         # These may be published: they keep their ids, to which any run reports.
         again = {pk: current[pk] for pk in claimable if _is_unconfirmed(current.get(pk))}
         new = {pk: event for pk, event in claimable.items() if pk not in again}
-        _change([events[pk] for pk in again], State.QUEUED, now, claim=token, **_NO_ERROR)
-        _change(new.values(), State.QUEUED, now, replays=1, claim=token, **_NO_ERROR)
+        _change([events[pk] for pk in again], State.QUEUED, now, **_NO_ERROR)
+        _change(new.values(), State.QUEUED, now, replays=1, **_NO_ERROR)
         places = [pending[pk].pk for pk in claimable if pk in pending]
         _replays().filter(pk__in=places)._raw_delete(tables.database())  # noqa: SLF001
         _move_to_batch(again, pending)
@@ -183,7 +183,6 @@ def reclaim(
     Raises:
         ConfigurationError: a transaction is open.
     """
-    token = uuid4()
     waiting = tables.rows().filter(
         state=State.QUEUED, state_since__lt=since_before, service=service
     )
@@ -199,7 +198,7 @@ def reclaim(
             for pk, event in events.items()
             if event.state == State.QUEUED and event.state_since < since_before
         }
-        _change(left.values(), State.QUEUED, now, claim=token)
+        _change(left.values(), State.QUEUED, now)
         replays = _current_replays(left)
         # Their replays were deleted by hand.
         orphans = [event for pk, event in left.items() if pk not in replays]
@@ -240,14 +239,10 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
     """
     given = {unsent.claimed.event.pk: unsent for unsent in unpublished}
     with tables.locking(given, now=now) as events:
-        tokens = {unsent.claimed.event.claim for unsent in unpublished}
-        back = {
-            pk: given[pk]
-            for pk, event in events.items()
-            if event.state == State.QUEUED and event.claim in tokens
-        }
-        for pk, unsent in back.items():
-            event, replay = events[pk], unsent.claimed.replay
+        claimed = {pk: unsent.claimed.event.version for pk, unsent in given.items()}
+        back = _as_seen(claimed, events, State.QUEUED)
+        for pk, event in back.items():
+            unsent, replay = given[pk], given[pk].claimed.replay
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
             event.unconfirmed = unsent.unconfirmed
             event.error = replay.error = unsent.error
@@ -256,11 +251,11 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
                 replay.state, replay.number, replay.publishes = _Replay.PENDING, None, 0
                 replay.version = event.version
         _replays().bulk_update(
-            [unsent.claimed.replay for unsent in back.values()],
+            [given[pk].claimed.replay for pk in back],
             ["state", "number", "version", "publishes", "error"],
         )
         tables.rows().bulk_update(
-            [events[pk] for pk in back],
+            back.values(),
             ["state", "state_since", "version", "error", "unconfirmed"],
         )
 

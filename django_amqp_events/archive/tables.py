@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import wraps
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
-from django.db import OperationalError, connections, router, transaction
+from django.db import connections, router, transaction
 from django.db.models import F, Model, QuerySet
 
 from .. import databases
-from ..backoff import Backoff
-from ..databases import is_conflict, is_locked
 from ..exceptions import ConfigurationError
 from ..models import ArchivedEvent
 from ..reasons import Reason
 from .groups import group_counts
 from .groups.group_counts import CountedEvent, counted_event
 
-P = ParamSpec("P")
-T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 #: Rows, and bytes, in one statement, about: MariaDB takes 16 MiB with quotes.
 STATEMENT_ROWS: Final = 500
 STATEMENT_BYTES: Final = 4 * 1024 * 1024
-#: Attempts at a transaction that conflicts with another one.
-TRIES: Final = 10
-#: Seconds after which a transaction that finds the database locked is not tried again.
-LOCKED_SECONDS: Final = 15.0
-#: Delays between tries of a transaction that finds the database locked.
-LOCK_BACKOFF: Final = Backoff(0.02, 0.5)
+#: Most events, and most bytes of their bodies, that are read together.
+CHUNK: Final = 200
+CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 
 def database() -> str:
@@ -46,6 +36,14 @@ def database() -> str:
 def rows() -> QuerySet[ArchivedEvent]:
     """Return the archived events, read where they are written: never from a replica."""
     return ArchivedEvent.objects.using(database())
+
+
+def in_chunks(rows: QuerySet[ArchivedEvent]) -> Iterator[list[UUID]]:
+    """Yield the ids of events in their order, as many as are read together."""
+    page = rows = rows.order_by("pk")
+    while sizes := list(page.values_list("pk", "body_size")[:CHUNK]):
+        yield from databases.pieces(sizes, count=CHUNK, size=CHUNK_BYTES)
+        page = rows.filter(pk__gt=sizes[-1][0])
 
 
 def clock() -> datetime:
@@ -65,31 +63,8 @@ def check_no_transaction() -> None:
         raise ConfigurationError(Reason("in-transaction", database=repr(database())))
 
 
-def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:
-    """Repeat a function that is one transaction while the database ends it for another one.
-
-    While the database is locked, it is repeated for :data:`LOCKED_SECONDS` seconds.
-    """
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        conflicts = waits = 0
-        end = time.monotonic() + LOCKED_SECONDS
-        while True:
-            try:
-                return function(*args, **kwargs)
-            except OperationalError as exc:
-                if connections[database()].in_atomic_block:
-                    raise
-                if is_locked(exc) and time.monotonic() < end:
-                    time.sleep(LOCK_BACKOFF.delay(waits) * random.uniform(0.5, 1))
-                    waits += 1
-                elif is_conflict(exc) and conflicts < TRIES - 1:
-                    conflicts += 1
-                else:
-                    raise
-
-    return run
+#: Repeat a function that is one transaction of the archive, see :func:`.retry_on_conflict`.
+retry_on_conflict: Final = databases.retry_on_conflict(database)
 
 
 def lock(ids: Iterable[UUID]) -> dict[UUID, CountedEvent]:

@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
-from uuid import UUID
 
-from ..archive import eligibility, selection, tables
+from ..archive import eligibility, selection
 from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..declare.registry import Handler
 from ..message.text import counted
-from ..models import ArchivedEvent, visible
 from .base import SHOWN, ReportCommand, columns
 
 RULES: Final = {
@@ -34,7 +32,6 @@ class Result:
         decision: a key of :data:`RULES`.
         able: with ``--dry-run``, the number of events that it would change.
         targets: with ``--dry-run``, the number of events for each handler.
-        waited: whether the outcomes in *succeeded* and *failed* (ids of events) count.
     """
 
     matched: int = 0
@@ -43,14 +40,6 @@ class Result:
     decision: str = "replay"
     able: int = 0
     targets: Counter[Handler] = field(default_factory=Counter)
-    waited: bool = False
-    succeeded: int = 0
-    failed: list[UUID] = field(default_factory=list)
-
-    @property
-    def pending(self) -> int:
-        """Number of published replays without an outcome."""
-        return len(self.report.published) - self.succeeded - len(self.failed)
 
     @property
     def code(self) -> int:
@@ -58,7 +47,7 @@ class Result:
         if report.stopped and not report.published:
             return 2
         left = self.missing or report.returned or report.skipped or report.stopped
-        return 1 if left or (self.waited and self.succeeded < len(report.published)) else 0
+        return 1 if left else 0
 
     def document(self, *, dry_run: bool) -> dict[str, Any]:
         """Return it as JSON types."""
@@ -82,14 +71,6 @@ class Result:
                 {**eligibility.destination(handler), "events": count}
                 for handler, count in self.targets.most_common()
             ],
-            "outcomes": {
-                "succeeded": self.succeeded,
-                "failed": len(self.failed),
-                "none": self.pending,
-                "failed_ids": self.failed,
-            }
-            if self.waited
-            else None,
         }
 
     def show(self, command: ReportCommand, *, dry_run: bool) -> None:
@@ -118,25 +99,6 @@ class Result:
             printed = any(skip.why == report.stopped for skip in report.returned)
             why = "for the same reason" if printed and command.verbosity else report.stopped
             command.stderr.write(f"stopped: {why}; {left} not {done}")
-        if self.waited:
-            self._show_outcomes(command)
-
-    def _show_outcomes(self, command: ReportCommand) -> None:
-        command.tell(self.outcomes())
-        shown = self.failed if command.verbosity > 1 else self.failed[:SHOWN]
-        failed = tables.rows().filter(pk__in=shown).defer(*ArchivedEvent.LARGE)
-        for event in failed:
-            why = visible(f"{event.exception or event.reason}: {event.message}")
-            command.tell(f"  {event}: {why}")
-        if self.pending and self.pending == len(self.report.published):
-            command.tell("no outcomes: check that events_mirror and a worker are running")
-
-    def outcomes(self) -> str:
-        """Return the outcomes of the published replays, in words."""
-        return (
-            f"{self.succeeded} succeeded, {len(self.failed)} failed again, "
-            f"{self.pending} without an outcome"
-        )
 
 
 def show_missing(command: ReportCommand, ids: Iterable[str]) -> None:

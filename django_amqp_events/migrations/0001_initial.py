@@ -149,7 +149,6 @@ class Migration(migrations.Migration):
                 ),
                 ("attempts", models.PositiveIntegerField(default=1)),
                 ("replays", models.PositiveIntegerField(default=0)),
-                ("claim", models.UUIDField(blank=True, editable=False, null=True)),
                 ("unconfirmed", models.BooleanField(default=False)),
                 ("error", models.TextField()),
                 ("body", models.BinaryField()),
@@ -223,7 +222,6 @@ class Migration(migrations.Migration):
                         name="amqp_events_correlation",
                         opclasses=["varchar_pattern_ops"],
                     ),
-                    models.Index(fields=["claim"], name="amqp_events_claim"),
                     models.Index(
                         fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"
                     ),

@@ -50,7 +50,6 @@ class ArchivedEvent(models.Model):
         group: ``None`` until the event is assigned to one.
         attempts: runs of the handler, including replays.
         replays: the number of the current replay.
-        claim: the operation that changed the state last.
         unconfirmed: the current replay was not confirmed, but may have been published.
         error: why the current replay was not published.
         body: as published, byte for byte.
@@ -93,7 +92,6 @@ class ArchivedEvent(models.Model):
     )
     attempts = models.PositiveIntegerField(default=1)
     replays = models.PositiveIntegerField(default=0)
-    claim = models.UUIDField(null=True, blank=True, editable=False)
     unconfirmed = models.BooleanField(default=False)
     error = ReasonField()
     body = models.BinaryField()
@@ -136,7 +134,6 @@ class ArchivedEvent(models.Model):
                 name="amqp_events_correlation",
                 opclasses=["varchar_pattern_ops"],
             ),
-            models.Index(fields=["claim"], name="amqp_events_claim"),
             # For alerts, which are of one service.
             models.Index(fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"),
             # Partial: it is empty while every publish is confirmed.

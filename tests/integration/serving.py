@@ -112,7 +112,7 @@ def more(database: dict[str, Any], url: str, number: int) -> None:
         "from tests.unit.admin import admin_world\n"
         "from django_amqp_events.archive.groups import failure_groups\n"
         f"for n in range(2, {number} + 1): admin_world.make(event_id=f'order-{{n}}')\n"
-        "failure_groups.group_ungrouped()\n"
+        "failure_groups.rebuild()\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "DATABASE": json.dumps(database), "URL": url}
     forked.run([sys.executable, "-c", code], cwd=ROOT, env=environ, check=True)

@@ -17,9 +17,9 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events import conf
+from django_amqp_events import conf, databases
 from django_amqp_events.apps import CHECKS
-from django_amqp_events.archive import replay, row_writer, selection, states, tables
+from django_amqp_events.archive import replay, row_writer, selection, states
 from django_amqp_events.archive.eligibility import Examined
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import delete_by_id, error_kind, is_passing, sliced
@@ -214,7 +214,7 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
     with connection.cursor() as cursor:
         cursor.execute(_SHORT[connection.vendor])
     if tries is None:
-        monkeypatch.setattr(tables, "LOCKED_SECONDS", 0.0)
+        monkeypatch.setattr(databases, "LOCKED_SECONDS", 0.0)
     with closing(connections.create_connection(archive_database.alias)) as other:
         other.set_autocommit(False)
         other.cursor().execute("UPDATE django_amqp_events_archivedevent SET version = version")
@@ -227,7 +227,7 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
             if not left:
                 other.rollback()
 
-        monkeypatch.setattr("django_amqp_events.archive.tables.time.sleep", sleep)
+        monkeypatch.setattr("django_amqp_events.databases.time.sleep", sleep)
         now = datetime.now(UTC)
         if tries is not None:
             assert states.discard({row.pk: row.version}, by="ada", reason="", now=now) == [row.pk]

@@ -1,7 +1,6 @@
 """Failure groups: assign events to them, repair them, and record what people write about them.
 
-The mirror assigns each event when it stores it. An idle mirror assigns the events that are in no
-group, such as those from before the groups.
+The mirror assigns each event when it stores it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from .. import tables
 from . import group_counts
 from .fingerprint import VERSION, Fingerprint, fingerprint
 
-EVENTS_PER_TRANSACTION: Final = 500
 #: Most events whose newest decisions a group's history reads.
 DECISIONS: Final = 2_000
 #: The texts that people write about a group, each with its action.
@@ -84,17 +82,6 @@ def fold_all_counts(stop: Callable[[], bool] = nothing) -> int:
     return total
 
 
-def group_ungrouped() -> int:
-    """Assign events without a group, the last failures first; return how many.
-
-    They count in the hour of their last failure.
-    """
-    check_commits(tables.database())
-    missing = tables.rows().filter(group__isnull=True).order_by("-last_failed_at", "-pk")
-    ids = list(missing.values_list("pk", flat=True)[:EVENTS_PER_TRANSACTION])
-    return _move(ids) if ids else 0
-
-
 @dataclass(slots=True, kw_only=True)
 class Rebuilt:
     """The result of a rebuild.
@@ -116,31 +103,23 @@ class Rebuilt:
 
 def rebuild(
     *,
-    batch_size: int = EVENTS_PER_TRANSACTION,
     progress: Callable[[Rebuilt], object] = nothing,
     stop: Callable[[], bool] = nothing,
 ) -> Rebuilt:
     """Move every event to its group, and correct the numbers of all groups.
 
-    For events without a group, after a change of the algorithm or of rows by hand. What people
-    wrote about a group moves with its events. Everything else may run meanwhile.
+    After a change of the algorithm or of rows by hand. What people wrote about a group moves with
+    its events. Everything else may run meanwhile.
     """
     rebuilt = Rebuilt()
     using = tables.database()
     check_commits(using)
-    last: UUID | None = None
-    while True:
+    for ids in tables.in_chunks(tables.rows()):
         if stop():
             rebuilt.stopped = True
             return rebuilt
-        rows = tables.rows().order_by("pk")
-        if last is not None:
-            rows = rows.filter(pk__gt=last)
-        events = list(rows.only("pk", "group_id", *_PARTS)[:batch_size])
-        if not events:
-            break
-        last = events[-1].pk
-        rebuilt.seen += len(events)
+        rebuilt.seen += len(ids)
+        events = tables.rows().filter(pk__in=ids).only("group_id", *_PARTS)
         if wrong := [event.pk for event in events if event.group_id != fingerprint_of(event).id]:
             rebuilt.moved += _move(wrong)
         progress(rebuilt)

@@ -5,7 +5,7 @@ decisions. If AMQP_EVENTS["REDACT"] is set, an export has redacted payloads and 
 bodies; --raw exports everything.
 
 index stores the values of SEARCH again, after SEARCH or REDACT changed and the mirror
-was restarted. It can be repeated, and --after continues a stopped run.
+was restarted. It can be repeated.
 
 exit codes:
   0  done
@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from django_amqp_events import conf
 from django_amqp_events.archive import export, redaction, search_index
@@ -46,9 +45,6 @@ class Command(ReportCommand):
         parser.add_argument(
             "--raw", action="store_true", help="export: include bodies although REDACT is set."
         )
-        parser.add_argument(
-            "--after", type=UUID, metavar="ID", help="index: continue after this row."
-        )
         super().add_arguments(parser)
         arguments.add_filters(parser).add_argument(
             "--state", choices=State.values, help="State of the event."
@@ -58,12 +54,10 @@ class Command(ReportCommand):
         what = options["what"]
         # The export itself is on stdout.
         self.piped = self.piped or options["output"] == "-"
-        if what == "export" and options["after"]:
-            raise self.wrong("export takes --output FILE and filters")
         if what == "export" and not options["output"]:
             raise self.wrong("export needs --output FILE; - is stdout")
         if what == "index" and (options["output"] or options["raw"]):
-            raise self.wrong("index takes --after and filters")
+            raise self.wrong("index takes filters")
         with self.interruptible():
             try:
                 return self._export(options) if what == "export" else self._index(options)
@@ -97,20 +91,18 @@ class Command(ReportCommand):
         wanted = replace(_selected(options), service=conf.get_settings().service)
         done = search_index.rebuild(
             wanted.queryset(),
-            after=options["after"],
-            progress=lambda so_far: self.progress(f"{so_far.events} events, last {so_far.last}"),
+            progress=lambda so_far: self.progress(f"{so_far.events} events"),
             stop=self.stopped,
         )
 
         def show() -> None:
             self.tell(f"{counted(done.events, 'event')} examined, {done.changed} changed")
             if done.stopped:
-                after = f" --after {done.last}" if done.last else ""
-                self.tell(f"stopped; continue with `events_archive index{after}`")
+                self.tell("stopped; run it again for all events")
 
         document = {
             "result": "stopped" if done.stopped else "indexed",
-            **columns(done, "events", "changed", "last"),
+            **columns(done, "events", "changed"),
         }
         return self.finish(1 if done.stopped else 0, document, show)
 

@@ -4,9 +4,8 @@ A group has one service, handler, exception and innermost function of the
 project's own code. `events_replay --group` takes its id.
 
 --rebuild assigns every event to its group and recounts the open events. Use it
-for events stored by an older version, after an upgrade that groups differently,
-and after rows were changed by hand. Other processes may run meanwhile. An idle
-events_mirror assigns events without a group on its own.
+after an upgrade that groups differently, and after rows were changed by hand.
+Other processes may run meanwhile.
 
 exit codes:
   0  done
@@ -20,7 +19,6 @@ from argparse import ArgumentParser
 from typing import Any, Final
 
 from django_amqp_events import conf
-from django_amqp_events.archive import tables
 from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, columns
@@ -81,7 +79,6 @@ class Command(ReportCommand):
             with_open = with_open.filter(open_now__gt=0)
         groups = list(with_open.order_by("-last_seen", "-pk")[: limit + 1])
         more, groups = len(groups) > limit, groups[:limit]
-        ungrouped = tables.rows().filter(group__isnull=True).exists()
 
         def show() -> None:
             if not groups:
@@ -97,16 +94,10 @@ class Command(ReportCommand):
                 )
             if more:
                 self.tell(f"only the first {limit}; --limit shows more")
-            if ungrouped:
-                self.tell(
-                    "some events have no group yet; events_groups --rebuild or an idle "
-                    "events_mirror assigns them"
-                )
 
         document = {
             "groups": [_document(group) for group in groups],
             "more": more,
-            "ungrouped": ungrouped,
         }
         return self.finish(0, document, show)
 

@@ -20,14 +20,13 @@ own body. With --dry-run, the changes are printed.
 --discard and --restore change the state of the matching events, as in the admin;
 nothing is published.
 
---wait needs a running events_mirror, which reads the outcomes of replays from
-the archive queue.
+--background creates a batch, which events_batches replays; its report has the
+outcomes, which a running events_mirror reads from the archive queue.
 
 exit codes:
-  0  every matching event was published, discarded or restored (--wait: and
-     succeeded; --dry-run: can be), or no event matches
-  1  some were not: skipped, returned, stopped, no such id; --wait: failed again
-     or still without an outcome
+  0  every matching event was published, discarded or restored (--dry-run: can be),
+     or no event matches
+  1  some were not: skipped, returned, stopped, no such id
   2  nothing was done: wrong arguments or settings, RabbitMQ or the database is
      unreachable
 """
@@ -35,7 +34,6 @@ exit codes:
 from __future__ import annotations
 
 import sys
-import time
 from argparse import ArgumentParser
 from collections.abc import Collection
 from dataclasses import replace
@@ -47,26 +45,23 @@ from uuid import UUID
 
 from django.db import Error
 
-from django_amqp_events import conf, service_loop
+from django_amqp_events import conf
 from django_amqp_events.archive import editing, eligibility, replay, selection, states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Rule, Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.backoff import Backoff
-from django_amqp_events.databases import error_line, is_passing, parts, reconnect
+from django_amqp_events.databases import error_line, parts
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, requested_by
 from django_amqp_events.management.replay_result import DONE, RULES, Result, show_missing
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import ArchivedEvent, Replay, clean, visible
+from django_amqp_events.models import ArchivedEvent, clean, visible
 from django_amqp_events.options import suggestion
 from django_amqp_events.reasons import Reason
 
-#: Delays between queries for outcomes.
-POLL: Final = Backoff(0.2, 5.0)
 #: Most events that are examined together.
 PART: Final = 2000
 
@@ -138,12 +133,6 @@ class Command(ReportCommand):
             "--dry-run", action="store_true", help="Print where each event would go and why not."
         )
         how.add_argument(
-            "--wait",
-            type=arguments.positive,
-            metavar="SECONDS",
-            help="Wait this long for the outcomes.",
-        )
-        how.add_argument(
             "--background",
             action="store_true",
             help="Create a batch of the matching events for events_batches; needs --comment.",
@@ -170,7 +159,7 @@ class Command(ReportCommand):
             chosen = self._check(Selection(**filters, service=service))
             if options["background"]:
                 return self._start_batch(chosen, options)
-            result = Result(waited=options["wait"] is not None, decision=options["decision"])
+            result = Result(decision=options["decision"])
             rule = eligibility.FORCE if options["force"] else RULES[result.decision]
             if options["edit"] is not None:
                 self._edit(options, result)
@@ -183,8 +172,6 @@ class Command(ReportCommand):
                     self._replay(seen, options, result)
                 else:
                     self._decide(seen, rule, options["comment"], result)
-            if result.waited:
-                self._wait(options["wait"], result)
             document = result.document(dry_run=options["dry_run"])
             return self.finish(
                 result.code, document, lambda: result.show(self, dry_run=options["dry_run"])
@@ -216,8 +203,8 @@ class Command(ReportCommand):
             (not (options["all"] or edit or narrowed),
              "choose the events: ids, filters or --all"),
             (decides and (edit or options["force"] or options["background"]
-                          or options["wait"] is not None or options["rate"] is not None),
-             f"--{options['decision']} goes without --edit, --force, --background, --wait, --rate"),
+                          or options["rate"] is not None),
+             f"--{options['decision']} goes without --edit, --force, --background and --rate"),
             (options["decision"] == "discard" and not comment and not options["dry_run"],
              "--discard needs a reason: --comment TEXT"),
             (len(comment) > states.REASON_CHARACTERS,
@@ -445,42 +432,6 @@ class Command(ReportCommand):
             return raw.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as exc:
             raise self.wrong(f"--payload {name}: {exc}") from exc
-
-    def _wait(self, seconds: float, result: Result) -> None:
-        """Wait for the outcomes of the published replays."""
-        end = time.monotonic() + seconds
-        pending, polls = set(result.report.replays), 0
-        if pending and not self.stopping:
-            self.tell(f"{len(pending)} published; waiting for the outcomes")
-        while pending:
-            try:
-                self._read_outcomes(pending, result)
-            except Error as exc:
-                # The caller has to learn what was published.
-                if not is_passing(exc):
-                    raise
-                self.progress(f"the outcomes cannot be read yet: {error_line(exc)}")
-                reconnect(tables.database())
-            if self.stopping or time.monotonic() >= end:
-                return
-            self.progress(result.outcomes())
-            if pending:
-                service_loop.sleep(min(POLL.delay(polls), end - time.monotonic()), self.stopped)
-                polls += 1
-
-    @staticmethod
-    def _read_outcomes(pending: set[UUID], result: Result) -> None:
-        """Move the outcomes of *pending* replays to the result."""
-        for part in parts(list(pending)):
-            ended = states.replays().filter(
-                pk__in=part, state__in=(Replay.State.SUCCEEDED, Replay.State.FAILED)
-            )
-            for pk, event_id, state in ended.values_list("pk", "event_id", "state"):
-                pending.discard(pk)
-                if state == Replay.State.SUCCEEDED:
-                    result.succeeded += 1
-                else:
-                    result.failed.append(event_id)
 
 
 def _batch_options(options: dict[str, Any]) -> dict[str, Any]:

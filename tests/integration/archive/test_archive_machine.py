@@ -465,7 +465,7 @@ class Archive(RuleBasedStateMachine):
 
     def compare(self, before: ArchivedEvent, row: ArchivedEvent) -> None:
         assert row.version >= before.version
-        names = ("state", "state_since", "claim", "replays", "unconfirmed", "error", "attempts")
+        names = ("state", "state_since", "replays", "unconfirmed", "error", "attempts")
         if any(getattr(before, name) != getattr(row, name) for name in names):
             assert row.version > before.version
         if row.state != before.state and row.version == before.version + 1:

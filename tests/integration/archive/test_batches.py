@@ -215,7 +215,7 @@ def test_the_commands(billing: Service, archive_database: Database) -> None:
     code, _, err = billing.command("events_replay", "--all", "--background")
     assert code == 2
     assert "--comment" in err
-    for wrong in (["--force"], ["--dry-run"], ["--wait", "5"], ["--pause-at", "101"]):
+    for wrong in (["--force"], ["--dry-run"], ["--pause-at", "101"]):
         asked = ["--handler", "send_invoice", "--background", "--comment", "fixed", *wrong]
         assert billing.command("events_replay", *asked)[0] == 2, wrong
     assert billing.command("events_replay", "--all", "--canary", "2")[0] == 2

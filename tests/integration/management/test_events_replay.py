@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -242,15 +241,13 @@ def test_wrong_arguments_change_nothing(billing, tmp_path):
         (["--all", "--discard", "--comment", "x" * 1001], "--comment has more than 1000"),
         (["--event", "shop.*"], "'shop.*' is a pattern; give whole names"),
         (["--all", "--rate", "0"], "--rate: 0 is not a number above 0"),
-        (["--all", "--wait", "-1"], "--wait: -1 is not a number above 0"),
-        (["--all", "--wait", "1", "--dry-run"], "not allowed with argument --wait"),
         (["--all", "--discard"], "--discard needs a reason: --comment TEXT"),
         (["--discard", "--comment", "x"], "choose the events"),
         (["--all", "--discard", "--restore"], "not allowed with argument --discard"),
         (["--all", "--discard", "--rate", "1"], "--discard goes without --edit, --force"),
         (["order-1", "--restore", "--force"], "--restore goes without --edit, --force"),
         (["--all", "--restore", "--background"], "--restore goes without --edit, --force"),
-        (["--all", "--restore", "--wait", "1"], "--restore goes without --edit, --force"),
+        (["--all", "--restore", "--rate", "1"], "--restore goes without --edit, --force"),
         ([*edit, "--discard"], "--discard goes without --edit, --force"),
         (edit, "editing needs AMQP_EVENTS['EDITING'] to be True"),
     ):
@@ -478,68 +475,6 @@ def test_force_replays_only_overdue_events(billing):
     assert Replay.objects.filter(event__event_id="order-1").count() == 2
     assert Replay.objects.filter(event__event_id="order-2").count() == 1
     assert ArchiveAction.objects.filter(action="force").count() == 1
-
-
-# -- outcomes -----------------------------------------------------------------------------
-
-
-def answer_replays(billing: Service, *, succeed: set[str], fail: Iterable[str] = ()) -> None:
-    """Be worker and mirror: take the replays and report how they ended."""
-    for _ in (*succeed, *fail):
-        message = billing.take("billing.send_invoice")
-        event_id, replay_id = message.headers["event-id"], message.headers["event-replay-id"]
-        row = ArchivedEvent.objects.get(event_id=event_id)
-        if event_id in succeed:
-            publish(billing, outcome(row, replay_id))
-        else:
-            delivery = received(event_id, body=bytes(row.body))
-            publish(billing, archived(delivery, replay_id=replay_id))
-    mirror_all(billing)
-
-
-@pytest.fixture
-def while_it_waits(monkeypatch):
-    """Do something when the command has published and begins to wait."""
-    from django_amqp_events.management.commands.events_replay import Command
-
-    waiting = Command._wait
-
-    def install(action):
-        def wait(self, seconds, result):
-            action()
-            waiting(self, seconds, result)
-
-        monkeypatch.setattr(Command, "_wait", wait)
-
-    return install
-
-
-def test_wait_for_success(billing, while_it_waits):
-    fill(billing, 1, 2)
-    while_it_waits(lambda: answer_replays(billing, succeed={"order-1", "order-2"}))
-    code, out, _ = billing.command("events_replay", "--all", "--wait", "20")
-    assert code == 0
-    assert "2 succeeded, 0 failed again, 0 without an outcome" in out
-    assert states() == [State.SUCCEEDED, State.SUCCEEDED]
-
-
-def test_wait_reports_repeated_failures(billing, while_it_waits):
-    fill(billing, 1, 2)
-    while_it_waits(lambda: answer_replays(billing, succeed={"order-1"}, fail={"order-2"}))
-    code, out, _ = billing.command("events_replay", "--all", "--wait", "20")
-    assert code == 1
-    assert "1 succeeded, 1 failed again" in out
-    assert "(order-2) for send_invoice: billing.errors.TaxError: there is no tax rate" in out
-
-
-def test_wait_ends_without_an_outcome(billing):
-    fill(billing, 1)
-    code, out, _ = billing.command("events_replay", "--all", "--wait", "0.3", "--format", "json")
-    answer = json.loads(out)
-    assert code == 1
-    assert answer["outcomes"] == {"succeeded": 0, "failed": 0, "none": 1, "failed_ids": []}
-    code, out, _ = billing.command("events_replay", "--all", "--wait", "0.3")
-    assert code == 0  # nothing is archived any more
 
 
 # -- long work ----------------------------------------------------------------------------

@@ -279,7 +279,7 @@ def test_a_subclass_follows_relations_in_one_query(ada, monkeypatch):
     monkeypatch.setattr(ArchivedEventAdmin, "list_select_related", ("group",))
     for number in range(3):
         make(exception=f"billing.Error{number}")
-    failure_groups.group_ungrouped()
+    failure_groups.rebuild()
     with CaptureQueriesContext(connection) as queries:
         assert ada.get(url("changelist")).status_code == 200
     assert not [each for each in queries if 'failuregroup"."id" =' in each["sql"]]
@@ -979,7 +979,7 @@ def test_late_failures_do_not_hide_the_current_one(ada):
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 def test_pages_ask_no_replica(archive_database, wire):
     big = make(body=b'[[], {"text": "%s"}, {}]' % (b"x" * formatting.SHOWN))
-    failure_groups.group_ungrouped()
+    failure_groups.rebuild()
     failure_groups.fold_all_counts(bool)
     group, waiting = FailureGroup.objects.get(), make_waiting()
     batch = batch_states.freeze(tables.rows(), by="ada", title="one")

@@ -370,8 +370,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
     add_replay(row, revision=_revision(row), error="a queue refused it", publishes=2)
     make(event_id=row.event_id, handler="book")
     doubtful = make(unconfirmed=True, reason="poison")
-    while failure_groups.group_ungrouped():
-        pass
+    failure_groups.rebuild()
     failure_groups.fold_all_counts()
     row.refresh_from_db()
     states.discard({rows[1].pk: 0}, by="ada", reason="wrong", now=datetime.now(UTC))

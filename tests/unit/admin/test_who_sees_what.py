@@ -173,7 +173,7 @@ def world() -> ArchivedEvent:
         ),
         using=tables.database(),
     )
-    failure_groups.group_ungrouped()
+    failure_groups.rebuild()
     failure_groups.fold_all_counts(bool)
     make_waiting(body=BODY, attempts=1)
     make_waiting(body=b'[[], {"card": "' + SECRET.encode())
@@ -247,7 +247,7 @@ def test_a_row_that_a_user_may_not_see_is_nowhere(wire: Any) -> None:
     )
     late = overdue(event_id=HIDDEN, message=MARK, correlation_id="basket-6")
     other = make(correlation_id="basket-6", exception="billing.errors.Other")
-    failure_groups.group_ungrouped()
+    failure_groups.rebuild()
     failure_groups.fold_all_counts(bool)
     waiting = make_waiting(event_id=HIDDEN, attempts=1, error=MARK)
     mine = make_waiting(attempts=1)

@@ -465,7 +465,7 @@ def test_numbers_that_are_wrong_are_put_right() -> None:
     failure_groups.fold_all_counts()
     FailureGroup.objects.update(open=17, going=-3)
     ArchivedEvent.objects.filter(event_id="4").delete()
-    rebuilt = failure_groups.rebuild(batch_size=2)
+    rebuilt = failure_groups.rebuild()
     assert (rebuilt.seen, rebuilt.moved, rebuilt.corrected) == (4, 0, 1)
     assert told() == counted()
     assert only().open == 3
@@ -474,15 +474,13 @@ def test_numbers_that_are_wrong_are_put_right() -> None:
 
 @database
 def test_events_from_before_the_groups_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_groups, "EVENTS_PER_TRANSACTION", 3)
+    monkeypatch.setattr(tables, "CHUNK", 3)
     keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
     discard(ArchivedEvent.objects.get(event_id="0"))
     ArchivedEvent.objects.update(group=None)
     GroupCountChange.objects.all().delete()
     FailureGroup.objects.all().delete()
-    assert failure_groups.group_ungrouped() == 3
-    assert failure_groups.group_ungrouped() == 2
-    assert failure_groups.group_ungrouped() == 0
+    assert failure_groups.rebuild().moved == 5
     assert told() == counted()
     assert only().open_now == 4
     failure_groups.fold_all_counts()
@@ -591,9 +589,8 @@ def test_the_command_shows_groups_with_open_events(command: Any) -> None:
     document = json.loads(command("--format", "json")[1])
     [group] = document["groups"]
     assert (group["id"], group["open"], group["frame"]) == (str(pk), 3, "billing.tax in rate")
-    assert (document["more"], document["ungrouped"]) == (False, False)
+    assert document["more"] is False
     ArchivedEvent.objects.filter(event_id="9").update(group=None)
-    assert "have no group yet" in command()[1]
     code, out = command("--rebuild")
     assert (code, "4 events checked, 1 moved to another group" in out) == (0, True)
     assert json.loads(command("--rebuild", "--format", "json")[1])["moved"] == 0

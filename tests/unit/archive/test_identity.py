@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError
 
-from django_amqp_events import conf
+from django_amqp_events import conf, databases
 from django_amqp_events.archive import row_writer
 from django_amqp_events.archive.entries import Item, read_entries
 from django_amqp_events.archive.recovery import RecoveredCopies
@@ -152,7 +152,7 @@ MIRRORS: tuple[Callable[[Queue], None], ...] = (
 @pytest.mark.django_db
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_is_one_row_whatever_dies(kind, monkeypatch):
-    monkeypatch.setattr(row_writer, "CONFLICT", Backoff(0, 0))
+    monkeypatch.setattr(databases, "RETRY_BACKOFF", Backoff(0, 0))
     message, separate = KINDS[kind]
     for count, fault, reading in product((1, 2, 3), RECOVERIES, MIRRORS):
         archive = Queue()
@@ -214,7 +214,7 @@ class Refusing:
 
 
 def test_messages_that_the_database_refuses_are_told_apart_by_what_it_refused(db, monkeypatch):
-    monkeypatch.setattr(row_writer, "CONFLICT", Backoff(0, 0))
+    monkeypatch.setattr(databases, "RETRY_BACKOFF", Backoff(0, 0))
     monkeypatch.setattr(row_writer, "_row", Refusing(row_writer._row))
     given = [replace(plain(b"{}", headers), exchange="") for headers in anagrams()]
     items = read(given + [taken(archived(received(str(n), body=b"{}"))) for n in range(2)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -29,8 +28,6 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from django_amqp_events.management import replay_result
-from django_amqp_events.management.commands import events_replay
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, Replay, State
 from django_amqp_events.publish import publisher
@@ -578,34 +575,6 @@ def test_a_limit_takes_the_oldest_of_many_ids() -> None:
     assert code == 0
     discarded = ArchivedEvent.objects.filter(state=State.DISCARDED)
     assert set(discarded.values_list("event_id", flat=True)) == {"order-499", "order-500"}
-
-
-def test_an_outage_while_outcomes_are_awaited_hides_no_publish(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    row = make()
-    real, errors = states.replays, [OperationalError("server closed the connection")]
-
-    def replays() -> Any:
-        if errors:
-            raise errors.pop()
-        monkeypatch.setattr(states, "replays", real)
-        states.finish({replay.pk: NOW for replay in real()}, now=NOW)
-        return real()
-
-    monkeypatch.setattr(states, "replays", replays)
-    code, out, _ = run_command("events_replay", row.event_id, "--wait", "9")
-    assert code == 0
-    assert "1 of 1 event published" in out
-    assert "1 succeeded" in out
-
-
-def test_the_failures_of_awaited_replays_cannot_control_a_terminal() -> None:
-    row = make(exception="billing.TaxError", message="\x1b[2J")
-    out = StringIO()
-    result = replay_result.Result(matched=1, waited=True, failed=[row.pk])
-    result.show(events_replay.Command(stdout=out), dry_run=False)
-    assert "billing.TaxError: \\x1b[2J" in out.getvalue()
 
 
 def test_a_backend_without_a_broker_is_refused(billing: Any) -> None:

@@ -70,7 +70,7 @@ def give_back(each: ClaimedReplay, *, unconfirmed: bool = False, error: str = "n
 
 def number_of_states(event: ArchivedEvent) -> tuple[Any, ...]:
     now = again(event)
-    return now.state, now.version, now.claim, now.replays, now.state_since
+    return now.state, now.version, now.replays, now.state_since
 
 
 # -- the table ----------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_claim_records_user_reason_and_replay_id() -> None:
     assert (replay.requested_by, replay.reason) == ("ada", "tax table\\x00 fixed")
     action = ArchiveAction.objects.get()
     assert (action.action, action.by, action.replay) == ("replay", "ada", replay)
-    assert again(event).claim == claimed.event.claim
+    assert again(event).version == claimed.event.version
     assert again(event).replays == 1
 
 
@@ -256,7 +256,7 @@ def test_a_claim_is_taken_over_under_its_replay_id_and_once() -> None:
     (dead,) = claim(event)
     (taken,) = reclaim()
     assert taken.replay.pk == dead.replay.pk
-    assert taken.event.claim != dead.event.claim
+    assert taken.event.version > dead.event.version
     assert Replay.objects.get().publishes == 2
     assert reclaim() == [], "it is not that old any more"
     assert ArchiveAction.objects.count() == 1, "nobody decided anything"
@@ -392,7 +392,7 @@ def test_what_locks_rows_is_tried_again(module: ModuleType) -> None:
         source = inspect.getsource(function) if own else ""
         if "with tables.locking(" in source or "with transaction.atomic(" in source:
             known += 1
-            assert source.startswith("@tables.retry_on_conflict"), name
+            assert "retry_on_conflict" in source.partition("\n")[0], name
     assert known
 
 
