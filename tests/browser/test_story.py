@@ -234,10 +234,10 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada.write("reason", "the rate of XX was missing")
     ada.write("canary", "3")
     ada.press("Start in the background")
-    batch = browser.driver.current_url
     ada.wait_for(f"succeeded\n{NUMBER}", reload=False)
+    browser.until(browser.find(".ae-changed").is_displayed, "the line that it has changed")
+    browser.leave_by(browser.find(".ae-changed a"))
     browser.until(lambda: browser.all(".ae-batch-done"), "the batch is done")
-    browser.open(batch)
     assert "(succeeded)" in ada.page
     assert "the rate of XX was missing" in ada.page
     ada.follow("All events of this batch")
