@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -98,7 +97,7 @@ def inserted(number: int) -> dict[str, Any]:
             if batch is None:
                 break
             rows, failures = [], []
-            for entry in read_entries(batch.messages, found, Counter()):
+            for entry in read_entries(batch.messages, found):
                 assert isinstance(entry, Entry)  # noqa: S101
                 entry.begin()
                 rows.append(row_writer._row(entry))  # noqa: SLF001

@@ -154,8 +154,7 @@ def claim(
         _change(new.values(), State.QUEUED, now, replays=1, **_NO_ERROR)
         places = [pending[pk].pk for pk in claimable if pk in pending]
         _replays().filter(pk__in=places)._raw_delete(tables.database())  # noqa: SLF001
-        _move_to_batch(again, pending)
-        _queue(again, handlers)
+        _queue(again, handlers, pending)
         last = current if force else {}
         started = _start(new, pending, seen, handlers, last, edit, by=by, reason=reason, now=now)
         claimed = {pk: replay for pk in events if (replay := again.get(pk) or started.get(pk))}
@@ -363,27 +362,24 @@ def _start(
     return started
 
 
-def _move_to_batch(again: Mapping[UUID, Replay], pending: Mapping[UUID, Replay]) -> None:
-    """Give replays that are published again, under their old ids, the places of pending ones."""
-    moved = [again[pk] for pk in pending if pk in again]
-    for replay in moved:
-        place = pending[replay.event_id]
-        replay.batch_id, replay.position = place.batch_id, place.position
-    _replays().bulk_update(moved, ["batch", "position"])
+def _queue(
+    replays: Mapping[UUID, Replay],
+    handlers: Mapping[UUID, str],
+    places: Mapping[UUID, Replay] | None = None,
+) -> None:
+    """Queue replays again, under their old ids, for the current names of their handlers.
 
-
-def _queue(replays: Mapping[UUID, Replay], handlers: Mapping[UUID, str]) -> None:
-    """Queue replays that have a row, for the current names of their handlers."""
-    together: dict[str, list[UUID]] = {}
+    Args:
+        places: pending rows of a batch, whose places they get.
+    """
     for pk, replay in replays.items():
         replay.state, replay.error = _Replay.QUEUED, None
         replay.publishes += 1
         replay.handler = clean(handlers[pk], LENGTH)
-        together.setdefault(replay.handler, []).append(replay.pk)
-    for handler, ids in together.items():
-        _replays().filter(pk__in=ids).update(
-            state=_Replay.QUEUED, error=None, publishes=F("publishes") + 1, handler=handler
-        )
+        if places and pk in places:
+            replay.batch_id, replay.position = places[pk].batch_id, places[pk].position
+    columns = ["state", "error", "publishes", "handler", "batch", "position"]
+    _replays().bulk_update(replays.values(), columns)
 
 
 def _revise(

@@ -272,8 +272,6 @@ class Command(ReportCommand):
         # Each part has its own order, and may have an event of another part.
         seen = dict(islice({pk: version for _, pk, version in sorted(matches)}.items(), limit))
         result.matched = len(seen)
-        if not seen:
-            self._hint(chosen)
         return seen
 
     def _explain(self, ids: list[str], chosen: Selection, result: Result) -> None:
@@ -292,20 +290,6 @@ class Command(ReportCommand):
                 why = eligibility.state_reason(event)
             result.report.skipped.append(Skipped.of(event, why))
         result.missing += _without(ids, known)
-
-    def _hint(self, chosen: Selection) -> None:
-        """Print names in the filters that no archived event has, and similar ones."""
-        names = [("name", name, Selection(events=[name], state=None)) for name in chosen.events]
-        names += [
-            ("exception", name, Selection(exceptions=[name], state=None))
-            for name in chosen.exceptions
-        ]
-        for column, name, alone in names:
-            if not alone.queryset().exists():
-                values = tables.rows().order_by().values_list(column, flat=True).distinct()[:1000]
-                known = {word for value in values for word in (value, value.rpartition(".")[2])}
-                hint = suggestion(name, known)
-                self.stderr.write(f"no archived event has the {column} {name!r}{hint}")
 
     # -- replay
 

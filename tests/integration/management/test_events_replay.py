@@ -183,24 +183,6 @@ def test_rows_of_another_service_are_left_out(billing):
     assert states(service="shop") == [State.ARCHIVED]
 
 
-def test_unknown_names_are_reported(billing):
-    fill(billing, 1)
-    last = ArchivedEvent.objects.get().exception.rpartition(".")[2]
-    code, out, err = billing.command(
-        "events_replay", "--event", "shop.order.create", "--exception", last[:-1]
-    )
-    assert code == 0
-    assert "no archived event matches" in out
-    assert "has the name 'shop.order.create'; did you mean 'shop.order.created'?" in err
-    assert f"has the exception {last[:-1]!r}; did you mean" in err
-    # Names that some event has, only not now, are no mistake.
-    ArchivedEvent.objects.update(state=State.SUCCEEDED)
-    code, _, err = billing.command(
-        "events_replay", "--event", "shop.order.created", "--exception", last
-    )
-    assert (code, err) == (0, "")
-
-
 def test_the_beginning_of_an_id(billing):
     ids = ["7a3c5d1e-0000-4000-8000-00000000000" + end for end in "12"]
     publish(billing, *(archived(received(each)) for each in [*ids, "20261120-7"]))
