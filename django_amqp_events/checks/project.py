@@ -18,6 +18,7 @@ CELERY_OPTIONS: Final = (
     "broker_channel_error_retry",
     "broker_heartbeat",
     "task_default_queue",
+    "task_default_rate_limit",
     "task_queues",
     "task_soft_time_limit",
     "task_time_limit",
