@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections
+from django.db import Error, close_old_connections, connections
 
 from . import liveness
 from .backoff import Backoff
@@ -96,6 +96,8 @@ class ServiceLoop:
     def _run(self, step: Callable[[], float | None]) -> None:
         while not self.stop():
             try:
+                # On every alias: a receiver of a signal may have lost the connection of another.
+                close_old_connections()
                 wait = step()
             except self.fatal:
                 raise

@@ -82,7 +82,6 @@ class Mirror:
     def _consume(self, *, until_empty: bool) -> float | None:
         """Mirror batch after batch over one connection; return ``None`` at the end."""
         # No message is read while the database cannot store it.
-        connections[tables.database()].close_if_unusable_or_obsolete()
         tables.rows().exists()
         self.aside = 0
         reader = BatchReader(

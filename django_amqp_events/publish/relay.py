@@ -273,7 +273,6 @@ class Relay:
 
     def _publish_due(self) -> bool:
         """Publish a batch of due rows; return True if there were any."""
-        connections[self.alias].close_if_unusable_or_obsolete()
         self._record()
         if self.now:
             check_commits(self.alias)

@@ -136,7 +136,8 @@ class Watch(bootsteps.StartStopStep):
             pid,
             extra=first.log_fields,
         )
-        if signals.event_hanging.send_robust(
+        close_old_connections()
+        signals.event_hanging.send_robust(
             get_settings().service, handler=name, event=event, seconds=seconds, pid=pid
-        ):
-            close_old_connections()
+        )
+        close_old_connections()

@@ -92,14 +92,10 @@ class OutgoingMessages:
         )
 
 
-def announce(service: str, reading: Reading, verdict: Verdict) -> bool:
-    """Log an archived event with its traceback, and send the signal of a retry or archived event.
-
-    Returns:
-        whether a receiver ran, which may have left a database connection open.
-    """
+def announce(service: str, reading: Reading, verdict: Verdict) -> None:
+    """Log an archived event with its traceback; send the signal of a retry or archived event."""
     if verdict.kind not in ("retry", "archive"):
-        return False
+        return
     exception = verdict.failure.first_line if verdict.failure else verdict.detail
     handler = reading.handler.name if reading.handler else None
     extra: dict[str, Any]
@@ -118,8 +114,4 @@ def announce(service: str, reading: Reading, verdict: Verdict) -> bool:
             "archive_exception": verdict.failure.exception if verdict.failure else None,
         }
         logger.error("archived %s (%s): %s", reading.title, verdict.reason, cause, extra=about)
-    return bool(
-        signal.send_robust(
-            service, handler=handler, event=reading.event, exception=exception, **extra
-        )
-    )
+    signal.send_robust(service, handler=handler, event=reading.event, exception=exception, **extra)

@@ -280,8 +280,9 @@ def _publish(
 def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:
     """Log an archived event and send its signal; an error must not settle it again."""
     try:
-        if announce(settings.service, reading, verdict):
-            close_old_connections()
+        close_old_connections()
+        announce(settings.service, reading, verdict)
+        close_old_connections()
     except Exception:
         with suppress(Exception):  # a filter of logging may raise again
             about = reading.log_fields

@@ -32,6 +32,7 @@ from django_amqp_events.models import (
     OutboxEvent,
 )
 from django_amqp_events.monitor import alerts
+from django_amqp_events.service_loop import ServiceLoop
 from tests.archive_rows import make
 from tests.conftest import ROW_LOCKS, Database
 
@@ -119,6 +120,22 @@ def test_a_database_with_other_migrations_is_not_lent_again(
     another = server.borrow(template)
     assert another != name
     server.give_back(another)
+
+
+@ROW_LOCKS
+def test_a_service_reaches_a_database_again_that_only_its_receivers_use(
+    archive_database: Database,
+) -> None:
+    connections[archive_database.alias].ensure_connection()
+    assert archive_database.server is not None
+    with archive_database.server.refusing(archive_database.settings["NAME"]):
+        pass
+    with pytest.raises(DatabaseError):  # a signal logs it, so the loop does not see it
+        OutboxEvent.objects.count()
+    told: list[str] = []
+    loop = ServiceLoop(work="relaying", tell=told.append, stop=lambda: bool(told))
+    loop.run(lambda: told.append(str(OutboxEvent.objects.count())))
+    assert told == ["0"]
 
 
 def test_the_beginning_of_the_id_of_a_row() -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from celery import Celery
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 
 from ...backoff import Backoff
 from ...broker.provisioning.amqp_api import session
@@ -29,7 +29,7 @@ from ...exceptions import AmqpEventsError, BrokerUnavailableError, Configuration
 from ...models import ReplayBatch, visible
 from ...reasons import Reason
 from ...service_loop import ServiceLoop
-from .. import eligibility, replay, tables
+from .. import eligibility, replay
 from . import batch_states
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,6 @@ class Runner:
 
     def _step(self, *, until_done: bool) -> float | None:
         """Publish a chunk of each batch; return the seconds until the next step."""
-        connections[tables.database()].close_if_unusable_or_obsolete()
         now = time.monotonic()
         if now >= self._looked + INTERVAL:
             for pk in batch_states.lease(self.settings.service, self.id, self._lease):
