@@ -565,7 +565,6 @@ def test_json(billing):
                 "events": 1,
             }
         ],
-        "outcomes": None,
     }
     code, out, _ = billing.command("events_replay", "order-1", "order-7", "--format", "json")
     answer = json.loads(out)
