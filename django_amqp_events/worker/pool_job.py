@@ -152,9 +152,8 @@ class Engine:
         _, handler = reading.known
         # Without RabbitMQ, Celery's default app is sufficient.
         app = handler_app(self.settings)
-        known = app.tasks.get(handler.name)
-        if not isinstance(known, HandlerTask) or known.handler is not handler:
-            register(app, {handler.name: handler})
+        # Each time: another thread may be registering it, and Celery binds it afterwards.
+        register(app, {handler.name: handler})
         task: HandlerTask = app.tasks[handler.name]
         return task
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
+NAME = "watched@localhost"
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def hang(core: Service, eyes: Eyes, worker: Worker) -> str:
 
 def watched(core: Service, pool: str, seconds: float) -> Worker:
     beside = ("--no-mirror", "--no-reaper", "--no-relay", "--no-batches")
-    arguments = ("-P", pool, "-c", "2", "--hang-after", str(seconds), *beside)
+    arguments = ("-P", pool, "-c", "2", "--hang-after", str(seconds), "-n", NAME, *beside)
     return events_worker(core, "testproject.act", *arguments).wait_ready()
 
 
@@ -59,7 +60,7 @@ def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_
     first, second = core.runs(event_id, "hanging")[:2]
     assert second["seconds"] >= 2 * first["seconds"]
     if pool != "solo":  # whose main thread is busy
-        assert [line["event"] for line in stats(core, worker)] == [event_id]
+        assert [line["event"] for line in stats(core)] == [event_id]
     if pool == "prefork":  # one is enough: the command asks for the same
         code, told = status(core)
         assert code == 1
@@ -68,7 +69,7 @@ def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_
         ((why, count),) = queue["prefetch"].items()
         assert f"  {count} {why}  " in status(core, "text")[1]
         assert (line["event"], line["handler"]) == (event_id, "testproject.act")
-        assert line["worker"] == f"{worker.name}@localhost"
+        assert line["worker"] == NAME
         assert (
             f"event 'core.act' ({event_id}), process {line['process']}" in status(core, "text")[1]
         )
@@ -77,7 +78,7 @@ def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_
     fresh_eyes.empty(QUEUE)
     assert {line["event"] for line in core.ledger(what="hanging")} == {event_id}
     if pool != "solo":
-        assert not stats(core, worker)
+        assert not stats(core)
     if pool == "prefork":
         code, told = status(core)
         assert (code, json.loads(told)["hanging"]) == (0, [])
@@ -88,16 +89,14 @@ def status(core: Service, form: str = "json") -> tuple[int, str]:
     return core.command("events_status", "--workers", "5", "--format", form)
 
 
-def stats(core: Service, worker: Worker) -> list[dict[str, Any]]:
+def stats(core: Service) -> list[dict[str, Any]]:
     # Asked by name, the reply does not wait for other workers.
-    answer = core.control(
-        "inspect", "stats", "--json", "--destination", f"{worker.name}@localhost", seconds=20
-    )
+    answer = core.control("inspect", "stats", "--json", "--destination", NAME, seconds=20)
     (told,) = json.loads(answer[answer.index("{") : answer.rindex("}") + 1]).values()
     hanging: list[dict[str, Any]] = told["amqp_events_hanging"]
     return hanging
 
 
 def test_switched_off(core: Service) -> None:
-    worker = watched(core, "threads", 0)
-    assert stats(core, worker) == []
+    watched(core, "threads", 0)
+    assert stats(core) == []

@@ -256,18 +256,6 @@ def test_a_second_worker_of_the_same_name_waits_for_it(fresh_eyes: Eyes, service
     handles(core, fresh_eyes)
 
 
-def test_unapplied_migrations_are_reported(fresh_eyes: Eyes, service: Make) -> None:
-    """Publishing would fail with a server error."""
-    core = service(fresh_eyes)
-    command = "from django.core.management import call_command\ncall_command({!r}, verbosity=0)"
-    said = "database 'default' lacks the migrations 0001_initial, "
-    assert said in core.python(command.format("events_declare"))
-    worker = events_worker(core, *ALONE).wait_ready()
-    assert said in worker.log
-    core.python(command.format("migrate"))
-    assert said not in core.python(command.format("events_declare"))
-
-
 def test_the_names_of_the_readme_differ(fresh_eyes: Eyes, service: Make) -> None:
     core = service(fresh_eyes)
     core.declare()
