@@ -297,7 +297,7 @@ def test_an_exclusively_consumed_queue_is_left_out(fresh_eyes: Eyes, service: Ma
     channel.close()
     until(lambda: "restart the worker" in worker.log, 30)
     core.control("control", "add_consumer", QUEUES[2], seconds=10)
-    until(lambda: each_once(eyes), 30)
+    until(lambda: each_once(eyes), 60)
     (event_id,) = publish(eyes, 1, "ok")
     until(lambda: core.runs(event_id, "end"))
 
