@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 MISSING_BACKOFF: Final = Backoff(1.0, 30.0)
 #: Seconds between turns of the event loop that ``events_health`` can see.
 TURN_SECONDS: Final = 5.0
+#: Seconds between two looks for pool processes that have ended.
+PROCESS_SECONDS: Final = 0.25
 #: Longest time in seconds between two decisions on prefetch counts, and its part of the time that
 #: an event may wait.
 ADAPT_SECONDS, ADAPT_PART = 1.0, 1 / 4
@@ -141,6 +143,10 @@ class EventStep(bootsteps.StartStopStep):
         self._timers = (
             c.timer.call_repeatedly(TURN_SECONDS, turn),
             c.timer.call_repeatedly(self._interval, self._changing, (self._adapt,)),
+            # Celery notices the end of a process by a pipe, which the kernel closes before the
+            # process can be waited for (``do_exit()``: ``exit_files()``, then ``exit_notify()``).
+            # If it looks in between, which is frequent, it looks again only after five seconds.
+            c.timer.call_repeatedly(PROCESS_SECONDS, c.pool.maintain_pool),
         )
         turn()
         c.call_soon(self._loop_runs)
