@@ -61,19 +61,12 @@ def test_archived_event_becomes_a_complete_row(billing):
 
 
 @EACH
-def test_counts_are_added_and_missing_groups_created(billing):
+def test_counts_are_added(billing):
     publish(billing, *(archived(received(f"order-{n}")) for n in range(3)))
     mirror_all(billing)
     assert not GroupCountChange.objects.exists()
     group = FailureGroup.objects.get()
     assert (group.open, group.frame) == (3, "billing.tax in rate")
-    # As an older version stores them, which knows of no groups.
-    ArchivedEvent.objects.update(group=None)
-    FailureGroup.objects.update(open=0)
-    mirror_all(billing)
-    assert ArchivedEvent.objects.filter(group=group).count() == 3
-    mirror_all(billing)
-    assert FailureGroup.objects.get().open == 3
 
 
 @EACH
