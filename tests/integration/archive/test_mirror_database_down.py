@@ -117,7 +117,7 @@ def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
     with mirrors(billing.vhost, archive_database, tmp_path) as processes:
         running = processes.start()
         wait_until(lambda: "run `manage.py migrate`" in running.said, "it says so", 60)
-        assert "paused: a table is missing; run `manage.py migrate` (" in running.said
+        assert "paused: a table is missing;" in running.said
         assert billing.ready("billing:archive") == 5
         archive_database.migrate()
         stored(5)
@@ -138,7 +138,7 @@ def test_one_missing_table_is_waited_for(billing, archive_database, tmp_path):
         publish(billing, *some(0, 5))
         with mirrors(billing.vhost, archive_database, tmp_path) as processes:
             running = processes.start()
-            wait_until(lambda: "paused: a table is missing; run `manage.py migrate` (" in running.said, "it says so", 60)
+            wait_until(lambda: "paused: a table is missing;" in running.said, "it says so", 60)
             billing.wait_for_ready("billing:archive", 5)
             rename(away, table)
             stored(5)
