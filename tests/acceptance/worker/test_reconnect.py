@@ -295,7 +295,7 @@ def test_an_exclusively_consumed_queue_is_left_out(fresh_eyes: Eyes, service: Ma
     worker = core.worker("threads", 2)
     until(lambda: "ACCESS_REFUSED" in worker.log, 20)
     channel.close()
-    until(lambda: "restart the worker" in worker.log, 30)
+    until(lambda: "restart the worker" in worker.log and "consuming 8 queues" in worker.log, 30)
     core.control("control", "add_consumer", QUEUES[2], seconds=10)
     until(lambda: each_once(eyes), 60)
     (event_id,) = publish(eyes, 1, "ok")

@@ -155,7 +155,7 @@ def pages(client: Any) -> dict[str, Callable[[], Any]]:
         "batch: events, skipped": got(of("replaybatch", "events", batch), state="skipped"),
         "outbox: event": got(of("outboxevent", "change", waiting)),
     }
-    for page in ("changelist", "topology", "retries", "catalogue"):
+    for page in ("changelist", "topology"):
         found[f"dashboard: {page}"] = got(of("dashboard", page))
     found["dashboard: find"] = got(of("dashboard", "find"), q=OPENED)
     lists: dict[str, list[dict[str, str]]] = {
