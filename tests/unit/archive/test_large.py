@@ -162,7 +162,7 @@ def pages(client: Any) -> dict[str, Callable[[], Any]]:
         "archivedevent": [
             *({"state": each} for each in ("all", "going", "overdue", "succeeded", "discarded")),
             {"handler": "book"}, {"event": row.name}, {"exception": row.exception},
-            {"reason": row.reason}, {"failed": "hour"}, {"failed": "older-day"},
+            {"reason": row.reason}, {"failed": "hour"},
             {"group": str(group)}, {"q": row.event_id}, {"q": row.event_id[:3]},
             {"q": str(row.pk)}, {"o": "6"},
         ],
@@ -175,7 +175,6 @@ def pages(client: Any) -> dict[str, Callable[[], Any]]:
             *({"state": each} for each in ("all", "failed", "overdue", "discarded")),
             {"name": "shop.order.1"}, {"q": "a"}, {"o": "-1"},
         ],
-        "inboxentry": [{"q": "a"}, {"o": "5"}],
         "replaybatch": [{"state": "running"}],
     }  # fmt: skip
     for model, queries in lists.items():
