@@ -487,13 +487,14 @@ class Batch(Replay):
 
 class Prune(Discard):
     name = "prune"
+    settings: ClassVar[Mapping[str, Any]] = {"RETENTION": {"DISCARDED": 0.001}}
 
     def begin(self, scene: Scene) -> None:
         super().begin(scene)
         super().act(scene, crash=False)
 
     def act(self, scene: Scene, *, crash: bool) -> None:
-        scene.command("events_prune", "--discarded", "0s", crash=crash)
+        scene.command("events_prune", crash=crash)
 
     def check(self, scene: Scene) -> None:
         for table in ("archivedevent", "archivedfailure", "archiveaction", "searchvalue"):
