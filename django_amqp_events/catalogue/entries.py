@@ -68,11 +68,6 @@ class Interface:
             arguments=tuple(map(_argument, signature.parameters.values())),
         )
 
-    @property
-    def summary(self) -> str:
-        """The first paragraph of the docstring."""
-        return self.docstring.partition("\n\n")[0]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:

@@ -59,7 +59,7 @@ def command_line(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Reaper:
-    """Runs ``events_reaper`` while the graveyard or ``dead`` has messages that nobody consumes.
+    """Runs ``events_reaper`` while the graveyard or ``dead`` has messages and no consumer.
 
     Args:
         loglevel: that of the reaper.
