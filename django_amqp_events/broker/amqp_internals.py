@@ -16,7 +16,6 @@ _TRANSPORT: Final = "amqp.transport:_AbstractTransport"
 
 _PUBLISH: Final = "publish with confirms"
 _LIMIT: Final = "limit how long an answer may take"
-_ASK: Final = "send requests ahead of their answers"
 _HEADERS: Final = "read messages whose headers py-amqp cannot decode"
 
 REQUIRED: Final = (
@@ -29,7 +28,6 @@ REQUIRED: Final = (
     PrivateName(f"{_CHANNEL}.channel_id", _HEADERS),
     PrivateName(f"{_CHANNEL}.events", _PUBLISH),
     PrivateName(f"{_CHANNEL}.send_method", _PUBLISH, ("self", "sig", "format", "args", "content")),
-    PrivateName(f"{_CHANNEL}.wait", _ASK, ("self", "method")),
     PrivateName(f"{_CHANNEL}.is_closing", "close a channel within a time limit"),
     PrivateName(f"{_CHANNEL}.connection", "close a channel within a time limit"),
     PrivateName(f"{_CHANNEL}.auto_decode", "keep a body byte for byte"),

@@ -33,7 +33,6 @@ REQUIRED: Final = (
     PrivateName(f"{_STATE}:should_terminate", "know that the worker is asked to stop"),
     PrivateName(f"{_STATE}:maybe_shutdown", _CONNECT, ()),
     PrivateName(f"{_CONSUMER}.on_task_message", _SEEN),
-    PrivateName(f"{_CONSUMER}.connect", _CONNECT, ("self",), overridden=True),
     PrivateName(f"{_CONSUMER}.ensure_connected", _CONNECT, ("self", "conn"), overridden=True),
     PrivateName(f"{_CONSUMER}.on_connection_error_before_connected", _CONNECT, ("self", "exc"),
                 overridden=True),
