@@ -84,10 +84,11 @@ def test_limits_of_the_pool(fresh_eyes: Eyes, service: Make, arguments: tuple[st
     """Children that are replaced all the time, or come and go: each event runs once."""
     eyes = fresh_eyes
     options = make(service, eyes)
-    # One megabyte is less than a child needs: each is replaced after one event.
-    number = 12 if "--max-memory-per-child" in arguments else 60
+    # One megabyte is less than a child needs: each is replaced after one job, and a handler that
+    # takes 20 ms has a job for each event.
+    number, plan = (12, "sleep:0.02") if "--max-memory-per-child" in arguments else (60, "ok")
     options.worker("prefork", 2, "-Q", "options.testproject.act", *arguments)
-    ids = publish(eyes, number, "ok")
+    ids = publish(eyes, number, plan)
     until(lambda: ended(options, "act", ids), 60)
     eyes.empty("options.testproject.act")
     assert Counter(line["event"] for line in options.ledger(what="start")) == dict.fromkeys(ids, 1)
