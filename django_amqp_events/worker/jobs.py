@@ -358,7 +358,6 @@ class Jobs:
         return (
             handler is not None
             and self.backlog.durations.is_quick(handler.name)
-            and handler.name not in self.backlog.failing
             and not delivered.redelivered
             and delivered.exchange == delivery.dispatcher.names.events
             and not (self._alone or self._events.on)
@@ -501,13 +500,9 @@ class Jobs:
             took = sum(outcome.seconds or 0.0 for outcome in outcomes)
             self.backlog.took_longer(deliveries[0].item.delivered.queue, took - job.expected)
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
-            if outcome.seconds is not None:
-                if self.backlog.durations.ended(delivery.name, outcome.seconds):
-                    changed = True
-                if outcome.kind != "ack" or outcome.published:
-                    self.backlog.failing.add(delivery.name)
-                else:
-                    self.backlog.failing.discard(delivery.name)
+            seconds = outcome.seconds
+            if seconds is not None and self.backlog.durations.ended(delivery.name, seconds):
+                changed = True
             run_ended = delivery.item.verdict is None and outcome.kind != "requeue"
             if run_ended and outcome.verdict is not None:
                 self._events.ended(delivery, outcome.verdict)

@@ -51,10 +51,9 @@ class Outcome(NamedTuple):
 
     Attributes:
         kind: ``ack``, ``requeue``, or ``publish``: the message of *verdict* is not published.
-        seconds: duration of the run; ``None`` if the handler did not run.
+        seconds: duration of the run and its signals; ``None`` if the handler did not run.
         error: why the message was not published; ``""`` if that was not tried.
         verdict: also of what is settled, while Celery's task events are sent.
-        published: a message was published for it.
         unconfirmed: it may have been published.
     """
 
@@ -63,7 +62,6 @@ class Outcome(NamedTuple):
     verdict: Verdict | None = None
     error: str = ""
     unconfirmed: bool = False
-    published: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,11 +230,10 @@ def _run(
         if message is not None:
             messages[index] = reading, verdict, message
             outcomes.append(Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed))
-            if item.runs:
-                break  # no further handler runs before its publish and ack
-            continue
-        told = verdict if options.observed else None
-        outcomes.append(Outcome("requeue" if verdict.kind == "requeue" else "ack", seconds, told))
+        else:
+            told = verdict if options.observed else None
+            kind: Literal["ack", "requeue"] = "requeue" if verdict.kind == "requeue" else "ack"
+            outcomes.append(Outcome(kind, seconds, told))
     if options.publishes and messages and not lost():
         _publish(engine.settings, outcomes, messages)
         if not options.observed:
@@ -266,8 +263,12 @@ def _publish(
         at = numbers[index]
         outcome = outcomes[at]
         if error is None:
-            outcomes[at] = outcome._replace(kind="ack", published=True)
-            _announce(settings, *messages[at][:2])
+            seconds = _announce(settings, *messages[at][:2])
+            if outcome.seconds is not None:
+                # A handler whose signals have slow receivers is not quick: they delay the acks.
+                seconds += outcome.seconds
+                outcome = outcome._replace(seconds=seconds)
+            outcomes[at] = outcome._replace(kind="ack")
         else:
             late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
             outcomes[at] = outcome._replace(error=str(error), unconfirmed=late)
@@ -276,8 +277,13 @@ def _publish(
     publish_each(publish, [messages[at][2] for at in numbers], record)
 
 
-def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:
-    """Log an archived event and send its signal; an error must not settle it again."""
+def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> float:
+    """Log an archived event and send its signal; an error must not settle it again.
+
+    Returns:
+        the seconds that it took.
+    """
+    began = time.perf_counter()
     try:
         close_old_connections()
         announce(settings.service, reading, verdict)
@@ -286,3 +292,4 @@ def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:
         with suppress(Exception):  # a filter of logging may raise again
             about = reading.log_fields
             logger.exception("%s is settled, but was not announced", reading.title, extra=about)
+    return time.perf_counter() - began

@@ -171,14 +171,13 @@ def test_what_a_job_did_not_begin_is_handed_out_again_in_order() -> None:
         world.deliver()
     world.pool.end(world.pool.jobs[0], handled(1))
     assert world.sizes == [8]
-    retried = Outcome("ack", 0.001, published=True)
-    world.pool.end(world.pool.jobs[0], [*handled(2), retried])
+    world.pool.end(world.pool.jobs[0], handled(3))
     assert world.acks.acked == [1, 2, 3, 4]
     sizes = []
     while world.pool.jobs:
         sizes += world.sizes
         world.pool.end(world.pool.jobs[0], handled(sizes[-1]))
-    assert sizes == [1, 4], "after a failure alone"
+    assert sizes == [5]
     assert world.acks.acked == list(range(1, 10))
 
 
@@ -218,7 +217,7 @@ def test_a_hard_time_limit_is_settled_by_another_process() -> None:
     [job] = world.pool.jobs
     [item] = job.items
     assert (item.exceeded, job.timeout, job.options.publishes) == (3, None, True)
-    world.pool.end(job, [Outcome("ack", published=True)])
+    world.pool.end(job, [Outcome("ack")])
     assert world.acks.acked == [1]
 
 
@@ -388,7 +387,7 @@ def test_a_stopping_worker_publishes_what_is_left(monkeypatch: pytest.MonkeyPatc
 
     def run_job(_options: Any, items: Any) -> list[Outcome]:
         done.extend(items)
-        return [Outcome("ack", published=True)] * len(items)
+        return [Outcome("ack")] * len(items)
 
     monkeypatch.setattr(module, "run_job", run_job)
     world.jobs.stop()
@@ -424,7 +423,7 @@ class Machine(RuleBasedStateMachine):
         kinds = [
             Outcome("ack", 0.001),
             Outcome("ack", 5.0),
-            Outcome("ack", 0.001, HANDLED, published=True),
+            Outcome("ack", 0.001, HANDLED),
             Outcome("requeue", 0.001),
             Outcome("publish", 0.001, RETRY),
             Outcome("publish", 0.001, RETRY, "no"),
