@@ -166,6 +166,18 @@ def _search_paths(value: Any) -> tuple[str, ...]:
     return paths
 
 
+def _newest(value: Any) -> tuple[str, str] | None:
+    if value is None:
+        return None
+    paths = as_tuple(value)
+    if len(paths) != 2 or not all(isinstance(path, str) and is_path(path) for path in paths):
+        raise Invalid(
+            "two paths of the payload: to the value that names the thing, and to its version, such "
+            "as ('order_id', 'version')"
+        )
+    return paths[0], paths[1]
+
+
 def is_path(text: str) -> bool:
     """Return True if a text can be the path of a search value."""
     path = re.fullmatch(r"[^ .=*]+(\.[^ .=*]+)*", text)
@@ -226,6 +238,7 @@ HANDLER_OPTIONS: Final[Mapping[str, Reader]] = {
     "enabled": boolean,
     "bind": boolean,
     "validate": boolean,
+    "newest": _newest,
 }
 #: The formats in which an event can be published; docs/message-format.md describes them.
 Format = Literal["celery", "cloudevents", "json"]
@@ -264,6 +277,7 @@ class HandlerWords(TypedDict, total=False):
     enabled: bool
     bind: bool
     validate: bool
+    newest: tuple[str, str] | None
 
 
 def option(read: Reader, **default: Any) -> Any:

@@ -22,7 +22,8 @@ sending thread has an event loop, as in ``publish()`` without ``await``.
     ``handler``, ``event``: RabbitMQ has confirmed the replay of an archived event; sent in the
     process that replays.
 ``event_skipped``
-    ``handler``, ``event``: a handler with ``once`` has already handled it; sent where handlers run.
+    ``handler``, ``event``, ``superseded``: a handler with ``once`` has already handled it or, if
+    ``superseded`` is true, a newer event (``newest``); sent where handlers run.
 ``event_hanging``
     ``handler``, ``event``, ``seconds`` that the handler has been running, ``pid`` of the process;
     sent by a thread of the worker's main process, again each time the seconds have doubled.

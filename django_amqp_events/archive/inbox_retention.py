@@ -17,7 +17,7 @@ from django.db.models import Q, QuerySet
 from ..conf import INBOX_MIN, get_settings
 from ..databases import check_commits, delete_by_id, with_table
 from ..declare.registry import get_registry
-from ..models import ArchivedEvent, InboxEntry
+from ..models import ArchivedEvent, InboxEntry, LatestVersion
 from ..publish import outbox_rows
 from ..worker.inbox import aliases
 
@@ -45,7 +45,8 @@ def databases() -> list[str]:
 def due(*, before: datetime, service: str | None = None) -> int:
     """Return the number of rows that :func:`prune` would delete."""
     batches = (_pages(_rows(alias, service), before, ROWS_PER_DELETE) for alias in databases())
-    return sum(len(gone) for pages in batches for gone in pages)
+    versions = sum(_versions(alias, service, before).count() for alias in databases())
+    return versions + sum(len(gone) for pages in batches for gone in pages)
 
 
 def prune(
@@ -79,10 +80,23 @@ def prune(
         rows = _rows(alias, service)
         for gone in _pages(rows, before, batch_size):
             yield delete_by_id(rows.model, alias, gone) if gone else 0
+        versions = _versions(alias, service, before)
+        while gone := list(versions.values_list("pk", flat=True)[:batch_size]):
+            # One that was handled meanwhile is newer.
+            yield versions.filter(pk__in=gone).delete()[0]
 
 
 def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
     return InboxEntry.objects.using(alias).filter(service=service or get_settings().service)
+
+
+def _versions(alias: str, service: str | None, before: datetime) -> QuerySet[LatestVersion]:
+    """Return old rows of handlers without open archived events, each of which may be replayed."""
+    service = service or get_settings().service
+    events = _open_archived().filter(service=service)
+    return LatestVersion.objects.using(alias).filter(service=service, handled_at__lt=before).exclude(
+        handler__in=list(events.order_by().values_list("handler", flat=True).distinct())
+    )
 
 
 def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[list[UUID]]:
@@ -108,6 +122,10 @@ def _open_events() -> list[QuerySet[Any]]:
     A failed or discarded event in the outbox may have reached some of its queues and been handled,
     and may be published or restored later.
     """
-    archive = ArchivedEvent.objects.using(router.db_for_write(ArchivedEvent))
     outboxes = map(outbox_rows.rows, outbox_rows.tables(get_settings()))
-    return [archive.exclude(state="succeeded"), *outboxes]
+    return [_open_archived(), *outboxes]
+
+
+def _open_archived() -> QuerySet[ArchivedEvent]:
+    archive = ArchivedEvent.objects.using(router.db_for_write(ArchivedEvent))
+    return archive.exclude(state="succeeded")

@@ -26,6 +26,7 @@ from ..options import (
     as_tuple,
     read_options,
 )
+from . import newest
 from .declarations import (
     Declared,
     EventDeclaration,
@@ -54,6 +55,8 @@ class Handler:
         time_limit, soft_time_limit: seconds.
         using: alias of the database that it writes to, ``""`` for ``DATABASE``.
         upcasts: older events that it receives as one that its patterns match.
+        newest: paths in the payload to the value that names a thing, and to its version; events
+            that are not newer than what was handled are skipped.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Handler:
     using: str = ""
     validate: bool = False
     upcasts: tuple[Upcast, ...] = ()
+    newest: tuple[str, str] | None = None
 
     @property
     def is_task_class(self) -> bool:
@@ -152,6 +156,7 @@ def build(
         ),
     )
     builder.check_overlaps(registry)
+    builder.check_newest(registry)
     return replace(registry, problems=tuple(builder.problems))
 
 
@@ -302,6 +307,12 @@ class _Builder:
         wrong = "a name has no colon" if ":" in name else full_name_problem(name)
         self.check_name("E004", where, name, wrong)
         values.setdefault("validate", self.settings.validate)
+        if values.get("newest"):
+            if values.get("once") is False:
+                self.report(
+                    "E009", f"{where}: newest needs once.", "Remove once=False, which newest sets."
+                )
+            values["once"] = True
         queue = values.pop("queue", None) or name
         if queue is not name and (not isinstance(queue, str) or ":" in queue or not queue.strip()):
             self.check_name("E004", where, queue, "a queue is a string without a colon")
@@ -414,6 +425,21 @@ class _Builder:
                             f"which RabbitMQ puts into the queue once.",
                             "Give one of them a queue of its own.",
                         )
+
+
+    def check_newest(self, registry: Registry) -> None:
+        """Report events without the version that a handler with ``newest`` reads."""
+        for handler in registry.handlers.values():
+            for event in registry.events.values():
+                if not handler.newest or not event.contract or not handler.matches(event.name):
+                    continue
+                if wrong := newest.contract_problem(handler.newest, event.contract):
+                    self.report(
+                        "E043",
+                        f"Handler {handler.name!r} has newest={handler.newest}, but the contract "
+                        f"of event {event.name!r} {wrong}.",
+                        "Correct the paths, or add the version to the contract.",
+                    )
 
 
 def _class_options(target: Any) -> dict[str, Any]:

@@ -380,6 +380,7 @@ class Migration(migrations.Migration):
                 ("event_id", models.CharField(max_length=255, verbose_name="event id")),
                 ("name", models.CharField(max_length=255, verbose_name="event")),
                 ("handled_at", models.DateTimeField(verbose_name="handled")),
+                ("superseded", models.BooleanField(default=False, verbose_name="superseded")),
             ],
             options={
                 "verbose_name": "inbox entry",
@@ -393,6 +394,25 @@ class Migration(migrations.Migration):
                         name="amqp_inbox_event_id",
                         opclasses=["varchar_pattern_ops"],
                     ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="LatestVersion",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("service", models.CharField(max_length=255)),
+                ("handler", models.CharField(max_length=255)),
+                ("thing", models.CharField(max_length=255)),
+                ("version", models.BigIntegerField()),
+                ("is_time", models.BooleanField()),
+                ("event_id", models.CharField(max_length=255)),
+                ("handled_at", models.DateTimeField()),
+            ],
+            options={
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["service", "handled_at"], name="amqp_latest_handled"),
                 ],
             },
         ),

@@ -14,6 +14,7 @@ from .groups import GroupAction as GroupAction
 from .groups import GroupCountChange as GroupCountChange
 from .groups import GroupHour as GroupHour
 from .inbox import InboxEntry as InboxEntry
+from .inbox import LatestVersion as LatestVersion
 from .monitoring import Alert as Alert
 from .monitoring import Dashboard as Dashboard
 from .monitoring import Snapshot as Snapshot

@@ -1,4 +1,4 @@
-"""The inbox: events that handlers with ``once`` have handled."""
+"""The inbox: events that handlers with ``once`` have handled, and their newest versions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class InboxEntry(models.Model):
     Attributes:
         id: derived from service, handler, source, event id and name
             (:func:`django_amqp_events.worker.inbox.inbox_key`); its uniqueness is the guarantee.
+        superseded: the handler did not run, since a newer event of the same thing was handled.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -26,6 +27,7 @@ class InboxEntry(models.Model):
     event_id = models.CharField(_("event id"), max_length=LENGTH)
     name = models.CharField(_("event"), max_length=LENGTH)
     handled_at = Moment(_("handled"))
+    superseded = models.BooleanField(_("superseded"), default=False)
 
     class Meta:
         verbose_name = _("inbox entry")
@@ -42,3 +44,30 @@ class InboxEntry(models.Model):
 
     def __str__(self) -> str:
         return visible(f"{self.name} ({self.event_id}) by {self.handler}")
+
+
+class LatestVersion(models.Model):
+    """The newest version of a thing that a handler with ``newest`` has handled.
+
+    Attributes:
+        id: derived from service, handler and thing.
+        version: an integer, or microseconds since 1970 (*is_time*).
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    service = models.CharField(max_length=LENGTH)
+    handler = models.CharField(max_length=LENGTH)
+    thing = models.CharField(max_length=LENGTH)
+    version = models.BigIntegerField()
+    is_time = models.BooleanField()
+    event_id = models.CharField(max_length=LENGTH)
+    handled_at = Moment()
+
+    class Meta:
+        default_permissions = ()
+        indexes: ClassVar = [
+            models.Index(fields=["service", "handled_at"], name="amqp_latest_handled"),
+        ]
+
+    def __str__(self) -> str:
+        return visible(f"{self.thing} of {self.handler}: {self.version}")

@@ -44,6 +44,9 @@ PUBLISHED: Final = Counter(
 HANDLED: Final = Counter("amqp_events_handled", "Runs of handlers that succeeded.", _EVENT)
 RETRIED: Final = Counter("amqp_events_retried", "Failed attempts that are retried.", _EVENT)
 ARCHIVED: Final = Counter("amqp_events_archived", "Events that were archived.", [*_EVENT, "reason"])
+SUPERSEDED: Final = Counter(
+    "amqp_events_superseded", "Events that were skipped, since a newer one was handled.", _EVENT
+)
 REPLAYED: Final = Counter("amqp_events_replayed", "Replays that RabbitMQ has confirmed.", _EVENT)
 SECONDS: Final = Histogram(
     "amqp_events_handler_seconds",
@@ -66,6 +69,7 @@ def connect() -> None:
         (signals.event_retried, _retried),
         (signals.event_archived, _archived),
         (signals.event_replayed, _replayed),
+        (signals.event_skipped, _skipped),
         (celery_signals.task_prerun, _started),
         (celery_signals.task_postrun, _ended),
     ):
@@ -104,6 +108,11 @@ def _archived(handler: str | None, event: ReceivedEvent | None, reason: str, **_
 
 def _replayed(handler: str, event: ReceivedEvent, **_: Any) -> None:
     REPLAYED.labels(*_labels(handler, event)).inc()
+
+
+def _skipped(handler: str, event: ReceivedEvent, superseded: bool, **_: Any) -> None:
+    if superseded:
+        SUPERSEDED.labels(*_labels(handler, event)).inc()
 
 
 def _started(task: Any, **_: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
+from ..declare import newest
 from ..declare.declarations import dotted
 from ..declare.registry import Handler
 from ..declare.validation import Validator, Violation
@@ -95,6 +96,20 @@ def upcast(
             )
     upcasted: Mapping[str, Any] = payload
     return upcasted
+
+
+def version_of(handler: Handler, payload: Mapping[str, Any]) -> newest.Version | None:
+    """Return the version in a payload, ``None`` for a handler without ``newest``.
+
+    Raises:
+        InvalidArguments: the payload has no valid version.
+    """
+    if handler.newest is None:
+        return None
+    try:
+        return newest.read(handler.newest, payload)
+    except ValueError as exc:
+        raise InvalidArguments(f"handler {handler.name!r} has newest, but {exc}") from None
 
 
 @cache

@@ -3,6 +3,9 @@
 A row records that a handler has handled an event. It is inserted in the transaction of the
 handler's own effects, so both commit or neither does. A second delivery finds the row and is
 skipped; a concurrent one waits for the first transaction to end (on SQLite for the write lock).
+
+With ``newest``, a second row records the newest version of a thing in the same transaction, and an
+event that is not newer is skipped too.
 """
 
 from __future__ import annotations
@@ -28,10 +31,12 @@ from .. import signals
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..databases import check_commits, is_conflict, is_locked
+from ..declare.newest import LIMIT, Version
 from ..declare.registry import Handler, get_registry
 from ..exceptions import RolledBackError
 from ..logs import event_fields
 from ..message.types import derived_id, handling
+from .verdict import InvalidArguments
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +67,27 @@ def database(handler: Handler, settings: Settings | None = None) -> str:
     return handler.using or (settings or get_settings()).database
 
 
-def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | None:
+def once(
+    handler: Handler,
+    event: ReceivedEvent,
+    run: Callable[[], T],
+    version: Version | None = None,
+) -> T | None:
     """Call *run* and insert the row in one transaction; skip it if the row exists.
 
     An exception of *run* rolls both back, so that the next attempt runs.
 
+    Args:
+        version: of a handler with ``newest``; skip an event that is not newer, unless its replay is
+            forced.
+
     Raises:
+        InvalidArguments: an earlier version is of another type.
         RolledBackError: *run* returned, but its transaction cannot be committed.
         ConfigurationError: the database would not commit; *run* was not called.
         DatabaseError: the row cannot be inserted, for another reason than that it exists.
     """
-    from ..models import LENGTH, clean
+    from ..models import LENGTH, InboxEntry, clean
 
     settings = get_settings()
     alias = database(handler, settings)
@@ -87,16 +102,26 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
         "event_id": clean(event.id, LENGTH),
         "name": clean(event.name, LENGTH),
         "handled_at": datetime.now(UTC),
+        "superseded": False,
     }
     insert, find = _statements(alias, values)
     refused = partial(RolledBackError.of, handler.name, event.id, alias)
     deadline = time.monotonic() + min(LOCK_WAIT, settings.consumer_timeout / 3)
+    superseded = False
     while True:
         inserted = False
         try:
             with _transact(alias, insert, find, refused):
+                superseded = (
+                    version is not None
+                    and not _record_version(alias, version, values)
+                    and not event.replay_forced
+                )
                 inserted = True
-                return run()
+                if not superseded:
+                    return run()
+                InboxEntry.objects.using(alias).filter(pk=pk).update(superseded=True)
+                break
         except IntegrityError:
             if inserted or not _found(alias, find):
                 raise
@@ -108,14 +133,61 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
                 raise
             time.sleep(LOCK_PAUSE_SECONDS)
     logger.info(
-        "event %r (%s) is skipped, since %s has handled it already",
+        "event %r (%s) is skipped, since %s has handled %s already",
         event.name,
         event.id,
         handler.name,
+        "a newer one" if superseded else "it",
         extra=event_fields(event, handler.name),
     )
-    signals.event_skipped.send_robust(settings.service, handler=handler.name, event=event)
+    signals.event_skipped.send_robust(
+        settings.service, handler=handler.name, event=event, superseded=superseded
+    )
     return None
+
+
+def latest_key(service: str, handler: str, version: Version) -> UUID:
+    """Return the primary key of the row with the newest version of a thing."""
+    return derived_id(service, handler, version.thing)
+
+
+def _record_version(alias: str, version: Version, values: Mapping[str, Any]) -> bool:
+    """Record the version of an event; return False if the recorded one is not older.
+
+    Each statement compares and writes at once, and locks the row until the transaction ends.
+
+    Args:
+        values: those of the row of the inbox.
+
+    Raises:
+        InvalidArguments: one version is an integer, and the other one a time.
+    """
+    from ..models import LENGTH, LatestVersion, clean
+
+    pk = latest_key(values["service"], values["handler"], version)
+    rows = LatestVersion.objects.using(alias).filter(pk=pk)
+    now = {
+        "version": version.number, "event_id": values["event_id"],
+        "handled_at": values["handled_at"],
+    }  # fmt: skip
+    older = rows.filter(is_time=version.is_time, version__lt=version.number)
+    if older.update(**now):
+        return True
+    kept = {key: values[key] for key in ("service", "handler", "event_id", "handled_at")}
+    first = LatestVersion(
+        id=pk, **kept, thing=clean(version.thing, LENGTH), version=-LIMIT,
+        is_time=version.is_time,
+    )  # fmt: skip
+    LatestVersion.objects.using(alias).bulk_create([first], ignore_conflicts=True)
+    if older.update(**now):
+        return True
+    if not rows.filter(is_time=version.is_time).exists():
+        kinds = ("a time", "an integer") if version.is_time else ("an integer", "a time")
+        raise InvalidArguments(
+            f"the version of {version.thing!r:.80} is {kinds[0]}, and that of an earlier event is "
+            f"{kinds[1]}"
+        )
+    return False
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from ..declare.registry import Handler, get_registry
 from ..declare.retry_policy import MINIMUM_DELAY, RetryPolicy
 from ..exceptions import ConfigurationError, DirectCallError
 from . import inbox
-from .binding import bind, upcast
+from .binding import bind, upcast, version_of
 from .celery_internals import terminated_by_signal
 from .result_store import ResultStore
 from .verdict import HANDLED, Unsupported, Verdict, decide
@@ -161,8 +161,9 @@ class HandlerTask(Task):
                 payload = upcast(self.handler, event.name, args, kwargs)
                 args, kwargs = bind(self.handler, args, payload)
                 if self.handler.once:
+                    version = version_of(self.handler, payload)
                     handle = partial(self._handle, run, *args, **kwargs)
-                    result = inbox.once(self.handler, event, handle)
+                    result = inbox.once(self.handler, event, handle, version)
                 else:
                     result = self._handle(run, *args, **kwargs)
         except (*PROCESS_EXITS, *run.passes):

@@ -1,0 +1,177 @@
+"""``newest`` on SQLite, PostgreSQL and MariaDB: stale events do not win."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connections
+
+from django_amqp_events import handler, signals
+from django_amqp_events.archive import inbox_retention
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.declare.newest import Version
+from django_amqp_events.declare.registry import Handler, get_registry
+from django_amqp_events.models import InboxEntry, LatestVersion
+from django_amqp_events.testing import override_events
+from django_amqp_events.worker import inbox
+from django_amqp_events.worker.verdict import InvalidArguments
+from tests.conftest import Database
+
+ALIAS = "archive"
+ORDERS, VERSIONS, WORKERS = 4, 12, 3
+
+
+@pytest.fixture
+def books(archive_database: Database) -> Iterator[Handler]:
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("CREATE TABLE orders (id integer primary key, version integer)")
+    with override_events(SERVICE="billing", AUTODISCOVER=[]):
+
+        @handler("shop.order", name="books.write", newest=("order", "version"), using=ALIAS)
+        def write(**payload: Any) -> None: ...
+
+        yield get_registry().handlers["books.write"]
+
+
+def received(event_id: str, **more: Any) -> ReceivedEvent:
+    return ReceivedEvent(id=event_id, name="shop.order", service="shop", **more)
+
+
+def update(order: int, version: int) -> str:
+    """Write an order, unless it would become older."""
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("SELECT version FROM orders WHERE id = %s", [order])
+        row = cursor.fetchone()
+        assert row is None or row[0] < version, "a stale event overwrote a newer one"
+        cursor.execute("DELETE FROM orders WHERE id = %s", [order])
+        cursor.execute("INSERT INTO orders VALUES (%s, %s)", [order, version])
+    return "written"
+
+
+def handle(books: Handler, order: int, version: int, **more: Any) -> str | None:
+    event = received(f"{order}-{version}", **more)
+    thing = Version(str(order), version, is_time=False)
+    return inbox.once(books, event, lambda: update(order, version), thing)
+
+
+def orders() -> dict[int, int]:
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("SELECT id, version FROM orders")
+        return dict(cursor.fetchall())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_order_ends_at_its_newest_version(books: Handler, seed: int) -> None:
+    """Workers with events in random orders, failures and redeliveries."""
+    chance = random.Random(seed)  # noqa: S311 - not for security
+    events = [(order, version) for order in range(ORDERS) for version in range(VERSIONS)]
+    work = [chance.sample(events * 2, 2 * len(events)) for _ in range(WORKERS)]
+    errors: list[BaseException] = []
+    begin = threading.Barrier(WORKERS)
+
+    def worker(mine: list[tuple[int, int]], chance: random.Random) -> None:
+        begin.wait()
+        try:
+            while mine:
+                order, version = mine.pop()
+                event = received(f"{order}-{version}")
+                thing = Version(str(order), version, is_time=False)
+                fails = chance.random() < 0.2
+
+                def run(order: int = order, version: int = version, fails: bool = fails) -> None:
+                    update(order, version)
+                    if fails:
+                        raise ValueError("once")
+
+                try:
+                    inbox.once(books, event, run, thing)
+                except (ValueError, OperationalError):
+                    mine.insert(0, (order, version))  # a retry
+        except BaseException as exc:  # noqa: BLE001 - the test fails with it
+            errors.append(exc)
+        finally:
+            connections[ALIAS].close()
+
+    threads = [
+        threading.Thread(target=worker, args=(mine, random.Random(f"{seed} {number}")))  # noqa: S311
+        for number, mine in enumerate(work)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    assert orders() == dict.fromkeys(range(ORDERS), VERSIONS - 1)
+    assert {
+        (int(row.thing), row.version) for row in LatestVersion.objects.using(ALIAS)
+    } == {(order, VERSIONS - 1) for order in range(ORDERS)}  # fmt: skip
+    rows = InboxEntry.objects.using(ALIAS)
+    assert rows.count() == len(events), "each event is handled or superseded, once"
+    assert not rows.filter(superseded=True, event_id__endswith=f"-{VERSIONS - 1}").exists()
+
+
+def test_an_event_that_is_not_newer_is_skipped_and_told(books: Handler) -> None:
+    told: list[tuple[str, bool]] = []
+
+    def hear(event: ReceivedEvent, superseded: bool, **_: Any) -> None:
+        told.append((event.id, superseded))
+
+    signals.event_skipped.connect(hear)
+    try:
+        assert handle(books, 1, 5) == "written"
+        assert handle(books, 1, 5) is None  # delivered again
+        assert handle(books, 1, 3) is None
+        assert handle(books, 2, 3) == "written", "another order"
+        same = Version("1", 5, is_time=False)
+        assert inbox.once(books, received("other"), lambda: update(1, 5), same) is None
+    finally:
+        signals.event_skipped.disconnect(hear)
+    assert told == [("1-5", False), ("1-3", True), ("other", True)]
+    superseded = InboxEntry.objects.using(ALIAS).filter(superseded=True)
+    assert {row.event_id for row in superseded} == {"1-3", "other"}
+
+
+def test_a_failed_run_does_not_count(books: Handler) -> None:
+    def fail() -> None:
+        update(1, 9)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        inbox.once(books, received("1-9"), fail, Version("1", 9, is_time=False))
+    assert not LatestVersion.objects.using(ALIAS).exists()
+    assert handle(books, 1, 5) == "written"
+    assert orders() == {1: 5}
+
+
+def test_a_forced_replay_runs_and_keeps_the_newest(books: Handler) -> None:
+    handle(books, 1, 5)
+    ran: list[str] = []
+    forced = received("1-3", replay_id="r", replay_forced=True)
+    inbox.once(books, forced, lambda: ran.append("1-3"), Version("1", 3, is_time=False))
+    assert ran == ["1-3"]
+    assert LatestVersion.objects.using(ALIAS).get().version == 5
+
+
+def test_a_version_of_another_type_is_archived(books: Handler) -> None:
+    handle(books, 1, 5)
+    later = Version("1", 10**15, is_time=True)
+    with pytest.raises(InvalidArguments, match="is a time, and that of an earlier event is an int"):
+        inbox.once(books, received("x"), lambda: None, later)
+    assert LatestVersion.objects.using(ALIAS).get().version == 5
+
+
+def test_old_versions_are_pruned(books: Handler) -> None:
+    handle(books, 1, 5)
+    handle(books, 2, 5)
+    old = datetime.now(UTC) - timedelta(days=60)
+    LatestVersion.objects.using(ALIAS).filter(thing="1").update(handled_at=old)
+    before = datetime.now(UTC) - timedelta(days=40)
+    assert inbox_retention.due(before=before) == 1
+    assert sum(inbox_retention.prune(before=before)) == 1
+    assert LatestVersion.objects.using(ALIAS).get().thing == "2"
