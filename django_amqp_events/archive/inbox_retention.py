@@ -93,10 +93,10 @@ def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
 def _versions(alias: str, service: str | None, before: datetime) -> QuerySet[LatestVersion]:
     """Return old rows of handlers without open archived events, each of which may be replayed."""
     service = service or get_settings().service
-    events = _open_archived().filter(service=service)
-    return LatestVersion.objects.using(alias).filter(service=service, handled_at__lt=before).exclude(
-        handler__in=list(events.order_by().values_list("handler", flat=True).distinct())
-    )
+    archived = _open_archived().filter(service=service).order_by()
+    handlers = list(archived.values_list("handler", flat=True).distinct())
+    rows = LatestVersion.objects.using(alias).filter(service=service, handled_at__lt=before)
+    return rows.exclude(handler__in=handlers)
 
 
 def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[list[UUID]]:

@@ -426,7 +426,6 @@ class _Builder:
                             "Give one of them a queue of its own.",
                         )
 
-
     def check_newest(self, registry: Registry) -> None:
         """Report events without the version that a handler with ``newest`` reads."""
         for handler in registry.handlers.values():

@@ -68,7 +68,7 @@ def orders() -> dict[int, int]:
 @pytest.mark.parametrize("seed", range(3))
 def test_every_order_ends_at_its_newest_version(books: Handler, seed: int) -> None:
     """Workers with events in random orders, failures and redeliveries."""
-    chance = random.Random(seed)  # noqa: S311 - not for security
+    chance = random.Random(seed)
     events = [(order, version) for order in range(ORDERS) for version in range(VERSIONS)]
     work = [chance.sample(events * 2, 2 * len(events)) for _ in range(WORKERS)]
     errors: list[BaseException] = []
@@ -98,7 +98,7 @@ def test_every_order_ends_at_its_newest_version(books: Handler, seed: int) -> No
             connections[ALIAS].close()
 
     threads = [
-        threading.Thread(target=worker, args=(mine, random.Random(f"{seed} {number}")))  # noqa: S311
+        threading.Thread(target=worker, args=(mine, random.Random(f"{seed} {number}")))
         for number, mine in enumerate(work)
     ]
     for thread in threads:

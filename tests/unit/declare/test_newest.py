@@ -19,7 +19,7 @@ PATHS = ("order.id", "version")
 OFFSETS = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 VERSIONS = st.one_of(
     st.tuples(*[st.integers(1 - LIMIT, LIMIT - 1)] * 2),
-    st.tuples(*[st.datetimes(datetime(1, 2, 1), datetime(9999, 11, 1), timezones=OFFSETS)] * 2),
+    st.tuples(*[st.datetimes(timezones=OFFSETS)] * 2),
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_a_version_is_an_integer_or_a_time(version: Any) -> None:
 
 @pytest.mark.parametrize("payload", [{}, {"order": 1, "version": 2}, {"order": {"id": 1}}])
 def test_a_missing_value_is_named(payload: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="the payload has no '(order.id|version)'"):
+    with pytest.raises(ValueError, match=r"the payload has no '(order\.id|version)'"):
         read(PATHS, payload)
 
 

@@ -27,5 +27,5 @@ def write(order_id: int, version: int) -> None:
     with connections[ALIAS].cursor() as cursor:
         cursor.execute("DELETE FROM orders WHERE id = %s", [order_id])
         cursor.execute("INSERT INTO orders VALUES (%s, %s)", [order_id, version])
-    if random.random() < FAILURES:  # noqa: S311 - not for security
+    if random.random() < FAILURES:
         raise ValueError("at random")
