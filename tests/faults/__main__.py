@@ -1,11 +1,11 @@
-"""Run the fault table and write docs/faults.md and docs/faults/*.md.
+"""Run the fault table and write docs/faults.md.
 
     make faults                                    all rows, a few minutes for every ten
     make faults ARGS="--events 200 child-within"   some of them
     make faults ARGS="--list"
     make faults ARGS="--peer --events 200"         the same faults, run against celery-amqp-events
 
-Results are stored in docs/faults/ by broker version and database; the pages are written from all of
+Results are stored in docs/faults/ by broker version and database; the page is written from all of
 them.
 """
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="Only rows that have not held on this broker.",
     )
     parser.add_argument("--list", action="store_true", help="The rows' names.")
-    parser.add_argument("--write", action="store_true", help="Only write the pages again.")
+    parser.add_argument("--write", action="store_true", help="Only write the page again.")
     parser.add_argument("--peer", action="store_true", help="Rows of celery-amqp-events.")
     given = parser.parse_args(arguments)
     rows = peers.PEERS if given.peer else all_rows()

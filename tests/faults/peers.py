@@ -483,25 +483,16 @@ same(
 # -- the page -------------------------------------------------------------------------
 
 INTRODUCTION = """\
-This is the package whose messages ours can read, run by `make faults ARGS="--peer --events 200"` in
-a virtual environment of its own. It is configured as its README asks (late acks, requeue when a
-worker is lost, confirms, durable queues), with the same Celery options as ours. Its queues and its
-archive are declared before the first event, because RabbitMQ 4.3 refuses the lazy queue that it
-declares itself. A worker that exits is restarted, and a failed publish is repeated.
+It runs in a virtual environment of its own (`make faults ARGS="--peer --events 200"`), configured
+as its README asks, with the same Celery options as ours. Its queues are declared before the first
+event, a worker that exits is restarted, and a failed publish is repeated. Each event has one
+handler with two retries, one second apart. A row is held if nothing was lost and nothing waited 75
+s after the last event was published.
 
-Each event has one handler with two retries, one second apart, and the same shares of failures as
-in [our table](../faults.md), whose columns these are. The table counts events. A row is **held** if
-nothing was lost, nothing waited at the end, and the fault hit work in flight. A row ends when its
-queues are empty, or 75 s after the last event was published. Rows in which every event is archived
-have a fifth of the events: with the Celery release used here, each archived event gives a later one
-of the same process one more attempt. The results come from several runs: rows that did not fit this
-package were changed and run again.
-
-Rows do not hold for these reasons. Its publishes have no timeout: on a half-open connection a
-publisher waits, and so does a pool process that publishes a retry, and its deliveries were still
-waiting at the end of the row. Messages for a delay queue or the archive, and messages that return
+Its publishes have no timeout, so on a half-open connection a publisher waits, and so does a pool
+process that publishes a retry. Messages for a delay queue or the archive, and messages that return
 from a delay queue, are lost without an error if their queue is missing. A removed handler leaves a
-queue that is still bound and has no consumer.
+queue that is still bound and has no consumer. These rows do not hold:
 """
 
 #: Rows that do not apply to the peer, by the feature it lacks.

@@ -1,4 +1,4 @@
-"""Write docs/faults.md and docs/faults/*.md from the results of runs on several brokers."""
+"""Write docs/faults.md from the results of runs on several brokers, docs/faults/*.json."""
 
 from __future__ import annotations
 
@@ -22,37 +22,22 @@ from .world import Grounds, Hit
 #: Of databases, as headings.
 TITLES = {"sqlite": "SQLite"} | {kind: server.title for kind, server in SERVERS.items()}
 COLUMNS = ("published", "handled", "archived", "waiting", "lost", "calls", "effects")
-#: The pages in docs/faults/, and the groups of rows in each.
-PAGES = {
-    "workers": ("Workers are killed", ("Pool processes and workers",)),
-    "shutdowns": ("Workers are stopped", ("Shutdowns",)),
-    "brokers": (
-        "Faults of RabbitMQ",
-        (
-            "The broker is killed and started again",
-            "Alarms of the broker",
-            "The broker's consumer timeout",
-            "A cluster of three nodes",
-        ),
-    ),
-    "network": ("Faults of the network", ("The network between a process and the broker",)),
-    "publishers": (
-        "Publishers, relays, mirrors and companions are killed",
-        ("Publishers and relays", "Mirror and replay", "The companion"),
-    ),
-    "databases": ("Faults of the database", ("Databases",)),
-    "topologies": (
-        "Queues are deleted, handlers removed",
-        ("Queues deleted manually", "Releases while events are delayed"),
-    ),
-}
-#: Below the tables of a page.
-NOTES = {
-    "brokers": """
-When a cluster loses a node, RabbitMQ sends a dead letter without a confirm again after three
-minutes. Until then it is neither ready nor unacknowledged, and the table counts it as waiting.
-"""
-}
+#: The groups of rows, in the order of the table.
+GROUPS = (
+    "Pool processes and workers",
+    "Shutdowns",
+    "The broker is killed and started again",
+    "Alarms of the broker",
+    "The broker's consumer timeout",
+    "A cluster of three nodes",
+    "The network between a process and the broker",
+    "Publishers and relays",
+    "Mirror and replay",
+    "The companion",
+    "Databases",
+    "Queues deleted manually",
+    "Releases while events are delayed",
+)
 INTRODUCTION = """\
 # The fault table
 
@@ -60,9 +45,8 @@ INTRODUCTION = """\
 > event is counted.
 
 Every event has two handlers, one of them with [`once`](retries.md#once). Unless a row needs it
-otherwise, one event in ten fails in its first attempt, and one in twenty in every attempt. The
-counts come from ledgers outside the package: publishers and handlers append a line to a file, and
-sync it to disk, before and after each step. They count (event, handler) pairs:
+otherwise, one event in ten fails in its first attempt, and one in twenty in every attempt.
+Publishers and handlers write each step to files of their own, which count (event, handler) pairs:
 
 - **published**: accepted by RabbitMQ; with the outbox, committed;
 - **lost**: neither handled, nor archived, nor waiting in a queue or in the outbox at the end;
@@ -71,22 +55,10 @@ sync it to disk, before and after each step. They count (event, handler) pairs:
 A row is **held** if the fault hit its target, nothing was lost, no `once` handler wrote to the
 database twice for an event, and all events were settled in time.
 
-Retries follow after one second, and leases on outbox rows and replays expire after 6 s instead of
-60 s, so that a run ends soon. The test suite runs each row with fewer events.
-
 ```console
 $ make faults                                      # all rows, a few minutes for every ten
 $ make faults ARGS="--events 200 child-within"     # one row; --list names them
 ```
-"""
-DETAILS = """\
-The columns are those of [the fault table](../faults.md), and
-
-- **handled**; **archived** after the last attempt or because of the fault;
-- **waiting** in a queue or in the outbox at the end;
-- **effects**: database rows that the handler with `once` wrote beyond the first one for an event;
-- **hit**: how often the fault occurred and how many deliveries were unacknowledged at that moment;
-  for a publisher, events without a confirm; for a deleted queue, the messages in it.
 """
 
 
@@ -167,24 +139,15 @@ def describe(hits: Iterable[Hit]) -> str:
 
 
 def write(docs: Path) -> Path:
-    """Write the summary, docs/faults.md, and its details, docs/faults/*.md, from stored results."""
+    """Write docs/faults.md from the stored results."""
     folder = docs / "faults"
-    folder.mkdir(parents=True, exist_ok=True)
     stored = [json.loads(path.read_text()) for path in folder.glob("rabbitmq-*.json")]
-    runs = sorted(stored, key=_place)
-    names = list(PAGES)
-    for name in PAGES:
-        (folder / f"{name}.md").write_text(_details(name, runs))
+    lines = [INTRODUCTION, *_summary(sorted(stored, key=_place))]
     if (path := folder / f"{peers.PACKAGE}.json").exists():
-        names.append(peers.PACKAGE)
-        (folder / f"{peers.PACKAGE}.md").write_text(_peer_page(json.loads(path.read_text())))
+        lines += _of_peer(json.loads(path.read_text()))
     page = docs / "faults.md"
-    page.write_text("\n".join([INTRODUCTION, *_summary(runs), *_contents(names)]))
+    page.write_text("\n".join([*lines, ""]))
     return page
-
-
-def _contents(names: Sequence[str]) -> list[str]:
-    return ["", "```{toctree}", ":hidden:", "", *(f"faults/{name}" for name in names), "```", ""]
 
 
 def _place(found: Mapping[str, Any]) -> tuple[bool, str, list[int]]:
@@ -216,13 +179,12 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         lines.append(_line(*cells))
     lines += [
-        "\nBelow are the sums of these runs; each link leads to the runs one by one.",
-        f"{peers.PACKAGE} has [a table of its own](faults/{peers.PACKAGE}.md).\n",
+        "\nBelow are the sums of these runs; `docs/faults/` has them one by one.\n",
         f"| fault | {' | '.join(columns)} |",
         f"| --- |{' ---: |' * len(columns)}",
     ]
-    for page, group, members in _places():
-        lines.append(f"| **[{group}](faults/{page}.md)** |{' |' * len(columns)}")
+    for group, members in _groups():
+        lines.append(f"| **{group}** |{' |' * len(columns)}")
         for row in members:
             done = [found["rows"][row.name] for found in runs if row.name in found["rows"]]
             if not done:
@@ -233,79 +195,41 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _places() -> Iterator[tuple[str, str, list[Row]]]:
-    """Yield each group of rows with its page, in the order of the pages."""
+def _groups() -> Iterator[tuple[str, list[Row]]]:
+    """Yield each group with its rows."""
     rows = all_rows().values()
-    places = [(page, group) for page, (_, groups) in PAGES.items() for group in groups]
-    assert {row.group for row in rows} == {group for _, group in places}
-    for page, group in places:
-        yield page, group, [row for row in rows if row.group == group]
-
-
-def _details(page: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a page with a line for each row and run."""
-    lines = [f"# {PAGES[page][0]}\n", DETAILS]
-    groups = [(group, members) for name, group, members in _places() if name == page]
-    for group, members in groups:
-        if len(groups) > 1:
-            lines.append(f"## {group}\n")
-        lines += [
-            f"| fault | RabbitMQ | {' | '.join(COLUMNS)} | hit |",
-            f"| --- | --- |{' ---: |' * len(COLUMNS)} --- |",
-        ]
-        for row in members:
-            title = row.title
-            for found in runs:
-                if row.name in found["rows"]:
-                    each = found["rows"][row.name]
-                    lines.append(_line(title, _broker(found["about"]), *_cells(each, COLUMNS)))
-                    title = ""
-        lines.append("")
-    return "\n".join(lines) + NOTES.get(page, "").lstrip("\n")
-
-
-def _broker(about: Mapping[str, Any]) -> str:
-    """Return the release of RabbitMQ, and the database unless it is the default."""
-    kind = about["database"]
-    database = "" if kind == "postgresql" else f", {TITLES[kind]}"
-    return f"{about['rabbitmq']}{database}"
-
-
-def _cells(result: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    mark = "" if result["held"] else f" **not held** {result['error']}".rstrip()
-    return [*(f"{result[name]:,}" for name in columns), f"{result['hit']}{mark}"]
+    assert {row.group for row in rows} == {*GROUPS}
+    for group in GROUPS:
+        yield group, [row for row in rows if row.group == group]
 
 
 def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _peer_page(found: Mapping[str, Any]) -> str:
+def _of_peer(found: Mapping[str, Any]) -> list[str]:
+    """Return the section of the peer: its sums, and the rows that it does not hold."""
     about, rows = found["about"], found["rows"]
-    columns = [column for column in COLUMNS if column != "effects"]
-    total: Counter[str] = Counter()
-    lines = [
-        f"# The same faults, {peers.PACKAGE} {about[peers.PACKAGE]}\n",
+    columns = ("published", "handled", "archived", "waiting", "lost", "calls")
+    known = peers.PEERS.keys() & rows.keys()
+    ours = [peers.PEERS[row.name] for _, group in _groups() for row in group if row.name in known]
+    bad = [row for row in ours if not rows[row.name]["held"]]
+    sums = (f"{sum(rows[row.name][name] for row in ours):,}" for name in columns)
+    return [
+        f"\n## The same faults, {peers.PACKAGE}\n",
         (
-            f"RabbitMQ {about['rabbitmq']}, Python {about['python']}, Celery {about['celery']}, "
-            f"kombu {about['kombu']}, py-amqp {about['amqp']}; {_days(rows)}.\n"
+            f"Version {about[peers.PACKAGE]}, RabbitMQ {about['rabbitmq']}, Python "
+            f"{about['python']}, Celery {about['celery']}, kombu {about['kombu']}, py-amqp "
+            f"{about['amqp']}; {_days(rows)}. It held {len(ours) - len(bad)} of {len(ours)} rows; "
+            f"{len(all_rows()) - len(ours)} others need what it does not have, such as "
+            f"{', '.join(list(peers.CANNOT)[:3])}.\n"
         ),
         peers.INTRODUCTION,
-        f"| fault | {' | '.join(columns)} | hit |",
-        f"| --- |{' ---: |' * len(columns)} --- |",
+        f"| fault | {' | '.join(columns)} |",
+        f"| --- |{' ---: |' * len(columns)}",
+        *(_line(row.title, *(f"{rows[row.name][name]:,}" for name in columns)) for row in bad),
+        _line(f"all {len(ours)} rows", *sums),
     ]
-    for _, group, members in _places():
-        run = [peers.PEERS[row.name] for row in members if row.name in {*peers.PEERS} & {*rows}]
-        if run:
-            lines.append(f"| **{group}** |" + " |" * (len(columns) + 1))
-        for row in run:
-            total.update({name: rows[row.name][name] for name in columns})
-            lines.append(_line(row.title, *_cells(rows[row.name], columns)))
-    lines.append(_line("all", *(f"{total[name]:,}" for name in columns), ""))
-    lines.append("\nOur other rows need what it does not have:\n")
-    for what, names in peers.CANNOT.items():
-        lines.append(f"- {what}: {len(names)} row{'s' if len(names) > 1 else ''}")
-    return "\n".join([*lines, ""])
 
 
 def _days(rows: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Messages put by a stranger where only the service itself and the broker publish.
 
-RabbitMQ's permissions keep strangers out of there (docs/hostile.md); one who is in can forge what
+RabbitMQ's permissions keep strangers out of there (docs/threat-model.md); one who is in can forge what
 he likes, but he stops nothing, and nothing that he writes vanishes unseen.
 """
 
