@@ -39,7 +39,6 @@ REPOSITORY = "https://github.com/django-amqp-events/django-amqp-events/blob/main
 #: Pages whose examples are run here; docs/testing.md has its own test module.
 RUN = (
     "README.md",
-    "docs/getting-started.md",
     "docs/publishing.md",
     "docs/handling.md",
     "docs/retries.md",
@@ -86,7 +85,7 @@ def test_the_examples_of_a_page_run_one_after_the_other(page: str, published: An
         if "AMQP_EVENTS" in names:
             _, problems = conf.parse(names["AMQP_EVENTS"])
             assert [p for p in problems if p.is_error] == [], f"{page}:{line}"
-    assert count or page not in ("README.md", "docs/getting-started.md", "docs/handling.md")
+    assert count or page not in ("README.md", "docs/handling.md")
     declared = build(conf.Settings(service="docs"), *declarations.snapshot())
     assert [p for p in declared.problems if p.is_error] == []
 
