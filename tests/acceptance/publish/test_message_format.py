@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import apt_install
 import npm
 
 from ..conftest import Make
@@ -24,25 +22,17 @@ pytestmark = pytest.mark.timeout(240)
 
 ROOT = Path(__file__).resolve().parents[3]
 FOREIGN = ROOT / "tests" / "acceptance" / "foreign"
-BLOCK = re.compile(r"^```(python|js|go)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(python|js)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = BLOCK.findall((ROOT / "docs" / "other-programs.md").read_text())
-ENDINGS = {"python": "py", "js": "js", "go": "go"}
-#: Debian's package of the Go client; it is compiled without a network.
-GO = ("golang-go", "golang-github-rabbitmq-amqp091-go-dev")
+ENDINGS = {"python": "py", "js": "js"}
 
 
 def command(language: str, program: Path) -> tuple[list[str], dict[str, str]]:
     """Return how a program is run, and what its environment has for it."""
     if language == "python":
         return [sys.executable, str(program)], {}
-    if language == "js":
-        modules = npm.install(FOREIGN, "the Node.js examples of docs/other-programs.md")
-        return ["node", str(program)], {"NODE_PATH": str(modules)}
-    if shutil.which("go") is None or not Path("/usr/share/gocode/src/github.com/rabbitmq").exists():
-        apt_install.install(list(GO), why="docs/other-programs.md has an example in Go")
-    cache = program.parent / "cache"
-    gopath = {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode", "GOCACHE": str(cache)}
-    return ["go", "run", str(program)], gopath
+    modules = npm.install(FOREIGN, "the Node.js examples of docs/other-programs.md")
+    return ["node", str(program)], {"NODE_PATH": str(modules)}
 
 
 @contextmanager
@@ -74,7 +64,7 @@ def test_programs_in_other_languages_publish_events(
     core.declare()
     core.worker().wait_ready()
     publishers = [each for each in PROGRAMS if "consume" not in each[1]]
-    assert [language for language, _ in publishers] == ["python", "js", "go", "js"]
+    assert [language for language, _ in publishers] == ["python", "js", "js"]
     for number, (language, text) in enumerate(publishers):
         where = tmp_path / str(number)
         where.mkdir()
@@ -87,11 +77,10 @@ def test_programs_in_other_languages_publish_events(
 
     until(lambda: len(registered()) == len(publishers), 30, "each event is handled")
     by_order = {line["payload"]["order_id"]: line for line in registered()}  # type: ignore[index]
-    assert sorted(by_order) == [1, 2, 3, 4]
-    assert [by_order[order]["source"] for order in (1, 2, 3, 4)] == [
-        "pika-shop", "node-shop", "go-shop", "/node-shop",
-    ]  # fmt: skip
-    assert by_order[3]["event"] == "order-3-created"
+    assert sorted(by_order) == [1, 2, 4]
+    sources = [by_order[order]["source"] for order in (1, 2, 4)]
+    assert sources == ["pika-shop", "node-shop", "/node-shop"]
+    assert by_order[2]["event"] == "order-2-created"
     assert by_order[4]["subject"] == "order 4"
     assert by_order[4]["content_type"] == "application/cloudevents+json"
     assert {line["payload"]["total"] for line in registered()} == {"9.90"}  # type: ignore[index]
