@@ -77,7 +77,7 @@ def test_derived_ids_are_valid(archive_database: Database) -> None:
 
 @pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
 def test_mariadb_refuses_a_uuid_of_version_8_with_byte_8_0x80(archive_database: Database) -> None:
-    """If it does not, ``derived_id()`` and docs/databases.md can be simpler (MDEV-29959)."""
+    """If it does not, ``derived_id()`` can be simpler (MDEV-29959)."""
     now = datetime.now(UTC)
     refused = UUID("58ab8808-a7ac-8933-8032-93ef64232923")
     with pytest.raises(DatabaseError, match="Incorrect uuid value"):
