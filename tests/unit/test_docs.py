@@ -42,7 +42,6 @@ RUN = (
     "docs/publishing.md",
     "docs/handling.md",
     "docs/retries.md",
-    "docs/outbox.md",
     "docs/editing.md",
     "docs/guarantees.md",
     "docs/settings.md",
