@@ -614,6 +614,13 @@ def test_rate_limits_that_a_worker_cannot_keep(run: Check) -> None:
     assert run(HANDLERS=handling("fits", RATE_LIMIT="23/h"), CONSUMER_TIMEOUT=3600) == []
 
 
+def test_versions_that_a_contract_does_not_have(run: Check) -> None:
+    # The settings of these tests give the event the contract order_created.
+    assert run(HANDLERS=handling("fits", NEWEST=("order_id", "total"))) == []
+    assert run(HANDLERS=handling("fits", NEWEST=("order_id", "version"))) == ["E043"]
+    assert "has no argument 'version'" in text()
+
+
 class FakeQueue:
     def __init__(self, name: Any) -> None:
         self.name = name
