@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -40,6 +40,8 @@ REQUESTS: Final = 4
 WAKE_SECONDS: Final = 0.01
 #: Seconds in which messages that are not published yet are published when the worker stops.
 STOPPING_SECONDS: Final = 20.0
+#: Longest time in seconds that a cold shutdown waits until processes have received their jobs.
+QUIT_SECONDS: Final = 1.0
 
 
 #: Those of this process, for the check for hanging handlers.
@@ -107,7 +109,9 @@ class Jobs:
         pool = c.pool
         self._semaphore: Any = worker.semaphore if isinstance(pool, PreforkPool) else None
         self._inline = isinstance(pool, SoloPool)
-        self.quit_signal = QuitSignal()
+        self.quit_signal = QuitSignal(wake)
+        # Until when (monotonic) a signal waits for jobs that are being written.
+        self._quit_at = 0.0
 
     @property
     def processes(self) -> int:
@@ -116,6 +120,11 @@ class Jobs:
     @property
     def busy(self) -> bool:
         return bool(self.running or self._waiting())
+
+    @property
+    def _ends(self) -> bool:
+        """Whether no further job may begin."""
+        return self.stopping or shutdown_requested() or self.quit_signal.waiting
 
     @property
     def has_room(self) -> bool:
@@ -228,6 +237,16 @@ class Jobs:
             if job.began is None:
                 keep_result(job.result)
 
+    def quit(self) -> None:
+        """Let Celery shut down, as soon as no job is being written to a process."""
+        now = time.monotonic()
+        self._quit_at = self._quit_at or now + QUIT_SECONDS
+        written = all(job.began is not None for job in self.running if job.in_process)
+        if written or now > self._quit_at:
+            self.quit_signal.deliver()
+        else:
+            self._wake_after(WAKE_SECONDS)
+
     def stop(self) -> None:
         """Hand out nothing more, and give back what was not handed out."""
         self.stopping = True
@@ -263,7 +282,7 @@ class Jobs:
 
     def request(self) -> None:
         """Request free processes for what waits."""
-        if self.stopping or shutdown_requested():
+        if self._ends:
             return
         waiting = len(self.backlog) + len(self._unpublished)
         if self._semaphore is None:
@@ -311,7 +330,7 @@ class Jobs:
     def _use_process(self) -> None:
         """Submit a job to a free process."""
         job = None
-        if not self.stopping and not shutdown_requested():
+        if not self._ends:
             if self.on_free is not None:
                 self.on_free()
             job = self._next_job()
@@ -386,18 +405,17 @@ class Jobs:
             run = partial(self._run_here, job)
         accepted: Any = partial(self._accepted, job) if job.in_process else None
         try:
-            with nullcontext() if self._inline else self.quit_signal:
-                job.result = self.c.pool.apply_async(
-                    run,
-                    args=(options, [delivery.item for delivery in job.deliveries]),
-                    accept_callback=accepted,
-                    callback=partial(self._returned, job),
-                    error_callback=partial(self._failed, job),
-                    timeout_callback=partial(self._timed_out, job),
-                    soft_timeout=soft,
-                    timeout=hard,
-                    correlation_id=first.id,
-                )
+            job.result = self.c.pool.apply_async(
+                run,
+                args=(options, [delivery.item for delivery in job.deliveries]),
+                accept_callback=accepted,
+                callback=partial(self._returned, job),
+                error_callback=partial(self._failed, job),
+                timeout_callback=partial(self._timed_out, job),
+                soft_timeout=soft,
+                timeout=hard,
+                correlation_id=first.id,
+            )
         except Exception:
             logger.exception(
                 "%d events could not be given to the pool; they are requeued", len(job.deliveries)
