@@ -1,7 +1,7 @@
 """Messages put by a stranger where only the service itself and the broker publish.
 
-RabbitMQ's permissions keep strangers out of there (docs/threat-model.md); one who is in can forge what
-he likes, but he stops nothing, and nothing that he writes vanishes unseen.
+RabbitMQ's permissions keep strangers out of there (docs/threat-model.md); one who is in can forge
+what he likes, but he stops nothing, and nothing that he writes vanishes unseen.
 """
 
 from __future__ import annotations
