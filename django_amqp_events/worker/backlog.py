@@ -81,7 +81,7 @@ class Backlog:
 
         Args:
             size: most deliveries of a job.
-            processes: among which the deliveries of a queue are shared.
+            processes: free ones, among which the deliveries of a queue are shared.
             is_quick: returns True if a delivery may share a job.
         """
         for queue in sorted(filter(self._queues.get, self._queues), key=self._spent.__getitem__):

@@ -358,7 +358,8 @@ class Jobs:
         if due:
             self._unpublished = [item for item in self._unpublished if item[1] not in due]
             return self._job(due)
-        taken, seconds = self.backlog.take(self.size, self.processes, self._is_quick)
+        free = max(1, self.processes - len(self.running))
+        taken, seconds = self.backlog.take(self.size, free, self._is_quick)
         if not taken:
             return None
         job = self._job(taken)

@@ -124,7 +124,7 @@ def test_quick_events_share_jobs_and_processes() -> None:
     assert world.sizes == [1, 1], "no one waits for others"
     for _ in range(2):
         world.pool.end(world.pool.jobs[0], handled(1))
-    assert world.sizes == [16, 12], "a share for each process"
+    assert world.sizes == [16, 16]
 
 
 @pytest.mark.parametrize(
