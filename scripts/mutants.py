@@ -253,7 +253,8 @@ def main() -> int:
     env = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
     env |= {"AMQP_URL": node.amqp_url(), "AMQP_MANAGEMENT_URL": node.management_url}
     # An older tree may have no selection of tests.
-    quick = ["--quick"] if not options.again and (tree / "tests/tiers.py").exists() else []
+    has_quick = "--quick" in (tree / "Makefile").read_text()
+    quick = ["--quick"] if has_quick and not options.again else []
     testers = [Tester(place, env, quick) for place in copies(tree, os.cpu_count() or 1)]
     free = list(testers)
 

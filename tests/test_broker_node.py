@@ -23,6 +23,8 @@ from broker import BrokerError, Node
 from machine import Process, ScriptError, process_birth, wait_until
 from tests.conftest import Vhost
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(broker.__file__)
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from postgresql import Postgres
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_server_outlives_the_thread_that_starts_it_again() -> None:

@@ -6,10 +6,12 @@ import pytest
 from django.db import connections
 
 from tests.acceptance.harness import until
-from tests.conftest import Database
+from tests.conftest import Database, on
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("archive_database", ["pgbouncer"], indirect=True)
+@on("pgbouncer")
 def test_a_connection_has_its_statements_in_several_sessions(archive_database: Database) -> None:
     sessions: set[int] = set()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from django_amqp_events.message.headers import EVENT_HANDLER
+from tests.conftest import slow
 
 from ..conftest import Make
 from ..harness import (
@@ -105,7 +106,7 @@ def test_own_mirror_stores_archived_events(core, fresh_eyes):
     assert worker.stop() == 0
 
 
-KILLED = ("companion", "reaper", "pool", "worker")
+KILLED = ("companion", *slow("reaper", "pool", "worker"))
 
 
 @pytest.mark.parametrize("part", KILLED)
@@ -257,6 +258,7 @@ outbox_rows.insert([
 """
 
 
+@pytest.mark.slow
 def test_events_worker_runs_a_relay(core):
     """Events in the service's outbox are handled."""
     without = events_worker(core, "--no-relay").wait_ready()

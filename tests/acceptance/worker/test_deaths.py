@@ -10,10 +10,9 @@ import pytest
 
 from django_amqp_events.worker.prefetch import JOB_EVENTS
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import Archive, Eyes, Service, until
 
-POOLS = ("prefork", "threads", "solo")
 ACT = "core.act"
 QUEUE = "core.testproject.act"
 
@@ -77,6 +76,7 @@ def test_a_killed_worker_loses_nothing(pool: str, fresh_eyes: Eyes, service: Mak
     assert eyes.totals()["core:graveyard"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_handler_that_takes_the_worker_with_it(
     pool: str, fresh_eyes: Eyes, service: Make
@@ -94,6 +94,7 @@ def test_a_handler_that_takes_the_worker_with_it(
     assert (first["redelivered"], second["redelivered"]) == (False, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_handler_that_exits_as_if_it_were_terminated(
     pool: str, fresh_eyes: Eyes, service: Make
@@ -151,6 +152,7 @@ def test_a_cold_shutdown_of_solo_runs_nothing_within_a_run(fresh_eyes: Eyes, ser
     assert [len(core.runs(event_id)) for event_id in behind] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """All deliveries have been read, so the kernel still sends a written ack."""
@@ -173,6 +175,7 @@ def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Ma
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_kill_repeats_a_few_quick_events(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """Those that share a job with the one that kills; none a third time."""

@@ -11,7 +11,7 @@ import pytest
 
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Archive,
     Eyes,
@@ -98,7 +98,7 @@ def goes_on(core: Service, eyes: Eyes, worker: Any, ids: Iterable[int] = range(4
     assert worker.stop() == 0
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: str) -> None:
     """py-amqp raises over each of them while it reads the socket, which ended the worker."""
     milliseconds = b"T" + struct.pack(">Q", 1_700_000_000_000_000)

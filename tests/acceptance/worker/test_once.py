@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Archive,
     Eyes,
@@ -69,7 +69,7 @@ def effects(empty_database: dict[str, Any], fresh_eyes: Eyes, service: Make) -> 
     return Effects(core, "books")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_killed_before_the_commit_and_after_it(
     pool: str, effects: Effects, fresh_eyes: Eyes
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import Archive, Eyes, Service, task_id, until
 
 ACT, RATED, QUERY = "options.act", "options.rated", "options.query"
@@ -160,7 +160,7 @@ def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> N
     assert len(rows) == 4
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_a_result_store_that_fails_changes_nothing(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:

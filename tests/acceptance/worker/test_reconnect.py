@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import pytest
 
 from broker import Node
+from tests.conftest import slow
 from tests.integration.wire import Proxy
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Eyes,
     Service,
@@ -53,7 +54,7 @@ class Side:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", ["kill", *slow("stop")])
 def test_broker_restart_loses_and_doubles_nothing(
     private_node: Node, service: Make, how: str
 ) -> None:
@@ -101,7 +102,7 @@ def test_broker_restart_loses_and_doubles_nothing(
         side.eyes.close()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_all_queues_are_consumed_immediately(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     """An idle worker does not wait for its event loop between queues."""
     core = service(fresh_eyes)
@@ -123,7 +124,7 @@ def consuming(eyes: Eyes) -> str:
     return until(find)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_the_consuming_connection_is_cut(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     """Each queue is consumed once again; unacknowledged events are redelivered."""
     eyes = fresh_eyes
@@ -144,7 +145,7 @@ def test_the_consuming_connection_is_cut(fresh_eyes: Eyes, service: Make, pool: 
         assert attempts == {1: 2, 2: 1}, "the lost run published no copy of its own"
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_only_runs_in_progress_are_repeated_after_a_cut(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
@@ -211,7 +212,7 @@ def test_the_broker_falls_silent_during_the_start(
         until(lambda: ended(core, [event_id]), 30, "the worker connects again")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 @pytest.mark.parametrize("passes", [12, None], ids=["starting", "running"])
 def test_a_worker_ends_while_the_broker_is_silent(
     fresh_eyes: Eyes, service: Make, pool: str, passes: int | None

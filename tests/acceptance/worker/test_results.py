@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import Eyes, Service, task_id, until
 from ..replaying import (
     fix,
@@ -48,7 +48,7 @@ def stored(service: Service, number: int) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_one_result_per_event_handler_and_replay(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
@@ -134,7 +134,7 @@ def test_the_result_of_a_replay_is_of_todays_handler(fresh_eyes: Eyes, service: 
     assert found[done["task_id"]][:2] == ("FAILURE", "billing.old")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_failing_result_store_changes_nothing(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     """Every store raises; event, archive, replay and outcome are unaffected."""
     eyes = fresh_eyes

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from broker import BrokerError
+from tests.conftest import SLOW
 from tests.forked import REAL_START
 
 from ..conftest import Make
@@ -161,6 +162,7 @@ def test_changed_password_is_waited_for(fresh_eyes: Eyes, service: Make) -> None
     assert goes_on.stop() == 0
 
 
+@pytest.mark.slow
 def test_one_without_permissions_asks_seldom_and_says_why(fresh_eyes: Eyes, service: Make) -> None:
     """It may log in and nothing else: the refusal comes on a channel."""
     user = new_user(fresh_eyes, "secret", "^$")
@@ -185,6 +187,7 @@ def test_missing_configure_permission_stops_the_start(fresh_eyes: Eyes, service:
     assert "give this user the configure, write and read permissions" in line
 
 
+@pytest.mark.slow
 def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
     fresh_eyes: Eyes, service: Make
 ) -> None:
@@ -277,7 +280,9 @@ def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, servic
     assert worker.wait(60) == 1
 
 
-@pytest.mark.parametrize(("pool", "shared"), [("prefork", True), ("solo", False)])
+@pytest.mark.parametrize(
+    ("pool", "shared"), [("prefork", True), pytest.param("solo", False, marks=SLOW)]
+)
 def test_pool_processes_share_loaded_memory(
     fresh_eyes: Eyes, service: Make, pool: str, shared: bool
 ) -> None:

@@ -29,7 +29,7 @@ from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import override_events
-from tests.conftest import Database, Vhost, routed_by
+from tests.conftest import ONE, Database, Vhost, routed_by
 from tests.unit.admin import admin_world as world
 
 from .. import wire as wire_module
@@ -44,7 +44,6 @@ from ..conftest import Service
 from ..wire import ACK, Wire, until
 
 #: Of what no database has a part in.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 ALIAS = "archive"
 NAME = "shop.order.created"
 

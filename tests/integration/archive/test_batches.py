@@ -16,7 +16,7 @@ from django_amqp_events.archive import replay, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
 from tests.archive_rows import build
-from tests.conftest import KINDS, SERVERS, Database
+from tests.conftest import EACH, ONE, ROW_LOCKS, Database
 
 from ..archiving import mirror_all, outcome, publish
 from ..conftest import Service, wait_until
@@ -28,8 +28,6 @@ RUNNING = "running the batches"
 
 pytestmark = pytest.mark.timeout(240)
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -135,7 +133,7 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
     assert sum(messages.values()) <= 1200 + 3 * 200
 
 
-@pytest.mark.parametrize("archive_database", [*SERVERS], indirect=True)
+@ROW_LOCKS
 def test_a_database_that_fails_over(
     billing: Service, running: Processes, archive_database: Database
 ) -> None:

@@ -16,7 +16,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from tests.conftest import KINDS
+from tests.conftest import EACH
 
 from ..archiving import (
     FAILURE,
@@ -29,8 +29,6 @@ from ..archiving import (
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def test_archived_event_becomes_a_complete_row(billing):

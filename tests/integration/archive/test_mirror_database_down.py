@@ -18,15 +18,13 @@ from django_amqp_events.models import (
     ArchivedFailure,
     Snapshot,
 )
-from tests.conftest import KINDS, _vhost, archive_in
+from tests.conftest import EACH, ONE, SLOW, _vhost, archive_in
 
 from ..archiving import archived, publish, received
 from ..conftest import wait_until
 from ..processes import mirrors
 
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 PAUSED = "paused: the database is unreachable"
 LOCKED = "paused: another process has locked the database (OperationalError: database is locked)"
 
@@ -63,6 +61,7 @@ def test_server_is_killed(billing, private_server, tmp_path, transactional_db, d
         assert billing.ready("billing:archive") == 0
 
 
+@SLOW
 @pytest.mark.parametrize("private_server", ["mariadb"], indirect=True)
 def test_a_message_is_larger_than_a_packet(
     billing, private_server, monkeypatch, transactional_db, django_db_blocker

@@ -22,7 +22,7 @@ from tests.acceptance.worker.test_hostile import (
     properties,
     short,
 )
-from tests.conftest import KINDS
+from tests.conftest import EACH, ONE
 
 from ..archiving import (
     archived,
@@ -33,8 +33,6 @@ from ..archiving import (
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 ARCHIVE = "billing:archive"
 
 

@@ -20,7 +20,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from tests.conftest import KINDS
+from tests.conftest import EACH
 
 from ..archiving import (
     FAILURE,
@@ -34,7 +34,6 @@ from ..conftest import wait_until
 from ..processes import mirrors
 
 pytestmark = pytest.mark.usefixtures("archive_database")
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 

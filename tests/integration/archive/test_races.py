@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.conftest import slow
 from tests.unit.admin.admin_world import Page
 
 from ..conftest import Service, wait_until
@@ -25,7 +26,12 @@ ADMIN = "/admin/django_amqp_events/"
 ARCHIVE = f"{ADMIN}archivedevent/"
 EVENTS = 20
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.parametrize(
+        "empty_database", ["postgresql", *slow("sqlite", "mariadb")], indirect=True
+    ),
+]
 
 
 @dataclass

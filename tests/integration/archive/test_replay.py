@@ -25,7 +25,7 @@ from django_amqp_events.models import (
     State,
 )
 from tests.archive_rows import again, seen
-from tests.conftest import KINDS, SERVERS, Database, Vhost
+from tests.conftest import KINDS, ONE, ROW_LOCKS, Database, Vhost, on
 
 from ..archiving import (
     archived,
@@ -49,10 +49,6 @@ QUEUE = "billing.send_invoice"
 HANDLERS = {"send_invoice": ["shop.order.created"]}
 
 
-def kind(*names: str) -> Any:
-    return pytest.mark.parametrize("archive_database", names, indirect=True)
-
-
 @contextmanager
 def through(billing: Service, url: str, **keys: Any) -> Iterator[None]:
     """Publish over another URL, and with further settings, for a block."""
@@ -68,8 +64,7 @@ def through(billing: Service, url: str, **keys: Any) -> Iterator[None]:
 
 
 #: On each kind of database, with time zones, and through a pool.
-EACH = kind(*KINDS, "pgbouncer")
-ONE = kind("sqlite")
+EACH = on(*KINDS, "pgbouncer")
 
 
 def archive(billing: Service, number: int = 1) -> list[ArchivedEvent]:
@@ -120,7 +115,7 @@ def test_overlapping_bulks_publish_each_event_once(
     assert {row.state for row in ArchivedEvent.objects.all()} == {State.REPLAYING}
 
 
-@kind(*SERVERS)
+@ROW_LOCKS
 def test_repeatable_read(billing: Service, archive_database: Database) -> None:
     """PostgreSQL aborts the second transaction, which retries and is refused."""
     level = "TRANSACTION ISOLATION LEVEL REPEATABLE READ"
@@ -188,7 +183,7 @@ def test_active_claim_is_respected(billing: Service) -> None:
     assert replay.resume(lease=0) == 3
 
 
-@kind(*SERVERS)
+@ROW_LOCKS
 def test_clocks_of_hosts_do_not_matter(
     billing: Service, archive_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

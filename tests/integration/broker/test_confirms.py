@@ -370,6 +370,7 @@ def test_broker_down_and_back(private_node: Node, node_wire: Wire):
     assert stored_ids(node_wire) == [event_id]
 
 
+@pytest.mark.slow
 def test_a_stale_connection_is_found_out_before_it_is_used(private_node: Node, node_wire: Wire):
     published = [publish_event(NAME, {})]
     (stale,) = node_wire.pool._idle
@@ -387,6 +388,7 @@ def stored_ids(wire: Wire) -> list[str]:
         return [m.properties["message_id"] for m in drain(connection.channel(), wire.queue)]
 
 
+@pytest.mark.slow
 def test_blocked_by_an_alarm(private_node: Node, node_wire: Wire):
     node_wire.configure(CONFIRM_TIMEOUT=IN_VAIN)
     publish_event(NAME, {"n": 0})
@@ -568,6 +570,7 @@ def test_a_write_that_cannot_end_is_bounded(wire: Wire):
     assert type(failure({"text": "x" * 15_000_000})) is PublishTimeoutError
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_nothing_confirmed_is_missing(private_node: Node, node_wire: Wire):
     """Compare the queue after the restart with the confirms before the kill."""
     node_wire.configure(CONFIRM_TIMEOUT=5)
@@ -604,6 +607,7 @@ def test_killed_in_the_middle_nothing_confirmed_is_missing(private_node: Node, n
     assert not never & set(stored)
 
 
+@pytest.mark.slow
 def test_failover_addresses_share_the_time(wire: Wire):
     """The first address takes connections and says nothing; there is time left for the second."""
     proxy = wire.proxy()

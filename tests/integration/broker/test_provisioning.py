@@ -308,6 +308,7 @@ class TestWorkers:
 
 
 class TestRequirements:
+    @pytest.mark.slow
     def test_without_the_flag_nothing_is_declared(self, service, make_node, monkeypatch):
         """A node with stream_queue disabled, which only 3.10 and 3.11 support."""
         flags = "quorum_queue,implicit_default_bindings,virtual_host_metadata,user_limits"

@@ -47,11 +47,7 @@ from django_amqp_events.publish.outbox_rows import Answer
 from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
-from tests.conftest import (
-    Database,
-    Vhost,
-    archive_in,
-)
+from tests.conftest import ONE, POSTGRESQL, Database, Vhost, archive_in
 
 from .. import wire as wire_module
 from ..conftest import Service
@@ -268,7 +264,7 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
     assert wire.ids() == [event_id]
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_a_commit_that_is_a_rollback(wire: Wire):
     """Django does not notice it either. docs/guarantees.md names it."""
     with transaction.atomic(using=ALIAS):
@@ -327,7 +323,7 @@ def test_signals(wire: Wire):
     assert not table().exists()
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
     """Another open transaction and the next one on the connection are unaffected."""
     lazily = "set_config('synchronous_commit', 'off', true)"
@@ -419,7 +415,7 @@ class Away:
 
 
 @pytest.mark.parametrize("how", ["half-open", "alarm"])
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_publishing_does_not_block(
     wire: Wire, impatient: None, caplog: pytest.LogCaptureFixture, how: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -456,7 +452,7 @@ def test_publishing_does_not_block(
     assert "confirms again" in caplog.text
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCaptureFixture):
     seen: list[str] = []
 
@@ -529,7 +525,7 @@ def signalled(proxy: Proxy) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_a_soft_time_limit_before_the_wait(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     """The direct publisher then records the confirm itself."""
     enqueue = DirectPublisher._enqueue
@@ -970,7 +966,7 @@ def node_wire(private_node: Node, archive_database: Database) -> Iterator[Wire]:
         yield wire
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_broker_restart_publishes_every_row(
     private_node: Node, node_wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
@@ -1003,7 +999,8 @@ def test_broker_restart_publishes_every_row(
     assert set(stored(node_wire)) == set(published)
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@pytest.mark.slow
+@ONE
 def test_a_broker_that_is_killed_while_a_relay_works(private_node: Node, node_wire: Wire):
     left = leave(4000)
     until(private_node._queues_on_disk, "the queue is on disk")

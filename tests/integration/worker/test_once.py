@@ -37,7 +37,7 @@ from django_amqp_events.models import ArchivedEvent, InboxEntry
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
-from tests.conftest import ROW_LOCKS, Database
+from tests.conftest import ONE, POSTGRESQL, ROW_LOCKS, Database
 
 from ..archiving import archived, mirror_all, publish
 from ..archiving import received as delivered
@@ -50,9 +50,6 @@ SHORT_LOCKS = {
     "postgresql": "SET lock_timeout = 100",
     "mysql": "SET innodb_lock_wait_timeout = 1",
 }
-
-
-POSTGRESQL = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -159,7 +156,7 @@ def test_a_conflict_in_the_handler_is_a_failure(
     assert not effects()
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_nothing_is_waited_for_in_the_transaction_of_a_caller(
     books: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor.state_texts import STATES
 from django_amqp_events.reasons import Reason
-from tests.conftest import Replicas, routed_by
+from tests.conftest import ONE, Replicas, routed_by
 
 from . import admin_world as world
 from .admin_world import (
@@ -976,7 +976,7 @@ def test_late_failures_do_not_hide_the_current_one(ada):
     assert "Older failures are not shown" in page.words
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_pages_ask_no_replica(archive_database, wire):
     big = make(body=b'[[], {"text": "%s"}, {}]' % (b"x" * formatting.SHOWN))
     failure_groups.rebuild()

@@ -45,11 +45,10 @@ from tests import archive_rows
 from tests.archive_rows import NOW, Clock
 from tests.celery_app import app
 from tests.commands import run_command
-from tests.conftest import Replicas, routed_by
+from tests.conftest import ONE, Replicas, routed_by
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what the runner decides, whatever database its rows are in.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def handle(**_: Any) -> None:

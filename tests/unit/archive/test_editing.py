@@ -40,7 +40,7 @@ from django_amqp_events.reasons import Reason
 from django_amqp_events.worker import inbox
 from tests import archive_rows
 from tests.archive_rows import NOW, Broker, again
-from tests.conftest import Database
+from tests.conftest import ONE, Database
 
 BODY = b'[[], {"order_id":  7, "country": "XX"}, {}]'
 
@@ -115,9 +115,6 @@ def problems(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") ->
     with pytest.raises(InvalidEditError) as raised:
         draft(row, payload, handler)
     return " | ".join(map(str, raised.value.problems))
-
-
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 # -- what is written ------------------------------------------------------------------------

@@ -27,12 +27,12 @@ from django_amqp_events.models import (
 from django_amqp_events.reasons import Reason
 from tests import archive_rows
 from tests.archive_rows import NOW, again, seen
+from tests.conftest import ONE, POSTGRESQL
 
 HANDLER = "send_invoice"
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what test_whatever_happens_in_whatever_order has each database do as well.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 #: At version 3, so that a stale version can be detected.
@@ -356,7 +356,7 @@ def test_transaction_on_another_database_is_allowed() -> None:
         assert len(claim(make())) == 1
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
     """REPEATABLE READ: PostgreSQL ends the one that comes second, with serialization_failure."""
     event, using = make(), tables.database()

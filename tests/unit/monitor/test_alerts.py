@@ -24,7 +24,7 @@ from django_amqp_events.publish.outbox import OutboxStatus
 from django_amqp_events.reasons import Reason
 from tests.celery_app import app as celery_app
 from tests.commands import run_command
-from tests.conftest import Database, routed_by
+from tests.conftest import ONE, Database, routed_by
 
 from ..admin.admin_world import make
 
@@ -33,7 +33,6 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ADMINS = ["ada@example.com"] if django.VERSION >= (6, 0) else [("Ada", "ada@example.com")]
 #: What tells once is a constraint, and a conditional UPDATE.
 DATABASES = pytest.mark.usefixtures("archive_database")
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def read(**limits: Any) -> conf.Settings:
