@@ -469,9 +469,8 @@ def choice(name: str, among: Sequence[T]) -> T:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     test, names = metafunc.definition, {*metafunc.fixturenames}
     where = test.nodeid.removeprefix("tests/")
-    no_tz = (
-        () if where.startswith("integration/archive/test_mirror.py") else SLOW
-    )  # the mirror stands for all
+    is_mirror = where.startswith("integration/archive/test_mirror.py")
+    no_tz = () if is_mirror else SLOW  # the mirror stands for all
     chosen = any("archive_database" in mark.args[0] for mark in test.iter_markers("parametrize"))
     arguments: list[str] = []
     ways: list[Any] = []
