@@ -33,7 +33,6 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker.publish_errors import unavailable_errors
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -395,15 +394,15 @@ def test_task_results_are_linked_with_permission(ada):
 
 
 def test_payload_and_headers_need_their_permission(ada):
-    row = make(body=b'[[], {"card": "4111 1111"}, {}]', headers={"secret-header": "swordfish"})
+    row = make(body=b'[[], {"card": "a card number"}, {}]', headers={"secret-header": "swordfish"})
     other = client_of(user(*[each for each in PERMISSIONS if each != "view_payload"], name="bob"))
     html = other.get(url("change", row.pk)).content.decode()
-    for word in ("4111 1111", "secret-header", "swordfish", "payload/"):
+    for word in ("a card number", "secret-header", "swordfish", "payload/"):
         assert word not in html
     assert "You have no permission to see payload and headers" in html
     assert other.get(url("payload", row.pk)).status_code == 403
     html = ada.get(url("change", row.pk)).content.decode()
-    for word in ("4111 1111", "secret-header", "swordfish", url("payload", row.pk)):
+    for word in ("a card number", "secret-header", "swordfish", url("payload", row.pk)):
         assert word in html
 
 
@@ -591,16 +590,6 @@ def test_strangers_are_asked_to_log_in(client):
         assert response.status_code == 302
         assert "/login/" in response["Location"]
     assert not decided(row)
-
-
-def test_a_form_of_another_site_is_refused(wire):
-    row = make()
-    careful = client_of(user(*PERMISSIONS), enforce_csrf_checks=True)
-    assert careful.post(url("replay"), {"seen": frozen(row)}).status_code == 403
-    assert not wire.messages
-    found = page(careful.get(url("replay"), {"seen": frozen(row)}))
-    assert careful.post(url("replay"), found.fields).status_code == 302
-    assert len(wire.messages) == 1
 
 
 # -- confirmation
@@ -815,18 +804,6 @@ def test_filters_are_kept_on_the_way_back(ada, wire):
     assert done["Location"] == url("change", other.pk) + "?_changelist_filters=handler%3Dbook"
 
 
-def test_custom_site_keeps_its_urls(ada, wire):
-    row = make()
-    response = ada.get(url("change", row.pk, site="office"))
-    html = response.content.decode()
-    assert "/office/django_amqp_events" in html
-    assert "/admin/django_amqp_events" not in html
-    asked = ada.get(url("replay", site="office"), {"seen": frozen(row)})
-    assert "/admin/django_amqp_events" not in asked.content.decode()
-    done = ada.post(asked.context["action_url"], {**page(asked).fields, "reason": ""})
-    assert done["Location"].startswith("/office/")
-
-
 @pytest.mark.parametrize("chunk", [200, 5])
 def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
     """The errors in logs name each event; those of rows and messages do not."""
@@ -850,15 +827,6 @@ def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
     assert errors == [why] * min(chunk, 7)
 
 
-def test_reasons_that_are_many_are_counted(ada, wire):
-    rows = [make() for _ in range(9)]
-    wire.errors = [UnroutableError(f"nobody {number}") for number in (1, 1, 2, 3, 4, 5, 6, 7, 7)]
-    response = ada.post(url("replay"), {"seen": frozen(*rows), "reason": ""}, follow=True)
-    assert len(said(response)) == 6
-    last = "2 more not shown"
-    assert said(response)[-1] == last
-
-
 def test_settings_that_are_wrong_leave_the_pages_readable(ada):
     row = make()
     late = overdue()
@@ -871,18 +839,6 @@ def test_settings_that_are_wrong_leave_the_pages_readable(ada):
         assert "Nothing can be published" in said(response)[0]
         response = ada.post(url("replay"), {"seen": frozen(row)}, follow=True)
         assert "1 event not processed. Stopped:" in said(response)[0]
-
-
-def test_rows_that_a_project_hides_cannot_be_decided_about(ada, wire, monkeypatch):
-    row = make()
-    monkeypatch.setattr(
-        "django_amqp_events.admin.ArchivedEventAdmin.get_queryset",
-        lambda self, request: ArchivedEvent.objects.none(),
-    )
-    response = ada.post(url("replay"), {"seen": frozen(row), "reason": ""})
-    assert response.status_code == 302
-    assert not wire.messages
-    assert not decided(row)
 
 
 def test_the_overdue_filter_and_the_replay_agree():

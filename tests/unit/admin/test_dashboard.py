@@ -202,12 +202,6 @@ def test_alerts_and_queues_lead_to_what_they_are_about():
     assert not [each for each in limited if each.startswith(tuple(archive))]
 
 
-def test_commands_on_the_dashboard_are_code(ada):
-    alert("abyss", "billing:abyss", "run `manage.py events_recover` & look")
-    html = ada.get(url()).content.decode()
-    assert "run <code>manage.py events_recover</code> &amp; look" in html
-
-
 def test_the_index_leads_here_on_every_site(ada):
     for site in ("admin", "office"):
         index = ada.get(reverse("admin:index", current_app=site)).content.decode()

@@ -336,36 +336,6 @@ def test_disabled_editing_hides_the_editor(ada, wire):
     assert not wire.messages
 
 
-def test_rows_that_a_project_hides_cannot_be_edited(ada, wire, monkeypatch):
-    row = make()
-    ada.post(url("edit", row.pk), publish(row))
-    monkeypatch.setattr(
-        "django_amqp_events.admin.ArchivedEventAdmin.get_queryset",
-        lambda self, request: ArchivedEvent.objects.none(),
-    )
-    assert ada.get(url("edit", row.pk)).status_code == 302
-    assert ada.get(url("revision", row.pk, 1)).status_code == 302
-    assert len(wire.messages) == 1
-
-
-def test_a_form_of_another_site_is_refused(wire):
-    row = make()
-    careful = client_of(user(*RIGHTS), enforce_csrf_checks=True)
-    assert careful.post(url("edit", row.pk), publish(row)).status_code == 403
-    assert not wire.messages
-
-
-def test_custom_site_keeps_its_urls(ada, wire):
-    row = make()
-    for response in (
-        ada.get(url("edit", row.pk, site="office")),
-        ada.post(url("edit", row.pk, site="office"), form(row)),
-    ):
-        assert "/admin/django_amqp_events" not in response.content.decode()
-    done = ada.post(response.context["action_url"], publish(row))
-    assert done["Location"].startswith("/office/")
-
-
 def test_invalid_settings_are_reported(ada):
     row = make()
     with override_settings(AMQP_EVENTS={**SETTINGS, "NONSENSE": 1}):

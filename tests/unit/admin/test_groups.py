@@ -214,20 +214,6 @@ def test_an_event_leads_to_its_group(ada):
     assert str(group.pk) not in blind.get(world.url("change", row.pk)).content.decode()
 
 
-def test_custom_site_keeps_its_urls(ada):
-    row = make()
-    group = grouped(row)
-    for site in ("admin", "office"):
-        for address in (
-            url("changelist", site=site),
-            url("change", group.pk, site=site),
-            world.url("change", row.pk, site=site),
-        ):
-            html = ada.get(address).content.decode()
-            assert f'href="/{"office" if site == "admin" else "admin"}/' not in html
-            assert f'href="/{site}/' in html
-
-
 def test_user_text_is_escaped(ada):
     row = make(exception=MARKUP, handler=MARKUP, location=f"{MARKUP}:1 in {MARKUP}", message=MARKUP)
     group = grouped(row)
