@@ -126,25 +126,6 @@ def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: s
     goes_on(core, fresh_eyes, worker)
 
 
-def test_a_payload_that_cannot_be_given_to_the_pool(fresh_eyes: Eyes, core: Service) -> None:
-    """Pickling it raised, out of which no slot of the pool came back."""
-    worker = core.worker("prefork", 1).wait_ready()
-    for depth in range(860, 960, 10):
-        body = b'[[],{"plan":["ok"],"case":' + b"[" * depth + b"]" * depth + b"},{}]"
-        put(fresh_eyes, properties(*identity(b"%d" % depth)), body)
-    assert {entry["reason"] for entry in archived(fresh_eyes, 10)} == {"malformed"}
-    goes_on(core, fresh_eyes, worker)
-
-
-def test_an_id_that_is_no_text(fresh_eyes: Eyes, core: Service) -> None:
-    """No copy of it could be built: handled never, archived never, its place never free."""
-    worker = core.worker("threads", 1).wait_ready()
-    put(fresh_eyes, properties(*identity(b"\xed\xa0\x80")))
-    put(fresh_eyes, properties(*identity(b"\xed\xa0\x80")), b"rubbish")
-    assert {entry["reason"] for entry in archived(fresh_eyes, 2)} == {"malformed"}
-    goes_on(core, fresh_eyes, worker)
-
-
 def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) -> None:
     """Their consumers have different tags; equal ones cost the connection, again and again."""
     common = "n" * 120
