@@ -45,7 +45,7 @@ from tests.archive_rows import seen
 from tests.conftest import slow
 from tests.unit.monitor.test_alerts import ADMINS
 
-from .admin_world import EVENTS, client_of, make, office, overdue, staff
+from .admin_world import EVENTS, client_of, make, overdue, staff
 from .test_outbox import make as make_waiting
 
 pytestmark = pytest.mark.django_db
@@ -93,7 +93,9 @@ for _model in (ArchivedEvent, OutboxEvent, FailureGroup, ReplayBatch):
     _base = getattr(pages, f"{_model.__name__}Admin")
     narrow.register(_model, type(f"Narrow{_base.__name__}", (ByRow, _base), {}))
 narrow.register(Dashboard, pages.DashboardAdmin)
-urlpatterns = [path("admin/", narrow.urls)]
+ops = admin.AdminSite(name="ops")
+pages.register(ops)
+urlpatterns = [path("admin/", narrow.urls), path("ops/", ops.urls)]
 
 
 @cache
@@ -255,11 +257,11 @@ def test_a_form_of_another_site_is_refused(wire: Any) -> None:
 
 
 def test_pages_on_a_site_of_the_projects_own_stay_on_it(wire: Any) -> None:
-    with override_settings(AMQP_EVENTS=SETTINGS):
+    with override_settings(AMQP_EVENTS=SETTINGS, ROOT_URLCONF=__name__):
         world()
         client = client_of(User.objects.create_superuser("root"))
-        for address in addresses(office):
-            there = address.replace("/admin/", "/office/", 1)
+        for address in addresses(ops):
+            there = address.replace("/admin/", "/ops/", 1)
             data = {"seen": selections().get(address.split("/")[3], ""), "reason": "so", "q": "17"}
             for response in (client.get(there, data), client.post(there, data)):
                 assert response.status_code in (200, 302, 403), there
