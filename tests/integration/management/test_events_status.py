@@ -81,6 +81,7 @@ def alone(service, make_node):
     return billing
 
 
+@pytest.mark.slow
 def test_a_node_whose_dead_letter_workers_have_ended(alone):
     """RabbitMQ's issue 16652: retries wait for a restart of the node."""
     node = alone.vhost.node

@@ -345,34 +345,6 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     assert look(much_later, open=0) == [("group_back", "ended")]
 
 
-@ONE
-@DATABASES
-def test_many_regressions_are_sent_in_portions(heard: Any) -> None:
-    """Old regressions are not sent again; their alert stays active."""
-    seen = NOW - timedelta(minutes=5)
-    groups = FailureGroup.objects.bulk_create(
-        FailureGroup(
-            pk=uuid4(), algorithm=1, service="billing", handler=f"send_{number}",
-            exception="TaxError", first_seen=seen, last_seen=seen, open=1,
-        )
-        for number in range(alerts.GROUPS + 2)
-    )  # fmt: skip
-
-    def look(now: datetime) -> list[str]:
-        heard.clear()
-        alerts.update_alerts(alerts.evaluate_groups(read(), now), now=now, settings=read())
-        return sorted(kind for _, kind, _ in names(heard))
-
-    assert look(NOW) == ["group_new"] * alerts.GROUPS
-    assert look(NOW) == ["group_new"] * 2
-    later = NOW + timedelta(hours=2)
-    changed = {"resolved_at": later, "reopened_at": later}
-    FailureGroup.objects.filter(pk__in=[group.pk for group in groups]).update(**changed)
-    assert look(later + alerts.NEW_AGE + timedelta(minutes=1)) == []
-    assert look(later) == sorted(["group_back", "group_new"] * alerts.GROUPS)
-    assert look(later) == sorted(["group_back", "group_new"] * 2)
-
-
 @pytest.mark.django_db
 def test_another_service_in_the_database_changes_no_alert() -> None:
     """Every figure that an alert judges is of one service."""
