@@ -38,16 +38,6 @@ def connect(node: Node, vhost: str) -> amqp.Connection:
     return connection
 
 
-def publish(node: Node, vhost: str, queue: str, body: str) -> None:
-    with connect(node, vhost) as connection:
-        channel = connection.channel()
-        channel.queue_declare(
-            queue, durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"}
-        )
-        message = amqp.Message(body, delivery_mode=2)
-        channel.basic_publish(message, routing_key=queue, mandatory=True, timeout=10)
-
-
 def get(node: Node, vhost: str, queue: str) -> str:
     """The next message. RabbitMQ 3.10 may leave a basic.get without an answer for ever while a
     quorum queue elects its leader after a start, so the question has a time-out and is repeated."""
@@ -83,11 +73,6 @@ def processes_below(directory: Path) -> list[str]:
         ) != os.getpid():
             found.append(f"{entry.name}: {command}")
     return found
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def run_script(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:

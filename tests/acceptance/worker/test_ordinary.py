@@ -18,7 +18,6 @@ from ..harness import Eyes, Service, until
 
 ONE, TWO = "mixed.testproject.one", "mixed.testproject.two"
 ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("source", "sink", "calls"))}
-PEER = "mixed.testproject.peer_number"
 
 
 class CustomPrefork(prefork.TaskPool):

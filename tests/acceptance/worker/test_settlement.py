@@ -31,10 +31,6 @@ def delete_exchange(eyes: Eyes, name: str) -> None:
     eyes.http("DELETE", f"/api/exchanges/{{vhost}}/{name}")
 
 
-def delete_queue(eyes: Eyes, name: str) -> None:
-    eyes.http("DELETE", f"/api/queues/{{vhost}}/{name}")
-
-
 def held(service: Service, event_id: str, times: int) -> bool:
     """Return True if the log has so many failed publishes of an event."""
     log = "".join(path.read_text() for path in service.where.glob("*.log"))

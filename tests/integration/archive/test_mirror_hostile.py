@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any
 
-import amqp
 import pytest
 
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
-from tests.acceptance.worker.test_hostile import (
-    short,
-)
 from tests.conftest import EACH
 
 from ..archiving import (
@@ -28,20 +23,6 @@ pytestmark = pytest.mark.usefixtures("archive_database")
 ARCHIVE = "billing:archive"
 
 
-def put(service: Any, raw: Any, body: Any = b"x", key: Any = b"shop.order.created") -> Any:
-    """Publish to the archive with properties and routing key byte for byte."""
-    channel = service.channel()
-    channel.confirm_select()
-    message = amqp.Message(body)
-    message._serialize_properties = lambda: raw
-    arguments = struct.pack(">H", 0) + short(ARCHIVE.encode()) + short(key) + b"\0"
-    channel.connection.frame_writer(
-        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
-    )
-    channel.wait(amqp.spec.Basic.Ack)
-    channel.close()
-
-
 def bare(body: Any = b"x", headers: Any = None, **more: Any) -> Any:
     return Message(
         exchange=ARCHIVE,
@@ -54,10 +35,6 @@ def bare(body: Any = b"x", headers: Any = None, **more: Any) -> Any:
 
 def forged(document: Any, **headers: Any) -> Any:
     return bare(b"forged", {"event-archive": json.dumps(document), "event-id": "f", **headers})
-
-
-def bodies() -> Any:
-    return sorted(bytes(body) for body in ArchivedEvent.objects.values_list("body", flat=True))
 
 
 WRONG: list[Any] = [
