@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,6 @@ from django_amqp_events.conf import (
     parse,
 )
 from django_amqp_events.exceptions import ConfigurationError
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def codes(raw: object) -> list[str]:

@@ -40,7 +40,6 @@ from ..wire import (
 pytestmark = pytest.mark.usefixtures("archive_database")
 
 QUEUE = "billing.send_invoice"
-HANDLERS = {"send_invoice": ["shop.order.created"]}
 
 
 @contextmanager

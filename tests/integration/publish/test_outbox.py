@@ -349,6 +349,24 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
     assert wire.ids() == [event_id for event_id, _ in found]
 
 
+@ONE
+def test_a_silent_broker_is_waited_for_once(wire: Wire, impatient: None) -> None:
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=3)
+    published = [timed({"n": 0})[0]]
+    until(lambda: not table().exists(), "the broker was there")
+    proxy.flowing.clear()
+    found = [timed({"n": n}) for n in range(1, 41)]
+    published += [event_id for event_id, _ in found]
+    waited = [seconds for _, seconds in found if seconds > direct_publisher.CONFIRM_WAIT_SECONDS]
+    assert len(waited) < 20, waited
+    proxy.flowing.set()
+    until(lambda: table().filter(attempts=0).count() == 0, "all are published or have failed")
+    make_due()
+    relay()
+    assert set(wire.ids()) == set(published)
+
+
 def signalled(proxy: Proxy) -> None:
     """Send SIGUSR1 once a confirm is held back, which its publisher waits for."""
     until(lambda: proxy.links[0].held, "a held confirm")

@@ -33,6 +33,7 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker.publish_errors import unavailable_errors
 from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -825,6 +826,15 @@ def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
     assert said(response) == told
     errors = [row.error for row in ArchivedEvent.objects.exclude(error="")]
     assert errors == [why] * min(chunk, 7)
+
+
+def test_reasons_that_are_many_are_counted(ada, wire):
+    rows = [make() for _ in range(9)]
+    wire.errors = [UnroutableError(f"nobody {number}") for number in (1, 1, 2, 3, 4, 5, 6, 7, 7)]
+    response = ada.post(url("replay"), {"seen": frozen(*rows), "reason": ""}, follow=True)
+    assert len(said(response)) == 6
+    last = "2 more not shown"
+    assert said(response)[-1] == last
 
 
 def test_settings_that_are_wrong_leave_the_pages_readable(ada):

@@ -46,7 +46,6 @@ from tests.integration.archiving import (
 )
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
-HOUR = NOW.replace(minute=0)
 
 
 def parts(**more: str) -> dict[str, str]:
