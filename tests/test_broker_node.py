@@ -8,11 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import amqp
 import pytest
 
 import apt_install
@@ -23,40 +21,6 @@ from machine import Process, ScriptError, process_birth, wait_until
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(broker.__file__)
-
-
-def connect(node: Node, vhost: str) -> amqp.Connection:
-    connection = amqp.Connection(
-        host=f"{node.host}:{node.port}",
-        userid=node.user,
-        password=node.password,
-        virtual_host=vhost,
-        confirm_publish=True,
-        connect_timeout=5,
-    )
-    connection.connect()
-    return connection
-
-
-def get(node: Node, vhost: str, queue: str) -> str:
-    """The next message. RabbitMQ 3.10 may leave a basic.get without an answer for ever while a
-    quorum queue elects its leader after a start, so the question has a time-out and is repeated."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        connection = connect(node, vhost)
-        try:
-            connection.transport.sock.settimeout(2)
-            # Not no_ack: a late answer to a closed connection would lose the message.
-            message = (channel := connection.channel()).basic_get(queue)
-            if message is not None:
-                channel.basic_ack(message.delivery_tag)
-                return str(message.body)
-        except (amqp.exceptions.AMQPError, OSError):
-            continue
-        finally:
-            connection.collect()
-        time.sleep(0.05)
-    raise AssertionError(f"nothing in {queue}")
 
 
 def processes_below(directory: Path) -> list[str]:

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-import amqp
 import pytest
 
 from django_amqp_events.message.headers import EVENT_UNREADABLE
@@ -18,14 +17,11 @@ from ..harness import (
     Service,
     until,
 )
+from .test_hostile_table import put, short
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
 BODY = b'[[],{"plan":["ok"]},{}]'
-
-
-def short(text: bytes) -> bytes:
-    return bytes([len(text)]) + text
 
 
 def long(text: bytes) -> bytes:
@@ -55,20 +51,6 @@ def properties(*headers: tuple[bytes, bytes], message_id: bytes = b"") -> bytes:
 
 def identity(event_id: bytes, *more: tuple[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
     return ((b"event-id", long(event_id)), *more)
-
-
-def put(eyes: Eyes, raw: bytes, body: bytes = BODY, key: bytes = ACT.encode()) -> None:
-    """Publish with properties and routing key byte for byte."""
-    channel = eyes.channel()
-    channel.confirm_select()
-    message = amqp.Message(body)
-    message._serialize_properties = lambda: raw
-    arguments = struct.pack(">H", 0) + short(b"events") + short(key) + b"\0"
-    channel.connection.frame_writer(
-        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
-    )
-    channel.wait(amqp.spec.Basic.Ack)
-    channel.close()
 
 
 @pytest.fixture
@@ -111,8 +93,8 @@ def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: s
     ]
     worker = core.worker(pool, 1 if pool == "solo" else 2).wait_ready()
     for raw in raws:
-        put(fresh_eyes, raw)
-    put(fresh_eyes, properties(*identity(b"6")), key=b"core.odd.\xff\xfe")
+        put(fresh_eyes, "events", ACT.encode(), raw, BODY)
+    put(fresh_eyes, "events", b"core.odd.\xff\xfe", properties(*identity(b"6")), BODY)
     # Two processes archive in any order.
     entries = sorted(archived(fresh_eyes, len(raws) + 1), key=lambda entry: entry["reason"])
     assert [entry["message"].body for entry in entries] == [BODY] * 6

@@ -306,22 +306,12 @@ def unreadable() -> bytes:
     return struct.pack(">H", 0x3000) + struct.pack(">I", len(table)) + table + b"\x02"
 
 
-def put_raw(billing, queue: str, raw: bytes, body: bytes) -> None:
-    """Publish to a queue with properties byte for byte."""
-    channel = billing.channel()
-    channel.confirm_select()
-    message = amqp.Message(body)
-    message._serialize_properties = lambda: raw
-    arguments = struct.pack(">H", 0) + short(b"") + short(queue.encode()) + b"\0"
-    channel.connection.frame_writer(
-        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
-    )
-    channel.wait(amqp.spec.Basic.Ack)
-    channel.close()
-
-
 def test_properties_that_cannot_be_read_are_kept_as_bytes(billing):
-    put_raw(billing, "billing:abyss", unreadable(), b"\xff\x00rubbish")
+    channel = billing.channel()
+    message = amqp.Message(b"\xff\x00rubbish")
+    message._serialize_properties = unreadable
+    channel.basic_publish_confirm(message, "", "billing:abyss")
+    channel.close()
     billing.publish("billing:abyss", "", b"no identity at all")
     put(billing, 1)
     code, out, _ = billing.command("events_recover")
