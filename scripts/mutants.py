@@ -74,18 +74,20 @@ TESTS = {
     "declare/retry_policy": "unit/declare/test_retry_policy.py unit/worker/test_verdict.py "
     "acceptance/worker/test_retries.py",
     "archive/states": "unit/archive/test_states.py unit/archive/test_replay.py "
-    "unit/archive/test_batches.py unit/archive/test_editing.py integration/archive/test_replay.py",
+    "unit/archive/test_batches.py unit/archive/test_editing.py "
+    "integration/archive/test_replay.py integration/archive/test_archive_machine.py",
     "publish/outbox_rows": "unit/publish/test_outbox.py unit/admin/test_outbox.py "
-    "integration/publish/test_outbox.py",
+    "integration/publish/test_outbox.py integration/publish/test_outbox_machine.py",
     "worker/pool_job": "unit/memory/test_memory.py acceptance/worker/test_core.py "
     "acceptance/worker/test_settlement.py acceptance/worker/test_options.py",
-    "worker/jobs": "acceptance/worker/test_core.py acceptance/worker/test_settlement.py "
-    "acceptance/worker/test_options.py",
+    "worker/jobs": "unit/worker/test_jobs.py acceptance/worker/test_core.py "
+    "acceptance/worker/test_settlement.py acceptance/worker/test_options.py",
     "archive/row_writer": "unit/archive/test_mirror.py unit/archive/test_failure_groups.py "
     "unit/archive/test_states.py integration/archive/test_mirror.py "
     "integration/archive/test_mirror_hostile.py integration/management/test_events_recover.py "
-    "acceptance/archive/test_replay.py",
-    "broker/confirms": "integration/broker/test_confirms.py integration/publish/test_publisher.py",
+    "integration/archive/test_archive_machine.py acceptance/archive/test_replay.py",
+    "broker/confirms": "integration/broker/test_confirms.py "
+    "integration/broker/test_confirms_model.py integration/publish/test_publisher.py",
     "worker/inbox": "unit/worker/test_once.py integration/worker/test_once.py "
     "acceptance/worker/test_once.py",
     "archive/eligibility": "unit/archive/test_replay.py unit/archive/test_batches.py "
@@ -253,7 +255,8 @@ def main() -> int:
     env = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
     env |= {"AMQP_URL": node.amqp_url(), "AMQP_MANAGEMENT_URL": node.management_url}
     # An older tree may have no selection of tests.
-    quick = ["--quick"] if not options.again and (tree / "tests/tiers.py").exists() else []
+    has_quick = "--quick" in (tree / "Makefile").read_text()
+    quick = ["--quick"] if has_quick and not options.again else []
     testers = [Tester(place, env, quick) for place in copies(tree, os.cpu_count() or 1)]
     free = list(testers)
 

@@ -8,7 +8,7 @@ nothing.
 SQLite file or database of the test's own, beside the default database, which a test may use too; a
 test that takes it runs once on each of SQLite, PostgreSQL and MariaDB, or on one, also on
 PostgreSQL behind ``pgbouncer``, with
-``@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)``. It is a
+``@on("postgresql")``. It is a
 :class:`Database`: alias, kind, server, and the settings that another process would need. The router
 sends the models there, and what went past the router fails the test.
 `empty_database`: one of each kind for other processes. `servers`: the session's database servers by
@@ -55,7 +55,6 @@ from mariadb import MariaDB
 from pgbouncer import PgBouncer
 from postgresql import Postgres
 from tests import forked
-from tests.tiers import ignored, later
 
 T = TypeVar("T")
 
@@ -148,16 +147,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+#: Of tests that `make test` leaves to `make test-all`, which CI runs: another test asks the same,
+#: for instance on another database or pool, or they install programs.
+SLOW = pytest.mark.slow
+#: Where all are: they need a browser, npm, linters, or packages in empty environments.
+SLOW_FOLDERS = frozenset({"asyncapi", "browser", "deploy", "packaging"})
+
+
+def slow(*values: Any) -> list[Any]:
+    """Return parameters with which a test is slow."""
+    return [pytest.param(value, marks=SLOW) for value in values]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="Leave out what tests/tiers.py names.")
+    parser.addoption("--quick", action="store_true", help="Leave out tests marked as slow.")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import what a quick run leaves out."""
-    here = Path(__file__).parent
-    if config.getoption("--quick") and collection_path.is_relative_to(here):
-        return ignored(collection_path.relative_to(here).as_posix()) or None
-    return None
+    """Do not even import folders all of whose tests are slow."""
+    slow = collection_path.parent == Path(__file__).parent and collection_path.name in SLOW_FOLDERS
+    return (slow and config.getoption("--quick")) or None
 
 
 #: Long tests start first; short ones fill the gaps at the end.
@@ -174,9 +183,9 @@ LONG = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put what takes long first; the rest stays in the order that pytest-randomly gave it."""
     if config.getoption("--quick"):
-        left_out = [item for item in items if later(item.nodeid)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not later(item.nodeid)]
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     here = Path(__file__).parent
 
     def rank(item: pytest.Item) -> int:
@@ -460,25 +469,33 @@ def choice(name: str, among: Sequence[T]) -> T:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     test, names = metafunc.definition, {*metafunc.fixturenames}
     where = test.nodeid.removeprefix("tests/")
+    is_mirror = where.startswith("integration/archive/test_mirror.py")
+    no_tz = () if is_mirror else SLOW  # the mirror stands for all
     chosen = any("archive_database" in mark.args[0] for mark in test.iter_markers("parametrize"))
     arguments: list[str] = []
-    ways: dict[Any, tuple[Any, ...]] = {}
+    ways: list[Any] = []
     if "archive_database" in names and not chosen:
         arguments = ["_use_tz", "archive_database"]
-        ways = {kind: (True, kind) for kind in KINDS}
+        ways = [pytest.param(True, kind, id=kind, marks=_marks(kind)) for kind in KINDS]
         if where.startswith(TIMES):
             kinds = KINDS if where.startswith(CLOCKS) else (choice(where, KINDS),)
-            ways |= {f"no-tz-{kind}": (False, kind) for kind in kinds}
+            ways += [
+                pytest.param(False, kind, id=f"no-tz-{kind}", marks=_marks(kind) or no_tz)
+                for kind in kinds
+            ]
         if where.startswith(POOLED):
-            ways["pgbouncer"] = (True, "pgbouncer")
+            ways.append(pytest.param(True, "pgbouncer", id="pgbouncer", marks=SLOW))
     elif where.startswith(TIMES) and (
         names & {"db", "transactional_db"} or test.get_closest_marker("django_db")
     ):
         arguments = ["_use_tz"]
-        ways = {pytest.HIDDEN_PARAM: (True,), "no-tz": (False,)}
+        ways = [
+            pytest.param(True, id=pytest.HIDDEN_PARAM),
+            pytest.param(False, id="no-tz", marks=no_tz),
+        ]
     if ways:
         # Not by metafunc.parametrize(): the fixture's own parameters would be added to these.
-        test.add_marker(pytest.mark.parametrize(arguments, ways.values(), ids=ways, indirect=True))
+        test.add_marker(pytest.mark.parametrize(arguments, ways, indirect=True))
 
 
 @pytest.fixture(autouse=True)
@@ -498,8 +515,22 @@ def _use_tz(request: pytest.FixtureRequest, _settings_stay: None) -> Iterator[No
 SERVERS: dict[str, type[DatabaseServer]] = {each.kind: each for each in (Postgres, MariaDB)}
 #: All kinds of databases.
 KINDS = ("sqlite", *SERVERS)
+
+
+def _marks(kind: str) -> Any:
+    """`make test` has SQLite only, but for test_races.py and a row of the faults."""
+    return () if kind == "sqlite" else SLOW
+
+
+def on(*kinds: str) -> pytest.MarkDecorator:
+    """Return the mark of tests that run on these kinds of databases."""
+    values = [pytest.param(kind, marks=_marks(kind)) for kind in kinds]
+    return pytest.mark.parametrize("archive_database", values, indirect=True)
+
+
+EACH, ONE, POSTGRESQL = on(*KINDS), on("sqlite"), on("postgresql")
 #: Of tests that need rows locked one by one.
-ROW_LOCKS = pytest.mark.parametrize("archive_database", [*SERVERS], indirect=True)
+ROW_LOCKS = on(*SERVERS)
 
 
 _WAITING = {
@@ -532,7 +563,7 @@ def pgbouncer(servers: Servers) -> Iterator[PgBouncer]:
     pool.end()
 
 
-@pytest.fixture(params=[*SERVERS])
+@pytest.fixture(params=slow(*SERVERS))
 def private_server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
     """A server of the test's own, which it may kill."""
     server = SERVERS[request.param].start()
@@ -648,7 +679,7 @@ def new_database(
     (server.drop if pooled else server.give_back)(name)
 
 
-@pytest.fixture(params=["sqlite", *SERVERS])
+@pytest.fixture(params=["sqlite", *slow(*SERVERS)])
 def empty_database(
     request: pytest.FixtureRequest, servers: Servers, tmp_path: Path
 ) -> Iterator[dict[str, Any]]:

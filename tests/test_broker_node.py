@@ -2,72 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import amqp
 import pytest
 
 import apt_install
 import broker
 from broker import BrokerError, Node
 from machine import Process, ScriptError, process_birth, wait_until
-from tests.conftest import Vhost
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(broker.__file__)
-
-
-def connect(node: Node, vhost: str) -> amqp.Connection:
-    connection = amqp.Connection(
-        host=f"{node.host}:{node.port}",
-        userid=node.user,
-        password=node.password,
-        virtual_host=vhost,
-        confirm_publish=True,
-        connect_timeout=5,
-    )
-    connection.connect()
-    return connection
-
-
-def publish(node: Node, vhost: str, queue: str, body: str) -> None:
-    with connect(node, vhost) as connection:
-        channel = connection.channel()
-        channel.queue_declare(
-            queue, durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"}
-        )
-        message = amqp.Message(body, delivery_mode=2)
-        channel.basic_publish(message, routing_key=queue, mandatory=True, timeout=10)
-
-
-def get(node: Node, vhost: str, queue: str) -> str:
-    """The next message. RabbitMQ 3.10 may leave a basic.get without an answer for ever while a
-    quorum queue elects its leader after a start, so the question has a time-out and is repeated."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        connection = connect(node, vhost)
-        try:
-            connection.transport.sock.settimeout(2)
-            # Not no_ack: a late answer to a closed connection would lose the message.
-            message = (channel := connection.channel()).basic_get(queue)
-            if message is not None:
-                channel.basic_ack(message.delivery_tag)
-                return str(message.body)
-        except (amqp.exceptions.AMQPError, OSError):
-            continue
-        finally:
-            connection.collect()
-        time.sleep(0.05)
-    raise AssertionError(f"nothing in {queue}")
 
 
 def processes_below(directory: Path) -> list[str]:
@@ -86,23 +39,6 @@ def processes_below(directory: Path) -> list[str]:
     return found
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def listening_addresses(port: int) -> set[str]:
-    """From the kernel: RabbitMQ 3.10 reports `::` for a management listener that is on loopback."""
-    addresses = set()
-    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            address, number = line.split()[1].split(":")
-            if int(number, 16) == port and line.split()[3] == "0A":
-                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
-                addresses.add(socket.inet_ntop(family, b"".join(words)))
-    return addresses
-
-
 def run_script(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SCRIPT), *args],
@@ -112,92 +48,6 @@ def run_script(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[
         timeout=timeout,
         check=False,
     )
-
-
-def test_a_node_is_ready_current_and_private(private_node: Node) -> None:
-    assert private_node.pid is not None
-    assert tuple(int(part) for part in private_node.version.split(".")[:2]) >= (3, 10)
-    overview = private_node.http("GET", "/api/overview")
-    assert overview["rabbitmq_version"] == private_node.version
-    for port in ports_of(private_node):
-        assert listening_addresses(port) <= {"127.0.0.1", "::1"}, port
-    [user] = private_node.http("GET", "/api/users")
-    assert (user["name"], "administrator" in user["tags"]) == (private_node.user, True)
-
-
-def test_a_vhost_can_be_used_and_deleted(private_node: Node) -> None:
-    private_node.add_vhost("with/slash and space")
-    assert private_node.amqp_url("with/slash and space").endswith("/with%2Fslash%20and%20space")
-    publish(private_node, "with/slash and space", "q", "hello")
-    assert get(private_node, "with/slash and space", "q") == "hello"
-    private_node.delete_vhost("with/slash and space")
-    assert "with/slash and space" not in {
-        v["name"] for v in private_node.http("GET", "/api/vhosts")
-    }
-
-
-@pytest.mark.parametrize("how", ["kill", "stop", "stop_app"])
-def test_confirmed_messages_survive(private_node: Node, how: str) -> None:
-    vhost = f"survives-{how}"
-    private_node.add_vhost(vhost)
-    ports = ports_of(private_node)
-    publish(private_node, vhost, "q", how)
-    pid = private_node.pid
-    getattr(private_node, how)()
-    assert not listens(private_node.port)
-    if how == "stop_app":
-        private_node.start_app()
-        assert private_node.pid == pid
-    else:
-        assert private_node.pid is None
-        private_node.start_again()
-        assert private_node.pid != pid
-    assert ports_of(private_node) == ports
-    assert get(private_node, vhost, "q") == how
-    private_node.delete_vhost(vhost)
-
-
-def test_ctl_answers_and_reports_failure(private_node: Node) -> None:
-    private_node.add_vhost("seen-by-ctl")
-    listed = json.loads(private_node.ctl("list_vhosts", "name", "--formatter", "json"))
-    assert {"name": "seen-by-ctl"} in listed
-    private_node.delete_vhost("seen-by-ctl")
-    with pytest.raises(BrokerError, match="nonsense"):
-        private_node.ctl("nonsense")
-
-
-def test_management_sees_a_quorum_queue_soon(private_node: Node) -> None:
-    private_node.add_vhost("fresh")
-    publish(private_node, "fresh", "q", "one")
-    began = time.monotonic()
-
-    def depth() -> Any:
-        return private_node.http("GET", "/api/queues/fresh/q").get("messages")
-
-    assert wait_until(lambda: depth() == 1, 10)
-    assert time.monotonic() - began < 4.5  # RabbitMQ's own ticks are five seconds
-    private_node.delete_vhost("fresh")
-
-
-def test_a_second_node_beside_it_and_nothing_left(
-    private_node: Node, make_node: Callable[..., Node]
-) -> None:
-    second = make_node(config_extra="consumer_timeout = 123456")
-    assert not set(ports_of(second)) & set(ports_of(private_node))
-    assert "123456" in second.ctl("environment")
-    second.add_vhost("other")
-    publish(second, "other", "q", "hello")
-    assert "other" not in {v["name"] for v in private_node.http("GET", "/api/vhosts")}
-    assert processes_below(second.directory)
-    second.stop()
-    second.stop()  # may be repeated
-    assert not processes_below(second.directory)
-    assert not any(listens(port) for port in ports_of(second))
-    second.start_again()
-    assert get(second, "other", "q") == "hello"
-    second.end()
-    assert not processes_below(second.directory)
-    assert private_node.alive
 
 
 def ports_of(node: Node) -> list[int]:
@@ -342,16 +192,6 @@ def test_an_old_server_is_refused(
     monkeypatch.setattr(broker, "MINIMUM_VERSION", (99, 0))
     with pytest.raises(BrokerError, match="is older than"):
         make_node()
-
-
-def test_the_vhost_of_this_module(vhost: Vhost) -> None:
-    assert vhost.name in {found["name"] for found in vhost.node.http("GET", "/api/vhosts")}
-    assert vhost.url == vhost.node.amqp_url(vhost.name)
-    assert vhost.node.http("GET", f"/api/queues/{vhost.path}") == []
-
-
-def test_each_test_may_have_a_vhost(fresh_vhost: Vhost, vhost: Vhost) -> None:
-    assert fresh_vhost.name != vhost.name
 
 
 def test_a_report_with_a_lone_surrogate_reaches_the_controller(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker import Node
-from tests.conftest import Vhost, _vhost
+from tests.conftest import Vhost, _vhost, slow
 
 from .harness import (
     STARTED,
@@ -19,6 +19,7 @@ from .harness import (
 )
 
 Make = Callable[..., Service]
+POOLS = ("prefork", *slow("threads", "solo"))
 
 
 @pytest.fixture(scope="module")

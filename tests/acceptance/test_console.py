@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent / "console"
 ROOT = HERE.parents[2]
 BLOCK = re.compile(r"`(store/\w+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 #: Run with the settings of the console, as the person that its command made an operator.
 BROWSE = """

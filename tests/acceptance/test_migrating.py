@@ -24,7 +24,7 @@ from .conftest import Make
 from .harness import Eyes, Service, Worker, until
 from .peering import interpreter
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PEER = Path(__file__).resolve().parent / "peer"
 DOCS = Path(__file__).resolve().parents[2] / "docs"

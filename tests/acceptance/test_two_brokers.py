@@ -36,7 +36,7 @@ EXPECTED = Counter(
     ]
 )
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 class Shop:

@@ -2,7 +2,7 @@
 database (CONSOLE_DATABASE, a file), prints the pages' addresses as a line of JSON, and serves.
 
 CONSOLE_BROKER is a vhost of its own. CONSOLE_SITE is ``admin``, or ``unfold``, where that is among
-the apps. The console is on Django's own site there, and on one of the project's, ``/ops/``.
+the apps.
 
 Every page has the policy of docs/admin-site.md, but with unfold, whose own pages break it.
 """

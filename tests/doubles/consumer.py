@@ -35,7 +35,6 @@ class Pool(TaskPool):
     def __init__(self, semaphore: LaxBoundedSemaphore, processes: int) -> None:
         self.semaphore, self.processes = semaphore, processes
         self.jobs: list[PoolJob] = []
-        self.terminated: list[tuple[int, int]] = []
 
     @property
     def num_processes(self) -> int:
@@ -49,9 +48,6 @@ class Pool(TaskPool):
         )  # fmt: skip
         self.jobs.append(job)
         return job
-
-    def terminate_job(self, pid: int, signal: Any = None) -> None:
-        self.terminated.append((pid, signal))
 
     def accept(self, job: PoolJob) -> None:
         job.callbacks["accept_callback"](1, 0.0)

@@ -8,22 +8,36 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache
 from pprint import pformat
+from typing import Any
 
 import pytest
 
 from broker import Node
 from tests.acceptance.conftest import pytest_runtest_makereport  # noqa: F401 - shows the logs
 from tests.acceptance.harness import STARTED
+from tests.conftest import SLOW
 from tests.waiting import NotInTime
 
+from . import rows_of
 from .rows import ROWS
 from .running import run
 from .world import Grounds
 
+#: Of all families of faults, `make test` has these.
+QUICK = frozenset({
+    "broker-killed-publish", "child-within", "cut-handling", "database-outbox",
+    "delay-queue-deleted",
+})  # fmt: skip
 #: Published by a row; `make faults` takes many more.
 EVENTS = 40
 
 Hold = Callable[[str], None]
+
+
+def cases(module: str, *groups: str) -> list[Any]:
+    """Return the rows of a module as parameters."""
+    names = rows_of(module, *groups)
+    return [pytest.param(name, marks=() if name in QUICK else SLOW) for name in names]
 
 
 @pytest.fixture(scope="session")

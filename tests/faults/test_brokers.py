@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import brokers, rows_of
-from .conftest import Hold
+from .conftest import Hold, cases
 from .rows import ROWS
 
 pytestmark = pytest.mark.timeout(400)
@@ -13,19 +13,19 @@ pytestmark = pytest.mark.timeout(400)
 
 # Classes, so that several processes share the rows (pytest-xdist's --dist loadscope).
 class TestKills:
-    @pytest.mark.parametrize("name", rows_of("brokers", brokers.KILLS, brokers.TIMEOUT))
+    @pytest.mark.parametrize("name", cases("brokers", brokers.KILLS, brokers.TIMEOUT))
     def test_row(self, name: str, hold: Hold) -> None:
         hold(name)
 
 
 class TestNetwork:
-    @pytest.mark.parametrize("name", rows_of("brokers", brokers.NETWORK))
+    @pytest.mark.parametrize("name", cases("brokers", brokers.NETWORK))
     def test_row(self, name: str, hold: Hold) -> None:
         hold(name)
 
 
 class TestAlarms:
-    @pytest.mark.parametrize("name", rows_of("brokers", brokers.ALARMS))
+    @pytest.mark.parametrize("name", cases("brokers", brokers.ALARMS))
     def test_row(self, name: str, hold: Hold) -> None:
         hold(name)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from . import rows_of
-from .conftest import Hold
+from .conftest import Hold, cases
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-@pytest.mark.parametrize("name", rows_of("clusters"))
+@pytest.mark.parametrize("name", cases("clusters"))
 def test_row(name: str, hold: Hold) -> None:
     hold(name)

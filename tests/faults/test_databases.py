@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import SERVERS
+from tests.conftest import slow
 
-from . import rows_of
-from .conftest import Hold
+from .conftest import Hold, cases
 
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.mark.parametrize("grounds", ["sqlite", *SERVERS], indirect=True, scope="module")
-@pytest.mark.parametrize("name", rows_of("databases"))
+@pytest.mark.parametrize(
+    "grounds", ["postgresql", *slow("sqlite", "mariadb")], indirect=True, scope="module"
+)
+@pytest.mark.parametrize("name", cases("databases"))
 def test_row(name: str, hold: Hold) -> None:
     hold(name)

@@ -11,7 +11,7 @@ from .counts import Counts
 from .running import run
 from .world import Grounds
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 EVENTS = 30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import rows_of, workers
-from .conftest import Hold
+from .conftest import Hold, cases
 from .rows import ROWS
 
 pytestmark = pytest.mark.timeout(400)
@@ -13,13 +13,13 @@ pytestmark = pytest.mark.timeout(400)
 
 # Classes, so that several processes share the rows (pytest-xdist's --dist loadscope).
 class TestProcesses:
-    @pytest.mark.parametrize("name", rows_of("workers", workers.PROCESSES))
+    @pytest.mark.parametrize("name", cases("workers", workers.PROCESSES))
     def test_row(self, name: str, hold: Hold) -> None:
         hold(name)
 
 
 class TestStops:
-    @pytest.mark.parametrize("name", rows_of("workers", workers.STOPS))
+    @pytest.mark.parametrize("name", cases("workers", workers.STOPS))
     def test_row(self, name: str, hold: Hold) -> None:
         hold(name)
 

@@ -12,6 +12,7 @@ from .world import NAME, QUEUES, Grounds, world
 DEAD = tuple(f"{NAME}:{queue}" for queue in ("graveyard", "dead", "abyss"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grounds", ["sqlite"], indirect=True)
 def test_dead_letters_wait_for_the_handler_of_their_queue(grounds: Grounds) -> None:
     with world(grounds, name="waiting", events=0, seed="") as here:

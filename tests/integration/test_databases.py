@@ -34,7 +34,7 @@ from django_amqp_events.models import (
 from django_amqp_events.monitor import alerts
 from django_amqp_events.service_loop import ServiceLoop
 from tests.archive_rows import make
-from tests.conftest import ROW_LOCKS, Database
+from tests.conftest import POSTGRESQL, ROW_LOCKS, Database, on
 
 from .archiving import archived, received, taken
 
@@ -75,7 +75,7 @@ def test_derived_ids_are_valid(archive_database: Database) -> None:
     assert 0x80 not in {each.bytes[8] for each in ids}
 
 
-@pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
+@on("mariadb")
 def test_mariadb_refuses_a_uuid_of_version_8_with_byte_8_0x80(archive_database: Database) -> None:
     """If it does not, ``derived_id()`` can be simpler (MDEV-29959)."""
     now = datetime.now(UTC)
@@ -85,7 +85,7 @@ def test_mariadb_refuses_a_uuid_of_version_8_with_byte_8_0x80(archive_database: 
     InboxEntry.objects.create(id=UUID("58ab8808-a7ac-8933-8132-93ef64232923"), handled_at=now)
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_large_columns_are_stored_fast(archive_database: Database) -> None:
     """Compressed with lz4 by the server, and not escaped one by one by psycopg."""
     connection = connections[archive_database.alias]

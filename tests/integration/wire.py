@@ -44,7 +44,6 @@ _names = itertools.count()
 
 ACK = (60, 80)
 NACK = (60, 120)
-RETURN = (60, 50)
 
 
 class Wire:

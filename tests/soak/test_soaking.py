@@ -30,6 +30,7 @@ pid and os.waitpid(pid, 0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grounds", ["sqlite"], indirect=True)
 def test_a_fault_of_the_package_is_found(
     grounds: Grounds,  # noqa: F811
@@ -51,6 +52,7 @@ def test_a_fault_of_the_package_is_found(
     assert result.figures.pairs > len(failed)
 
 
+@pytest.mark.slow
 def test_a_clock_is_stepped_in_a_process_and_its_forks(tmp_path: Path) -> None:
     file = tmp_path / "clock"
     clocks.step(file, 0)

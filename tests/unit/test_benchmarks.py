@@ -13,12 +13,10 @@ from benchmarks.measured import (
     PLAIN,
     Curve,
     Result,
-    Size,
     Table,
     Target,
     from_json,
     in_turn,
-    shown,
     to_json,
 )
 from benchmarks.programs.given import payload
@@ -99,12 +97,6 @@ def test_everybody_begins_a_round_in_turn() -> None:
     assert values == {"a": [1.0] * 3, "b": [1.0] * 3}
 
 
-def test_the_short_form_is_smaller() -> None:
-    assert Size(short=True).number(1000, 200) == 200
-    assert Size().turns(7) == 7
-    assert Size(rounds=3).turns(7) == 3
-
-
 def test_results_round_trip() -> None:
     for measured in (table(notes=("a note",)), curve()):
         again = from_json(json.loads(json.dumps(to_json(measured))))
@@ -163,31 +155,6 @@ def test_pictures_are_well_formed(measured) -> None:
 
     assert picture.tag.endswith("svg")
     assert measured.what in "".join(picture.itertext())
-
-
-def test_page_lists_met_and_missed_targets() -> None:
-    result = Result(
-        name="publish", title="Publishing", about="Of calls.", at="now", code="abc", seconds=3,
-        versions={"Python": "3"}, measured=[table(), curve()],
-    )  # fmt: skip
-
-    page = results.page({"publish": result})
-
-    assert (
-        "| Event call <one by one> | Celery | 2.00x (1.50 to 3.00) | 1.6x | 3x | reached |" in page
-    )
-    assert (
-        "| Handled | itself | 1.31x the cost from smallest to largest | 1.3x |  | missed |" in page
-    )
-    assert "charts/publish-1.svg" in page
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"), (0.01234, "0.0123")],
-)
-def test_figures_have_three_digits(value: float, text: str) -> None:
-    assert shown(value) == text
 
 
 def test_all_publish_the_same_payload() -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf, options
@@ -21,8 +17,6 @@ from django_amqp_events.conf import (
     parse,
 )
 from django_amqp_events.exceptions import ConfigurationError
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def codes(raw: object) -> list[str]:
@@ -337,41 +331,6 @@ def test_the_prefix_counts() -> None:
     assert "E005" in codes({"SERVICE": "b", "PREFIX": "x" * 250, "EXCHANGE": "events"})
     assert codes({"SERVICE": "b" * 255}) == []
     assert codes({"SERVICE": "b" * 256}) == ["E005"]
-
-
-simple = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=20),
-    st.binary(max_size=5),
-    st.timedeltas(),
-)
-hostile = st.recursive(
-    simple,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(
-            st.one_of(st.sampled_from(("TTL", "EVENTS", "HANDLER", "a.b")), simple),
-            inner,
-            max_size=3,
-        ),
-    ),
-    max_leaves=6,
-)
-
-
-@given(
-    raw=st.dictionaries(st.one_of(st.sampled_from(sorted(conf.KEYS)), simple), hostile, max_size=6)
-)
-def test_parsing_never_raises(raw: dict[Any, Any]) -> None:
-    settings, problems = parse(raw)
-    assert isinstance(settings, Settings)
-    for found in problems:
-        assert re.fullmatch(r"[EW]\d{3}", found.code)
-        assert found.message
-        assert found.hint
 
 
 # -- the process's settings ---------------------------------------------------------------

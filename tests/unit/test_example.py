@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT, run_example
+from tests.conftest import SLOW
 
 ORDERS = ROOT / "example_project" / "orders.jsonl"
 
@@ -59,7 +60,7 @@ from django_amqp_events.testing import memory_events
     [
         ("1", (291, 290), [("orders.send_confirmation", "failed")]
          + [("stock.reserve_stock", "failed")] * 2),
-        ("2", (292, 292), []),
+        pytest.param("2", (292, 292), [], marks=SLOW),
     ],
 )  # fmt: skip
 def test_orders_are_published_and_handled_in_memory(

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message.types import Message
-
 from ..conftest import Make
 from ..harness import Eyes, Service, task_id, until
 from ..replaying import (
@@ -18,7 +16,6 @@ from ..replaying import (
     mirror_once,
     mirrored,
     replay,
-    row,
     rows,
     wait_for,
 )
@@ -136,49 +133,6 @@ def test_only_the_handler_that_failed_sees_the_replay(
     assert states == {FAILING: "succeeded", KEPT: "archived"}
     calls = Counter(line["handler"] for line in [*replays.runs(event_id), *watching.runs(event_id)])
     assert calls == {FAILING: 2, KEPT: 1, "testproject.watch": 1}
-
-
-def test_too_large_body_is_skipped_with_the_remedy(fresh_eyes: Eyes, service: Make) -> None:
-    """It is skipped with the remedy, and replayed after it."""
-    strict = make(service, fresh_eyes, events={"MAX_BODY": 2000})
-    worker = strict.worker("threads", 1)
-    event_id = fresh_eyes.event(ACT, {"plan": ["ok"], "text": "x" * 3000})
-    until(lambda: fresh_eyes.ready("replays:archive"))
-    mirror_once(strict)
-    assert row(strict)["reason"] == "malformed"
-    report = replay(strict)
-    assert report is not None
-    assert "MAX_BODY is 2000; raise MAX_BODY" in report["skipped"][0]
-    worker.stop()
-    broad = service(fresh_eyes, "replays", handlers="replays", where=strict.where)
-    broad.worker("threads", 1)
-    report = replay(broad)
-    assert report is not None
-    assert report["published"] == 1
-    until(lambda: broad.runs(event_id, "end"))
-    mirrored(broad, state="succeeded")
-
-
-def test_a_body_that_cannot_be_read_is_not_replayed(fresh_eyes: Eyes, replays: Service) -> None:
-    replays.worker("threads", 1)
-    message = fresh_eyes.message(ACT, {})
-    fresh_eyes.send(
-        Message(
-            exchange="events",
-            routing_key=ACT,
-            body=b"\xff\x00 no JSON",
-            headers=message.headers,
-            properties=message.properties,
-            event_id=message.event_id,
-            name=ACT,
-        )
-    )
-    until(lambda: fresh_eyes.ready("replays:archive"))
-    mirror_once(replays)
-    report = replay(replays)
-    assert report is not None
-    assert "the body is not a valid payload" in report["skipped"][0]
-    assert row(replays)["state"] == "archived"
 
 
 def test_a_handler_that_was_renamed(fresh_eyes: Eyes, service: Make) -> None:

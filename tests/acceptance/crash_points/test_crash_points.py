@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Servers
+from tests.conftest import SLOW, Servers
 
 from ..conftest import Make
 from ..harness import Eyes
@@ -15,6 +15,8 @@ from .paths import PATHS, Relay
 from .scene import Path, Scene, explore
 
 pytestmark = pytest.mark.timeout(900)
+#: `make test-all` has more points of the same kinds.
+QUICK = ("publish, outbox", "relay", "handle, success", "replay")
 
 
 def scene(
@@ -31,7 +33,9 @@ def cases() -> Iterator[Any]:
     for path in PATHS:
         name = path.name.replace(", ", "-").replace(" ", "_")
         for kind in ("sqlite", "postgresql") if "commit" in path.kinds else ("sqlite",):
-            yield pytest.param(path, kind, id=f"{name}-{kind}")
+            is_quick = kind == "sqlite" and path.name in QUICK
+            marks = () if is_quick else SLOW
+            yield pytest.param(path, kind, id=f"{name}-{kind}", marks=marks)
 
 
 @pytest.mark.parametrize(("path", "kind"), [*cases()])

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "example_project.demo"]
 RUN = ROOT / ".run" / "demo"
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("demo")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("demo")]
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

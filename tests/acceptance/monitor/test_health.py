@@ -11,7 +11,7 @@ import pytest
 
 from broker import Node
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import Eyes, Service, until
 from ..worker.test_children import events_worker
 
@@ -67,7 +67,7 @@ def test_a_missing_queue(core: Service, fresh_eyes: Eyes) -> None:
     assert health(core, "--live")[0] == 0
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_a_broker_that_is_away_restarts_nothing(core: Service, pool: str) -> None:
     """A worker that has never been connected; the services are paused."""
     given = urlsplit(core.url)
@@ -80,6 +80,7 @@ def test_a_broker_that_is_away_restarts_nothing(core: Service, pool: str) -> Non
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_broker_that_stops(private_node: Node, node_eyes: Eyes, service: Make) -> None:
     core = service(node_eyes, NAME, handlers="core")
     core.declare()

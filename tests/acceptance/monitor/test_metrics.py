@@ -17,7 +17,7 @@ import apt_install
 from machine import free_ports
 from tests import forked
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import Eyes, Service, Worker, until
 
 pytestmark = pytest.mark.timeout(180)
@@ -59,7 +59,7 @@ def counters(samples: Samples) -> dict[str, float]:
     return dict(found)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     core = service(
         fresh_eyes,
@@ -186,6 +186,7 @@ def test_dashboard_and_rules_use_documented_metrics() -> None:
     assert len(panels) >= 10
 
 
+@pytest.mark.slow
 def test_prometheus_accepts_the_rules() -> None:
     if shutil.which("promtool") is None:
         apt_install.install(["prometheus"], why="promtool checks the alert rules", units=UNITS)

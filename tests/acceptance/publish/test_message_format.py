@@ -18,7 +18,7 @@ import npm
 from ..conftest import Make
 from ..harness import Eyes, until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).resolve().parents[3]
 FOREIGN = ROOT / "tests" / "acceptance" / "foreign"

@@ -23,6 +23,7 @@ def small_frames(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     node.end()
 
 
+@pytest.mark.slow
 def test_small_frames(small_frames: Node, service: Make) -> None:
     """Copies are cut until they fit, each event is run as often as its policy says, and a new event
     that cannot fit is refused where it is published."""

@@ -12,6 +12,7 @@ import pytest
 from celery.app.defaults import NAMESPACES
 from celery.bin.worker import worker as worker_command
 
+from tests.conftest import SLOW
 from tests.forked import REAL_START
 
 from ..conftest import Make
@@ -113,7 +114,15 @@ ROWS: Final = {
     "beat": Row(arguments=("--beat", "--schedule", "beat")),
     "purge": Row(arguments=("--purge",)),
 }
-CASES: Final = [(name, pool) for name, row in ROWS.items() for pool in row.pools]
+#: Two workers with many options cover most of the others.
+QUICK: Final = ("run", "worker", "few_descriptors")
+CASES: Final = [
+    pytest.param(
+        name, pool, id=f"{name}-{pool}", marks=() if (name in QUICK and pool == "prefork") else SLOW
+    )
+    for name, row in ROWS.items()
+    for pool in row.pools
+]
 #: Options of tasks that only a publisher of tasks reads; events are published without Celery.
 PUBLISHER: Final = re.compile(
     r"task_(create_missing.*|default_(delivery|exchange|queue|routing).*|publish_retry.*|queues"
@@ -121,7 +130,7 @@ PUBLISHER: Final = re.compile(
 )
 
 
-@pytest.mark.parametrize(("name", "pool"), CASES, ids=[f"{name}-{pool}" for name, pool in CASES])
+@pytest.mark.parametrize(("name", "pool"), CASES)
 def test_events_are_handled_retried_archived(
     fresh_eyes: Eyes, service: Make, name: str, pool: str
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from django_amqp_events.message.headers import EVENT_HANDLER
+from tests.conftest import slow
 
 from ..conftest import Make
 from ..harness import (
@@ -98,14 +99,7 @@ def test_three_processes(core, fresh_eyes):
     assert not any(map(alive, processes))
 
 
-def test_own_mirror_stores_archived_events(core, fresh_eyes):
-    worker = events_worker(core).wait_ready()
-    fresh_eyes.event("core.act.once", {"plan": ["fail"]}, event_id="one")
-    until(lambda: "('one', 'archived')" in states(core), 30, "one is mirrored")
-    assert worker.stop() == 0
-
-
-KILLED = ("companion", "reaper", "pool", "worker")
+KILLED = ("companion", *slow("reaper", "pool", "worker"))
 
 
 @pytest.mark.parametrize("part", KILLED)
@@ -228,15 +222,6 @@ def test_started_beside_a_module_named_celery(core):
     assert worker.stop() == 0
 
 
-def test_without_a_mirror(core, fresh_eyes):
-    worker = events_worker(core, "--no-mirror").wait_ready()
-    fresh_eyes.event("core.act.once", {"plan": ["fail"]}, event_id="one")
-    until(lambda: "running relay, batches, reaper" in worker.log, 20, "the companion runs")
-    until(lambda: fresh_eyes.ready("core:archive") == 1, 20, "it is in the archive")
-    assert worker.stop() == 0
-    assert states(core).strip() == "[]"
-
-
 def test_nothing_beside_the_worker(core):
     options = ("--no-mirror", "--no-relay", "--no-batches", "--no-reaper")
     worker = events_worker(core, *options).wait_ready()
@@ -255,15 +240,3 @@ outbox_rows.insert([
     )
 ], alias="default", service="core", held=False)
 """
-
-
-def test_events_worker_runs_a_relay(core):
-    """Events in the service's outbox are handled."""
-    without = events_worker(core, "--no-relay").wait_ready()
-    core.python(LEFT)
-    until(lambda: "running mirror, batches, reaper" in without.log, 20, "the companion runs")
-    assert without.stop() == 0
-    assert not core.runs("left")
-    worker = events_worker(core).wait_ready()
-    until(lambda: core.runs("left", "end"), 40, "it is handled")
-    assert worker.stop() == 0

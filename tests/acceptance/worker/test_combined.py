@@ -21,6 +21,7 @@ import pytest
 from django_amqp_events.message import encoding
 from django_amqp_events.message.types import Message
 from django_amqp_events.options import HANDLER_OPTIONS, Format
+from tests.conftest import SLOW
 
 from ..conftest import Make
 from ..harness import PROJECT, Archive, Eyes, Service, by_event, task_id, until
@@ -154,7 +155,10 @@ def test_the_table_has_each_option_and_each_pair_of_values() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("pool", "formats"),
-    [("prefork", "one"), ("prefork", "all"), ("threads", "all"), ("solo", "all")],
+    [
+        ("prefork", "one"),
+        *(pytest.param(pool, "all", marks=SLOW) for pool in ("prefork", "threads", "solo")),
+    ],
 )
 def test_every_event_ends_as_declared(
     fresh_eyes: Eyes, service: Make, pool: str, formats: str

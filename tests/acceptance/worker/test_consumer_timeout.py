@@ -16,7 +16,7 @@ from ..conftest import Make
 from ..harness import Archive, Eyes, Service, Worker, until
 from ..isolation import Supervisor, fewer_deliveries, reaper
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ACT = "core.act"
 #: Processes or threads.

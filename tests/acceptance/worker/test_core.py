@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message.types import Message
-
 from ..conftest import Make
 from ..harness import (
     Archive,
@@ -94,50 +92,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Oddity:
-    """A message that is no proper event; its bytes are in the archive as they came."""
-
-    name: str
-    reason: str
-    change: Callable[[dict[str, Any]], dict[str, Any]]
-
-
-def _body(body: bytes, **properties: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def change(parts: dict[str, Any]) -> dict[str, Any]:
-        return {**parts, "body": body, "properties": {**parts["properties"], **properties}}
-
-    return change
-
-
-def _headers(**headers: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda parts: {**parts, "headers": {**parts["headers"], **headers}}
-
-
-ODDITIES = [
-    Oddity("no JSON", "malformed", _body(b"\x00\xff not json")),
-    Oddity("empty", "malformed", _body(b"")),
-    Oddity("two elements", "malformed", _body(b"[[],{}]")),
-    Oddity("protocol 1", "malformed", _body(b'{"args":1}')),
-    Oddity("args that are kwargs", "malformed", _body(b"[[],[],{}]")),
-    Oddity("pickle", "malformed", _body(b"\x80\x04.", content_type="application/x-python-serialize",
-                                        content_encoding="binary")),
-    Oddity("too large", "malformed", _body(b"[[]," + b" " * 1_100_000 + b"{},{}]")),
-    Oddity("compressed", "malformed", _headers(compression="application/x-gzip")),
-    Oddity("no id", "malformed", lambda parts: {**parts, "headers": {"task": ACT}}),
-    Oddity("arguments missing", "arguments", _body(b'[[],{"case":"x"},{}]')),
-    Oddity("argument too much for a strict handler", "arguments",
-           lambda parts: {**parts, "routing_key": "core.strict",
-                          "body": b'[[],{"plan":[],"more":1},{}]'}),
-    Oddity("by hand for nobody", "unknown",
-           lambda parts: {**_headers(**{"event-name": "no.such"})(parts), "exchange": "",
-                          "routing_key": "core.testproject.act"}),
-    Oddity("a handler that is gone", "unknown",
-           lambda parts: {**_headers(**{"event-handler": "testproject.gone"})(parts),
-                          "exchange": "core:return", "routing_key": "core.testproject.act"}),
-]  # fmt: skip
-
-
 @dataclass
 class Batch:
     """All cases of a pool, when nothing is left to happen."""
@@ -147,7 +101,6 @@ class Batch:
     archive: list[dict[str, Any]]
     totals: dict[str, int]
     ids: dict[str, str]
-    odd: dict[str, Message]
     exit_code: int
     log: str
 
@@ -166,19 +119,10 @@ def run(pool: str, eyes: Eyes, service: Service) -> Batch:
         message = eyes.message(case.event, {"plan": plan, "case": case.name})
         ids[case.name] = message.event_id
         messages.append(message)
-    odd = {}
-    for oddity in ODDITIES:
-        good = eyes.message(ACT, {"plan": ["ok"]})
-        parts = {
-            name: getattr(good, name) for name in ("exchange", "routing_key", "body", "headers")
-        }
-        parts = oddity.change({**parts, "properties": dict(good.properties)})
-        properties = {**parts.pop("properties"), "message_id": good.event_id}
-        odd[oddity.name] = Message(**parts, properties=properties, event_id=good.event_id, name=ACT)
-    eyes.send(*messages, *odd.values())
+    eyes.send(*messages)
     worker = service.worker(pool, 1 if pool == "solo" else 3)
 
-    expected = sum(bool(case.archived) for case in cases) + len(ODDITIES)
+    expected = sum(bool(case.archived) for case in cases)
 
     def settled() -> bool:
         assert worker.alive, worker.log[-5000:]
@@ -190,7 +134,7 @@ def run(pool: str, eyes: Eyes, service: Service) -> Batch:
 
     until(settled, 60, f"all events of {pool} are settled")
     exit_code = worker.stop()
-    return Batch(pool, service, archive.collect(), eyes.totals(), ids, odd, exit_code, worker.log)
+    return Batch(pool, service, archive.collect(), eyes.totals(), ids, exit_code, worker.log)
 
 
 @pytest.fixture(scope="module")
@@ -279,27 +223,9 @@ def test_a_megabyte_of_words_is_cut(batch: Batch) -> None:
     assert entry["traceback"].startswith("Traceback"), "the frames come before the words"
 
 
-@pytest.mark.parametrize("oddity", ODDITIES, ids=lambda oddity: oddity.name)
-def test_oddity(batch: Batch, oddity: Oddity) -> None:
-    """Undecodable events are archived once, byte for byte, and no handler runs."""
-    sent = batch.odd[oddity.name]
-    found = [
-        entry
-        for entry in batch.archive
-        if entry["message"].body == sent.body
-        and entry["event_id"] in (sent.event_id, None)
-        and entry["properties"]["message_id"] == sent.event_id
-    ]
-    assert len(found) == 1
-    (entry,) = found
-    assert entry["reason"] == oddity.reason, entry["detail"]
-    assert entry["detail"]
-    assert not batch.service.runs(sent.event_id)
-
-
 def test_nothing_is_left_and_nothing_is_archived_beside(batch: Batch) -> None:
     assert not {name: n for name, n in batch.totals.items() if n and name != "core:archive"}
     expected = [c for c in CASES if c.archived and batch.pool in c.pools]
-    assert len(batch.archive) == len(expected) + len(ODDITIES)
+    assert len(batch.archive) == len(expected)
     assert batch.exit_code == 0
     assert "Traceback" not in batch.log.split("Warm shutdown")[-1]

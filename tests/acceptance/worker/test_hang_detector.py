@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Eyes,
     Service,
@@ -51,7 +51,7 @@ def watched(core: Service, pool: str, seconds: float) -> Worker:
     return events_worker(core, "testproject.act", *arguments).wait_ready()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_eyes: Eyes) -> None:
     worker = watched(core, pool, 1)
     event_id = hang(core, fresh_eyes, worker)

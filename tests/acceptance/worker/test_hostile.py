@@ -6,26 +6,22 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-import amqp
 import pytest
 
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Archive,
     Eyes,
     Service,
     until,
 )
+from .test_hostile_table import put, short
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
 BODY = b'[[],{"plan":["ok"]},{}]'
-
-
-def short(text: bytes) -> bytes:
-    return bytes([len(text)]) + text
 
 
 def long(text: bytes) -> bytes:
@@ -57,20 +53,6 @@ def identity(event_id: bytes, *more: tuple[bytes, bytes]) -> tuple[tuple[bytes, 
     return ((b"event-id", long(event_id)), *more)
 
 
-def put(eyes: Eyes, raw: bytes, body: bytes = BODY, key: bytes = ACT.encode()) -> None:
-    """Publish with properties and routing key byte for byte."""
-    channel = eyes.channel()
-    channel.confirm_select()
-    message = amqp.Message(body)
-    message._serialize_properties = lambda: raw
-    arguments = struct.pack(">H", 0) + short(b"events") + short(key) + b"\0"
-    channel.connection.frame_writer(
-        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
-    )
-    channel.wait(amqp.spec.Basic.Ack)
-    channel.close()
-
-
 @pytest.fixture
 def core(fresh_eyes: Eyes, service: Make) -> Service:
     core = service(fresh_eyes)
@@ -98,7 +80,7 @@ def goes_on(core: Service, eyes: Eyes, worker: Any, ids: Iterable[int] = range(4
     assert worker.stop() == 0
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: str) -> None:
     """py-amqp raises over each of them while it reads the socket, which ended the worker."""
     milliseconds = b"T" + struct.pack(">Q", 1_700_000_000_000_000)
@@ -111,8 +93,8 @@ def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: s
     ]
     worker = core.worker(pool, 1 if pool == "solo" else 2).wait_ready()
     for raw in raws:
-        put(fresh_eyes, raw)
-    put(fresh_eyes, properties(*identity(b"6")), key=b"core.odd.\xff\xfe")
+        put(fresh_eyes, "events", ACT.encode(), raw, BODY)
+    put(fresh_eyes, "events", b"core.odd.\xff\xfe", properties(*identity(b"6")), BODY)
     # Two processes archive in any order.
     entries = sorted(archived(fresh_eyes, len(raws) + 1), key=lambda entry: entry["reason"])
     assert [entry["message"].body for entry in entries] == [BODY] * 6
@@ -123,25 +105,6 @@ def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: s
     assert all("cannot be read" in entry["detail"] for entry in entries[:-1])
     assert entries[-1]["reason"] == "unknown"
     assert entries[-1]["routing_key"] == "core.odd.\\xff\\xfe"
-    goes_on(core, fresh_eyes, worker)
-
-
-def test_a_payload_that_cannot_be_given_to_the_pool(fresh_eyes: Eyes, core: Service) -> None:
-    """Pickling it raised, out of which no slot of the pool came back."""
-    worker = core.worker("prefork", 1).wait_ready()
-    for depth in range(860, 960, 10):
-        body = b'[[],{"plan":["ok"],"case":' + b"[" * depth + b"]" * depth + b"},{}]"
-        put(fresh_eyes, properties(*identity(b"%d" % depth)), body)
-    assert {entry["reason"] for entry in archived(fresh_eyes, 10)} == {"malformed"}
-    goes_on(core, fresh_eyes, worker)
-
-
-def test_an_id_that_is_no_text(fresh_eyes: Eyes, core: Service) -> None:
-    """No copy of it could be built: handled never, archived never, its place never free."""
-    worker = core.worker("threads", 1).wait_ready()
-    put(fresh_eyes, properties(*identity(b"\xed\xa0\x80")))
-    put(fresh_eyes, properties(*identity(b"\xed\xa0\x80")), b"rubbish")
-    assert {entry["reason"] for entry in archived(fresh_eyes, 2)} == {"malformed"}
     goes_on(core, fresh_eyes, worker)
 
 

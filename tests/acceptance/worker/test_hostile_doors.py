@@ -333,6 +333,7 @@ def peaks(worker: Worker) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded(fresh_eyes: Eyes, service: Make) -> None:
     """Each bomb is a gigabyte when inflated, and each list of lists about as much when decoded."""
     eyes = fresh_eyes

@@ -30,7 +30,7 @@ import pytest
 
 from tests.waiting import NotInTime
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Eyes,
     Service,
@@ -511,7 +511,7 @@ def put(eyes: Eyes, exchange: str, key: bytes, wire: bytes, body: bytes) -> bool
     return not returned
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     eyes = fresh_eyes
     core = service(eyes)

@@ -13,6 +13,7 @@ from ..isolation import reaper
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow
 def test_killed_seven_times(fresh_eyes: Eyes, service: Make) -> None:
     """With an unacknowledged message from each of a hundred queues."""
     eyes = fresh_eyes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Archive,
     Eyes,
@@ -69,7 +69,7 @@ def effects(empty_database: dict[str, Any], fresh_eyes: Eyes, service: Make) -> 
     return Effects(core, "books")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_killed_before_the_commit_and_after_it(
     pool: str, effects: Effects, fresh_eyes: Eyes
 ) -> None:
@@ -95,30 +95,3 @@ def test_killed_before_the_commit_and_after_it(
     assert effects.rows() == {before: 1, after: 1}
     assert effects.entries() == 2
     assert not Archive(eyes).collect()
-
-
-def test_two_deliveries_at_the_same_time(effects: Effects, fresh_eyes: Eyes) -> None:
-    """Two workers run the same event: one effect."""
-    eyes, core = fresh_eyes, effects.core
-    for _ in range(2):
-        core.worker("prefork", 2, "-Q", QUEUE).wait_ready()
-    messages = [eyes.message(ACT, {"plan": ["sleep:0.2"]}) for _ in range(10)]
-    for message in messages:
-        eyes.send(message, message)
-    ids = [message.event_id for message in messages]
-    until(lambda: {line["event"] for line in core.ledger(what="end")} == set(ids), 60)
-    eyes.empty(QUEUE, *(f"core:delay.{n}s" for n in (1, 2, 4)), seconds=40)
-    assert effects.rows() == dict.fromkeys(ids, 1)
-    assert effects.entries() == len(ids)
-    assert not Archive(eyes).collect()
-
-
-def test_failed_attempt_is_rolled_back_and_retried(effects: Effects, fresh_eyes: Eyes) -> None:
-    eyes, core = fresh_eyes, effects.core
-    core.worker("prefork", 2, "-Q", QUEUE)
-    raises = eyes.event(ACT, {"plan": ["fail", "sysexit", "ok"]})
-    asks = eyes.event(ACT, {"plan": ["retry_no_throw", "ok"]})
-    until(lambda: core.runs(raises, "end") and len(core.runs(asks, "end")) == 2, 60)
-    eyes.empty(QUEUE)
-    assert [line["attempt"] for line in core.runs(raises)] == [1, 2, 3]
-    assert effects.rows() == {raises: 1, asks: 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import Make
-from ..harness import Archive, Eyes, Service, task_id, until
+from ..harness import Eyes, Service, until
 
 ACT, RATED, QUERY = "options.act", "options.rated", "options.query"
 
@@ -70,33 +69,6 @@ def test_nothing_in_the_configuration_changes_settlement(fresh_eyes: Eyes, servi
     assert eyes.ready("options.testproject.kept") == 3
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--max-tasks-per-child", "5"),
-        ("--max-memory-per-child", "1"),
-        ("--autoscale", "6,1"),
-        ("--prefetch-multiplier", "1"),
-    ],
-    ids=lambda arguments: arguments[0].strip("-"),
-)
-def test_limits_of_the_pool(fresh_eyes: Eyes, service: Make, arguments: tuple[str, str]) -> None:
-    """Children that are replaced all the time, or come and go: each event runs once."""
-    eyes = fresh_eyes
-    options = make(service, eyes)
-    # One megabyte is less than a child needs: each is replaced after one job, and a handler that
-    # takes 20 ms has a job for each event.
-    number, plan = (12, "sleep:0.02") if "--max-memory-per-child" in arguments else (60, "ok")
-    options.worker("prefork", 2, "-Q", "options.testproject.act", *arguments)
-    ids = publish(eyes, number, plan)
-    until(lambda: ended(options, "act", ids), 60)
-    eyes.empty("options.testproject.act")
-    assert Counter(line["event"] for line in options.ledger(what="start")) == dict.fromkeys(ids, 1)
-    if arguments[0].startswith("--max-"):
-        pids = Counter(line["pid"] for line in options.ledger(what="start"))
-        assert max(pids.values()) <= (5 if arguments[1] == "5" else 1)
-
-
 def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     """Held back, in order to be run once each; a warm shutdown gives back what was not."""
     eyes = fresh_eyes
@@ -115,74 +87,6 @@ def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     # A bucket of one token: n runs are dispatched in (n - 1) / 5 seconds at least. The first one's
     # thread may start late.
     assert first[-1] - first[0] >= (len(first) - 1) / 5 - 1
-
-
-def results(service: Service) -> dict[str, list[str]]:
-    printed = service.python(
-        "import json\n"
-        "from django_celery_results.models import TaskResult\n"
-        "rows = TaskResult.objects.values_list('task_id', 'status', 'result', 'traceback')\n"
-        "print('ROWS', json.dumps({row[0]: row[1:] for row in rows}))"
-    )
-    found: dict[str, list[str]] = json.loads(printed.partition("ROWS ")[2])
-    return found
-
-
-def task_of(event_id: str, handler: str) -> str:
-    return task_id(event_id, "options.act", f"testproject.{handler}", "options")
-
-
-def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> None:
-    """django-celery-results has the real exception under an id of each handler's own."""
-    eyes = fresh_eyes
-    options = make(service, eyes, celery={"result_backend": "django-db", "result_extended": True})
-    options.migrate()
-    options.worker("prefork", 2, "-Q", "options.testproject.act,options.testproject.kept")
-    (good,) = publish(eyes, 1, "ok")
-    (bad,) = publish(eyes, 1, "fail:the real one")
-    (twice,) = publish(eyes, 1, "fail:first", "ok")
-    archive = Archive(eyes, "options")
-    # Two handlers: both archive `bad`, `kept` archives `twice`.
-    until(lambda: len(archive.collect()) == 3, 30)
-    until(lambda: ended(options, "act", [good, twice]))
-    rows = results(options)
-    assert rows[task_of(good, "kept")][0] == "SUCCESS"
-    assert "did ok" in rows[task_of(good, "kept")][1]
-    assert task_of(good, "act") not in rows, "successes are not stored by default"
-    for handler in ("act", "kept"):
-        status, result, traceback = rows[task_of(bad, handler)]
-        assert status == "FAILURE"
-        assert json.loads(result)["exc_type"] == "ValueError"
-        assert "the real one" in result
-        assert "steps.py" in traceback
-    assert task_of(twice, "act") not in rows, "a retry leaves no result behind"
-    assert rows[task_of(twice, "kept")][0] == "FAILURE"
-    assert len(rows) == 4
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_result_store_that_fails_changes_nothing(
-    fresh_eyes: Eyes, service: Make, pool: str
-) -> None:
-    """Without tables every store raises, that of STARTED too, and every verdict still counts."""
-    eyes = fresh_eyes
-    options = make(
-        service, eyes, celery={"result_backend": "django-db", "task_track_started": True}
-    )
-    worker = options.worker(pool, 2, "-Q", "options.testproject.act,options.testproject.kept")
-    (good,) = publish(eyes, 1, "ok")
-    (bad,) = publish(eyes, 1, "fail")
-    archive = Archive(eyes, "options")
-    until(lambda: len(archive.of(bad)) == 2, 40)
-    until(lambda: ended(options, "act", [good]) and ended(options, "kept", [good]))
-    eyes.empty("options.testproject.act", "options.testproject.kept")
-    assert not archive.of(good)
-    assert {entry["exception"]["type"] for entry in archive.of(bad)} == {"ValueError"}
-    runs = Counter((line["event"], line["handler"]) for line in options.ledger(what="start"))
-    assert set(runs.values()) == {1, 2}
-    assert runs[bad, "testproject.act"] == 2
-    assert worker.alive
-    assert "no such table" in worker.log, "the store did fail"
 
 
 @pytest.mark.parametrize("reuse", [None, 4])

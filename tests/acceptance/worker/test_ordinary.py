@@ -18,7 +18,6 @@ from ..harness import Eyes, Service, until
 
 ONE, TWO = "mixed.testproject.one", "mixed.testproject.two"
 ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("source", "sink", "calls"))}
-PEER = "mixed.testproject.peer_number"
 
 
 class CustomPrefork(prefork.TaskPool):
@@ -73,41 +72,6 @@ def test_a_handler_starts_an_ordinary_task(mixed: Service, eyes: Eyes) -> None:
     event_id = eyes.event("mixed.calls", {"plan": ["ok"]})
     until(lambda: started(mixed, "from a handler"))
     assert len(until(lambda: mixed.runs(event_id))) == 1
-
-
-def test_publishing_inside_a_handler(mixed: Service, eyes: Eyes) -> None:
-    """The new event knows its cause and shares its correlation id."""
-    first = eyes.event("mixed.source", {"plan": ["ok"]}, correlation_id="the-whole-story")
-    (line,) = until(lambda: mixed.ledger(what="published", event=first))
-    assert line["bound"] == first
-    assert line["elsewhere"] == [None], "another thread has no event"
-    (sink,) = until(lambda: mixed.runs(line["id"]))
-    assert (sink["causation"], sink["correlation"]) == (first, "the-whole-story")
-
-
-def test_inspect(mixed: Service, eyes: Eyes) -> None:
-    """Handlers in progress are seen as tasks with the handler's name."""
-    event_id = eyes.event("mixed.one", {"plan": ["file:inspected"]})
-    until(lambda: mixed.runs(event_id))
-    inspect = eyes.app.control.inspect(timeout=10, limit=1)
-    (active,) = inspect.active().values()
-    names = [task["name"] for task in active]
-    # One that beat has just sent may be among them.
-    assert [name for name in names if ".tasks." not in name] == ["testproject.one"]
-    (reserved,) = inspect.reserved().values()
-    assert isinstance(reserved, list)
-    (stats,) = inspect.stats().values()
-    assert stats["pool"]["max-concurrency"] == 4
-    (registered,) = inspect.registered().values()
-    assert "testproject.one" in " ".join(registered)
-    (queues,) = inspect.active_queues().values()
-    assert {queue["name"] for queue in queues} == {
-        "ordinary",
-        *ALL,
-        "mixed.testproject.peer_number",
-    }
-    (mixed.where / "inspected").touch()
-    until(lambda: mixed.runs(event_id, "end"))
 
 
 def test_cancel_and_add_consumer(mixed: Service, eyes: Eyes) -> None:
@@ -234,16 +198,6 @@ def test_pools_that_can_handle_events(pool: Any, autoscale: Any, problem: str) -
     found = pool_problem(pool, autoscale)
     assert found.startswith(problem)
     assert bool(found) is bool(problem)
-
-
-def test_a_worker_does_not_start_with_a_pool_that_cannot_grow(
-    fresh_eyes: Eyes, service: Make
-) -> None:
-    """Celery's autoscaler raises for each event."""
-    mixed = service(fresh_eyes, "mixed", handlers="mixed")
-    worker = mixed.worker("threads", 1, "--autoscale", "3,1")
-    assert worker.wait() != 0
-    assert "--autoscale is not possible" in worker.log
 
 
 def test_a_worker_with_a_green_pool_does_not_start(fresh_eyes: Eyes, service: Make) -> None:

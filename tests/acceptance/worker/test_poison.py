@@ -207,9 +207,11 @@ class TestPrefork(Ways):
     pool = "prefork"
 
 
+@pytest.mark.slow
 class TestThreads(Ways):
     pool = "threads"
 
 
+@pytest.mark.slow
 class TestSolo(Ways):
     pool = "solo"

@@ -143,26 +143,6 @@ def test_unforwardable_message_ends_in_the_abyss(service, fresh_eyes, dies_while
     until(lambda: core.runs(innocent, "end"), 40, "it is run")
 
 
-def test_only_the_poison_message_is_archived(core, fresh_eyes):
-    eyes = fresh_eyes
-    kill, ok, retry = bury(core, eyes, ["kill"], ["ok"], ["fail", "ok"])
-    worker = reaper(core).wait_ready()
-    entry = Archive(eyes).wait(kill, 90)
-    assert entry["reason"] == "poison"
-    assert entry["handler"] == "testproject.act"
-    assert entry["queue"] == QUEUE
-    assert {death["queue"] for death in entry["deaths"]} == {QUEUE}
-    assert entry["deaths"][0]["reason"] == "delivery_limit"
-    until(lambda: len(core.ledger(what="end")) == 2, 60, "both others are handled")
-    assert [line["attempt"] for line in core.runs(ok)] == [1]
-    # Its retry came back to where it is alone.
-    assert [line["attempt"] for line in core.runs(retry)] == [1, 2]
-    assert len(core.runs(kill)) == 2
-    eyes.empty("core:graveyard", "core:dead", "core:abyss", QUEUE)
-    assert worker.alive
-    assert worker.stop() == 0
-
-
 def test_message_that_kills_the_reaper_is_archived_undecoded(core, fresh_eyes):
     eyes = fresh_eyes
     (victim,) = bury(core, eyes, ["sleep:60"])

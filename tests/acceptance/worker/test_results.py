@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
-from ..conftest import Make
-from ..harness import Eyes, Service, task_id, until
+from ..conftest import POOLS, Make
+from ..harness import Eyes, Service, until
 from ..replaying import (
     fix,
     mirrored,
@@ -48,7 +47,7 @@ def stored(service: Service, number: int) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_one_result_per_event_handler_and_replay(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
@@ -89,52 +88,7 @@ def test_one_result_per_event_handler_and_replay(
     assert {key: value for key, value in found.items() if key != asked} == before
 
 
-def test_the_result_of_a_replay_is_of_todays_handler(fresh_eyes: Eyes, service: Make) -> None:
-    eyes = fresh_eyes
-
-    def deployed(name: str, **more: Any) -> Service:
-        handlers = {
-            name: {
-                "EVENTS": ["replays.renamed"],
-                "HANDLER": "testproject.renaming.plain",
-                "MAX_RETRIES": 0,
-                "IGNORE_RESULT": False,
-            }
-        }
-        made: Service = service(
-            eyes,
-            "replays",
-            handlers="renaming",
-            celery=BACKEND,
-            events={"HANDLERS": handlers, **more},
-            where=where,
-        )
-        made.declare()
-        return made
-
-    where = None
-    old = deployed("billing.old")
-    where = old.where
-    old.migrate()
-    worker = old.worker("threads", 1)
-    event_id = eyes.event("replays.renamed", {"plan": ["unless:fixed"]})
-    mirrored(old, state="archived")
-    worker.stop()
-    new = deployed("billing.new", RENAMED_HANDLERS={"billing.old": "billing.new"})
-    new.worker("threads", 1)
-    fix(new)
-    replay(new)
-    (done,) = mirrored(new, state="succeeded")
-    (only,) = done["replay_set"]
-    found = stored(new, 2)
-    assert only["task_id"] == task_id(
-        event_id, "replays.renamed", "billing.new", "replays", only["id"]
-    )
-    assert found[only["task_id"]][:2] == ("SUCCESS", "billing.new")
-    assert found[done["task_id"]][:2] == ("FAILURE", "billing.old")
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", POOLS[:2])
 def test_failing_result_store_changes_nothing(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     """Every store raises; event, archive, replay and outcome are unaffected."""
     eyes = fresh_eyes

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from django_amqp_events.message.types import Message
 
 from ..conftest import Make
 from ..harness import (
-    Archive,
     Eyes,
     Service,
     until,
@@ -29,80 +26,21 @@ class Scene:
     """Everything is published."""
 
     billing: Service
-    stock: Service
-    order: str
-    schedule: str
     countdowns: dict[int, str]
     early: str
-    many: dict[str, int]
 
 
 @pytest.fixture(scope="module")
 def scene(eyes: Eyes, module_service: Make) -> Scene:
     billing = module_service(eyes, "billing", handlers="billing")
-    stock = module_service(eyes, "stock", handlers="stock")
     billing.declare()
-    stock.declare()
     billing.worker("prefork", 2)
-    stock.worker("threads", 2)
-    order = eyes.event("shop.order", {"plan": ["fail", "fail", "fail", "ok"]})
-    schedule = eyes.event("retry.schedule", {"plan": ["fail"] * 4 + ["ok"]})
     countdowns = {
         seconds: eyes.event("retry.long", {"plan": [f"countdown:{seconds}", "ok"]})
         for seconds in (100, 3600)
     }
     early = eyes.event("retry.long", {"plan": ["countdown:6", "ok"]})
-    many = {}
-    messages = []
-    for number in range(200):
-        # The last one must not inherit a limit that others used up.
-        failures = 3 if number == 199 else 2 if number % 21 == 0 else 1 if number % 7 == 0 else 0
-        message = eyes.message("retry.many", {"plan": ["fail"] * failures + ["ok"]})
-        many[message.event_id] = failures
-        messages.append(message)
-    eyes.send(*messages)
-    return Scene(billing, stock, order, schedule, countdowns, early, many)
-
-
-def test_only_the_failing_handler_sees_the_retry(scene: Scene) -> None:
-    """Three handlers in two services, one fails three times: 4, 1 and 1 calls."""
-    until(lambda: scene.billing.runs(scene.order, "end", handler="testproject.invoice"), 30)
-    lines = [*scene.billing.runs(scene.order), *scene.stock.runs(scene.order)]
-    assert Counter(line["handler"] for line in lines) == {
-        "testproject.invoice": 4,
-        "testproject.mail": 1,
-        "testproject.reserve": 1,
-    }
-    assert [line["attempt"] for line in lines if line["handler"] == "testproject.invoice"] == [
-        1, 2, 3, 4
-    ]  # fmt: skip
-
-
-def test_declared_delays_are_kept(scene: Scene) -> None:
-    """An event that fails four times waits 1, 2, 4 and 8 seconds: never less, little more."""
-    until(lambda: scene.billing.runs(scene.schedule, "end"), 60)
-    starts = [line["at"] for line in scene.billing.runs(scene.schedule)]
-    waits = [later - earlier for earlier, later in pairwise(starts)]
-    assert len(waits) == 4
-    for wait, declared in zip(waits, (1, 2, 4, 8), strict=True):
-        assert declared <= wait < declared + 1 + SLACK, waits
-
-
-def test_attempts_are_exact_over_many_events(scene: Scene, eyes: Eyes) -> None:
-    """Each event has its own count: one that fails changes nothing for the next."""
-    expected = {event_id: min(n, 2) + 1 for event_id, n in scene.many.items()}
-    total = sum(expected.values())
-    until(lambda: len(scene.billing.ledger(what="start", name="retry.many")) >= total, 40)
-    until(lambda: len(scene.billing.ledger(what="end", name="retry.many")) >= 199)
-    eyes.empty("billing.testproject.many")
-    attempts: dict[str, list[int]] = {}
-    for line in scene.billing.ledger(what="start", name="retry.many"):
-        attempts.setdefault(line["event"], []).append(line["attempt"])
-    assert attempts == {event_id: list(range(1, n + 1)) for event_id, n in expected.items()}
-    last = next(event_id for event_id, failures in scene.many.items() if failures == 3)
-    entry = Archive(eyes, "billing").wait(last)
-    assert (entry["reason"], entry["attempt"]) == ("exhausted", 3)
-    assert len(scene.billing.ledger(what="end", name="retry.many")) == 199
+    return Scene(billing, countdowns, early)
 
 
 def waiting(eyes: Eyes, event_id: str, *delays: int) -> Any:

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import Eyes, Service, task_id, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -204,7 +204,7 @@ def differences(where: str, plain: Any, event: Any) -> Iterator[str]:
         yield f"{where}: {plain!r}, but {event!r}"
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_a_handler_is_seen_as_a_task_is(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     eyes = fresh_eyes
     seen: Service = service(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import SLOW
+
 from ..conftest import Make
 from ..harness import (
     Archive,
@@ -23,7 +25,11 @@ pytestmark = pytest.mark.timeout(300)
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
-POOLS = (("prefork", 3), ("threads", 4), ("solo", 1))
+POOLS = (
+    ("prefork", 3),
+    pytest.param("threads", 4, marks=SLOW),
+    pytest.param("solo", 1, marks=SLOW),
+)
 RESTARTS = 10
 #: Events that are published before each stop; a worker is stopped with many of them waiting.
 EVENTS = 60
@@ -64,6 +70,7 @@ class Load:
         return {line["event"] for line in self.service.ledger(what="end")} >= set(self.ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pool", "concurrency"), POOLS)
 def test_ten_rolling_restarts_under_load(
     pool: str, concurrency: int, fresh_eyes: Eyes, service: Make

@@ -9,7 +9,7 @@ import pytest
 
 from django_amqp_events.message.types import Message
 
-from ..conftest import Make
+from ..conftest import POOLS, Make
 from ..harness import Eyes, Service, until
 
 #: Of each kind in a batch: before the worker starts, and while it runs.
@@ -59,7 +59,7 @@ def connection_of_the_step(eyes: Eyes) -> str:
     return ""
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_each_is_handled_once(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     eyes = fresh_eyes
     mixed = service(eyes, "mixed", handlers="mixed", environ={"TESTPROJECT_STEP": QUEUE})
@@ -75,7 +75,7 @@ def test_each_is_handled_once(fresh_eyes: Eyes, service: Make, pool: str) -> Non
     assert "onnection to broker lost" not in worker.log
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_all_are_consumed_after_a_lost_connection(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from broker import BrokerError
+from tests.conftest import SLOW
 from tests.forked import REAL_START
 
 from ..conftest import Make
@@ -72,12 +73,6 @@ def test_failed_start_has_an_exit_code(fresh_eyes: Eyes, service: Make, what: st
     assert "events_declare" in line
 
 
-def test_requested_stop_exits_with_zero(fresh_eyes: Eyes, service: Make) -> None:
-    core = service(fresh_eyes)
-    worker = events_worker(core, *ALONE).wait_ready()
-    assert worker.stop() == 0
-
-
 @pytest.mark.parametrize(
     ("option", "text"),
     [
@@ -94,8 +89,10 @@ def test_an_option_that_is_not_possible(
     assert "Traceback" not in worker.log
 
 
-@pytest.mark.parametrize("url", ["ampq://localhost//", "redis://localhost/0"])
-@pytest.mark.parametrize("what", ["events_worker", "events_reaper"])
+@pytest.mark.parametrize(
+    ("what", "url"),
+    [("events_worker", "ampq://localhost//"), ("events_reaper", "redis://localhost/0")],
+)
 def test_a_url_that_is_not_of_rabbitmq(
     fresh_eyes: Eyes, service: Make, what: str, url: str
 ) -> None:
@@ -108,10 +105,13 @@ def test_a_url_that_is_not_of_rabbitmq(
     assert "Traceback" not in worker.log
 
 
-@pytest.mark.parametrize("what", ["worker", "events_worker", "events_reaper"])
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [("password", "check user and password"), ("vhost", "does not have the vhost")],
+    ("what", "change", "says"),
+    [
+        ("worker", "password", "check user and password"),
+        ("events_worker", "vhost", "does not have the vhost"),
+        ("events_reaper", "password", "check user and password"),
+    ],
 )
 def test_refused_login_stops_the_start(
     fresh_eyes: Eyes, service: Make, what: str, change: str, says: str
@@ -161,6 +161,7 @@ def test_changed_password_is_waited_for(fresh_eyes: Eyes, service: Make) -> None
     assert goes_on.stop() == 0
 
 
+@pytest.mark.slow
 def test_one_without_permissions_asks_seldom_and_says_why(fresh_eyes: Eyes, service: Make) -> None:
     """It may log in and nothing else: the refusal comes on a channel."""
     user = new_user(fresh_eyes, "secret", "^$")
@@ -185,6 +186,7 @@ def test_missing_configure_permission_stops_the_start(fresh_eyes: Eyes, service:
     assert "give this user the configure, write and read permissions" in line
 
 
+@pytest.mark.slow
 def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
     fresh_eyes: Eyes, service: Make
 ) -> None:
@@ -277,7 +279,9 @@ def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, servic
     assert worker.wait(60) == 1
 
 
-@pytest.mark.parametrize(("pool", "shared"), [("prefork", True), ("solo", False)])
+@pytest.mark.parametrize(
+    ("pool", "shared"), [("prefork", True), pytest.param("solo", False, marks=SLOW)]
+)
 def test_pool_processes_share_loaded_memory(
     fresh_eyes: Eyes, service: Make, pool: str, shared: bool
 ) -> None:

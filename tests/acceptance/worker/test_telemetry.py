@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kombu import Connection
 
 from django_amqp_events.message.types import Message
 from tests.forked import REAL_START
 
 from ..conftest import Make
-from ..harness import Archive, Eyes, Service, task_id, until
+from ..harness import Archive, Eyes, Service, until
 from ..replaying import fix, mirrored, replay
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -113,18 +110,6 @@ def test_one_trace_from_a_web_request_to_a_replay(make_traced: Any) -> None:
     assert failed["exceptions"][0]["exception.message"] == "fixed is not there"
 
 
-def test_the_publisher_publishes_its_own_event_in_the_same_trace(make_traced: Any) -> None:
-    traced = make_traced("opentelemetry", events={"PUBLISH": "outbox"})
-    traced.worker("prefork", 1)
-    publish(traced, ["ok"])
-    until(lambda: len(lines(traced, "spans")) >= 3)
-    assert tree(lines(traced, "spans")) == [
-        "SERVER POST orders/ UNSET",
-        "  PRODUCER publish traced.order UNSET",
-        "    CONSUMER process testproject.act UNSET",
-    ]
-
-
 def test_the_celery_integration_and_ours_make_one_span_per_attempt(
     make_traced: Any, fresh_eyes: Eyes
 ) -> None:
@@ -169,35 +154,6 @@ def test_opentelemetry_for_celery_continues_the_trace_without_our_code(
     }
     assert [span["attributes"].get("celery.retries") for span in spans] == [None, 1]
     assert [line["headers"] for line in traced.runs(event, "request")] == [headers] * 2
-
-
-def test_a_publisher_cannot_change_a_run_by_its_headers(make_traced: Any, fresh_eyes: Eyes) -> None:
-    """Neither those that Celery reads, nor those that django-celery-results does."""
-    traced = make_traced("celery_only", celery={"result_backend": "django-db",
-                                                "result_extended": True})  # fmt: skip
-    traced.worker("prefork", 1)
-    plain = fresh_eyes.message(EVENT, {"plan": ["fail", "ok"]})
-    evil = {
-        "eta": "2099-01-01T00:00:00", "expires": "2000-01-01T00:00:00", "timelimit": [1, 1],
-        "ignore_result": True, "retries": 9, "chord": {"task": "x"}, "callbacks": [{"task": "x"}],
-        "meta": "text", "periodic_task_name": "daily", "properties": 1, "headers": {"a": "b"},
-        "reply_to": "queue", "priority": 9, "amqp_run": 1, "hostname": "evil", "is_eager": True,
-        "called_directly": True, "delivery_info": 1, "_protected": 1, "args": [1],
-    }  # fmt: skip
-    message = Message(
-        exchange="events", routing_key=EVENT, body=plain.body, name=EVENT,
-        headers={**plain.headers, **evil}, properties=plain.properties, event_id=plain.event_id,
-    )  # fmt: skip
-    fresh_eyes.send(message)
-    until(lambda: traced.runs(plain.event_id, "end"))
-    assert [line["attempt"] for line in traced.runs(plain.event_id)] == [1, 2]
-    first, second = (line["fields"] for line in traced.runs(plain.event_id, "request"))
-    assert (first["retries"], second["retries"]) == (0, 1)
-    for fields in (first, second):
-        assert not {name for name, value in fields.items() if value} - {"retries", "ignore_result"}
-    kept = traced.runs(plain.event_id, "request")[0]["headers"]
-    assert kept["meta"] == "text"
-    assert "eta" not in kept
 
 
 def test_sentry_continues_the_trace_and_reports_an_archived_event_once(
@@ -248,61 +204,3 @@ def test_sentry_continues_the_trace_and_reports_an_archived_event_once(
         slow: "exhausted",
         unread.event_id: "malformed",
     }
-
-
-# -- task events --------------------------------------------------------------------------
-
-
-def test_task_events_tell_of_all_attempts(make_traced: Any, fresh_eyes: Eyes) -> None:
-    """What Flower shows of a worker with ``-E``."""
-    traced = make_traced("opentelemetry")
-    seen: list[dict[str, Any]] = []
-
-    def capture(event: dict[str, Any]) -> None:
-        seen.append(event)
-        receiver.should_stop = event["type"] == "task-succeeded"
-
-    with Connection(fresh_eyes.url) as connection:
-        receiver = fresh_eyes.app.events.Receiver(connection, handlers={"*": capture})
-        thread = threading.Thread(
-            target=receiver.capture, kwargs={"limit": None, "timeout": 60, "wakeup": False}
-        )
-        thread.start()
-        until(lambda: fresh_eyes.totals("celeryev"))
-        traced.worker("prefork", 1, "-E").wait_ready()
-        event = fresh_eyes.event(EVENT, {"plan": ["fail", "ok"]})
-        thread.join(60)
-    about = [each for each in seen if each["type"].startswith("task-")]
-    assert [each["type"] for each in about] == [
-        "task-received", "task-started", "task-retried",
-        "task-received", "task-started", "task-succeeded",
-    ]  # fmt: skip
-    assert {each["uuid"] for each in about} == {task_id(event, EVENT, HANDLER, "traced")}
-    received = [each for each in about if each["type"] == "task-received"]
-    assert [(each["name"], each["root_id"], each["retries"]) for each in received] == [
-        (HANDLER, event, 0),
-        (HANDLER, event, 1),
-    ]
-    assert about[2]["exception"] == "ValueError('no')"
-
-
-# -- the log ------------------------------------------------------------------------------
-
-
-def test_an_archived_event_is_one_error_with_its_traceback(
-    make_traced: Any, fresh_eyes: Eyes
-) -> None:
-    traced = make_traced("opentelemetry")
-    worker = traced.worker("prefork", 1)
-    event = fresh_eyes.event(EVENT, {"plan": ["fail"]})
-    Archive(fresh_eyes, "traced").wait(event)
-    until(lambda: f"({event}) for {HANDLER} (exhausted)" in worker.log)
-    assert len(re.findall(r": ERROR/", worker.log)) == 1
-    pattern = r"ERROR/ForkPoolWorker-\d+\] (archived .*?\nValueError: no\n)"
-    (error,) = re.findall(pattern, worker.log, re.DOTALL)
-    assert "in _fail" in error
-    (_, shown) = error.split("\n", 1)
-    assert shown.startswith("Traceback (most recent call last):")
-    assert worker.log.count("raised unexpected") == 0
-    task = task_id(event, EVENT, HANDLER, "traced")
-    assert worker.log.count(f"[{task}] retry: ") == 2

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -22,9 +20,7 @@ from ..archiving import (
     publish,
     received,
 )
-from ..conftest import Service
-from ..serving import Browser, serving
-from ..wire import close_pools, in_threads
+from ..wire import close_pools
 
 #: The message for the user who is late.
 FASTER = "1 event skipped: another user or tab changed it first; its state is now {}"
@@ -95,44 +91,3 @@ def test_unreachable_broker_is_reported_and_the_event_stays(billing, ada):
     done = ada.post(world.url("replay"), {"seen": world.frozen(row)}, follow=True)
     assert said(done)[0].startswith("1 event published")
     assert billing.ready(QUEUE) == 1
-
-
-# -- over HTTP ------------------------------------------------------------------------------
-
-
-def test_concurrent_edit_and_replay_are_one_replay(
-    empty_database: dict[str, object], billing: Service, tmp_path: Path
-) -> None:
-    """Of twenty concurrent browsers, half edit and half replay."""
-    with serving(empty_database, billing.vhost.url, tmp_path) as (address, pk):
-        ada = Browser(address).login("ada")
-        archive = "/admin/django_amqp_events/archivedevent/"
-        asked = ada.open(f"{archive}decide/replay/?seen={pk.hex}:0&back=event").fields
-        editor = ada.open(f"{archive}{pk}/edit/?version=0").fields
-        told: dict[int, str] = {}
-
-        def post(number: int) -> None:
-            browser = Browser(address, ada.cookies)
-            if number % 2:
-                payload = json.dumps({"order_id": number})
-                form = {**editor, "payload": payload, "step": "publish", "reason": "a number"}
-                told[number] = browser.open(f"{archive}{pk}/edit/", form).words
-            else:
-                form = {**asked, "reason": "fixed"}
-                told[number] = browser.open(f"{archive}decide/replay/", form).words
-
-        raised = in_threads(20, post)
-        assert not raised, (raised[:3], (tmp_path / "log").read_text()[-3_000:])
-        [winner] = [number for number, words in told.items() if "1 event published" in words]
-        action = "edited and replayed" if winner % 2 else "replayed"
-        for number, words in told.items():
-            if number != winner:
-                assert "another user or tab changed it first" in words, words
-                assert f"last decision: {action} by ada, 20" in words, words
-        detail = ada.open(f"{archive}{pk}/change/").words
-        assert ("Revision 1" in detail) == bool(winner % 2)
-        assert "Revision 2" not in detail
-        assert "replay 2" not in detail
-    [message] = billing.take_all(QUEUE)
-    payload = json.loads(message.body)[1]
-    assert payload["order_id"] == (winner if winner % 2 else 7)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import io
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import connections
 from django.test import Client, override_settings
 
 from django_amqp_events import Options, handler
@@ -22,14 +18,12 @@ from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.archive import inbox_retention, replay, retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
-from django_amqp_events.exceptions import PublishTimeoutError
 from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows, publisher
-from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import override_events
-from tests.conftest import Database, Vhost, routed_by
+from tests.conftest import ONE, Database, Vhost, routed_by
 from tests.unit.admin import admin_world as world
 
 from .. import wire as wire_module
@@ -41,10 +35,9 @@ from ..archiving import (
     received,
 )
 from ..conftest import Service
-from ..wire import ACK, Wire, until
+from ..wire import Wire
 
 #: Of what no database has a part in.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 ALIAS = "archive"
 NAME = "shop.order.created"
 
@@ -97,145 +90,6 @@ def post(client: Client, decision: str, *rows: OutboxEvent) -> list[str]:
     response = client.post(address, data, follow=True)
     assert response.status_code == 200
     return [str(each) for each in response.context["messages"]]
-
-
-def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
-    def closing(work: Callable[[], object]) -> None:
-        try:
-            work()
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=closing, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def join(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-# -- publish now, discard, restore -----------------------------------------------------------------
-
-
-def test_publish_now_is_published_by_the_next_relay(wire: Wire, ada: Client) -> None:
-    wire.unbind()
-    [row] = leave(1, attempts=0, due_at=Now())
-    assert relay() == RelayCounts(failed=1)
-    wire.channel.queue_bind(wire.queue, wire.exchange, "#")
-    table().update(due_at=Now() + timedelta(hours=1))
-    assert relay() == RelayCounts(), "it waits for its next try"
-    assert post(ada, "publish", row) == ["1 event is due now. A relay publishes it."]
-    assert "it is due, and the next relay publishes it" in post(ada, "publish", row)[0]
-    assert relay() == RelayCounts(published=1)
-    assert wire.ids() == [row.event_id]
-    # The row is deleted, its history is not.
-    entry = LogEntry.objects.get()
-    assert (entry.object_id, entry.get_change_message()) == (str(row.pk), "Publish now: fixed")
-    assert "it has been published" in post(ada, "publish", row)[0]
-
-
-def test_discarded_event_is_published_only_after_restore(wire: Wire, ada: Client) -> None:
-    [row] = leave()
-    assert post(ada, "discard", row) == ["1 event discarded."]
-    kept = table().get()
-    assert (kept.discarded_by, kept.discard_reason, bytes(kept.body)) == ("ada", "fixed", row.body)
-    assert outbox.publish_now([row.pk], alias=ALIAS) == 0
-    assert relay() == RelayCounts()
-    state = outbox.count_pending(ALIAS, "shop")
-    assert (state.total, state.severity, str(state.meaning)) == (0, "ok", "empty")
-    assert post(ada, "restore", row) == ["1 event restored. A relay publishes it."]
-    found = table().get()
-    assert (found.discarded_at, found.discarded_by, found.discard_reason) == (None, "", "")
-    assert relay() == RelayCounts(published=1)
-    assert wire.ids() == [row.event_id]
-
-
-def test_leased_row_is_left_to_its_relay(wire: Wire, ada: Client) -> None:
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
-    [row] = leave(1, due_at=Now())
-    proxy.hold = {ACK}
-    threads = in_threads(relay)
-    until(lambda: table().filter(claim__contains="/").exists(), "a relay has leased it")
-    for decision in ("publish", "discard", "restore"):
-        [told] = post(ada, decision, row)
-        assert "RabbitMQ has not confirmed it yet" in told
-    proxy.release()
-    join(threads)
-    assert not table().exists()
-    assert wire.ids() == [row.event_id]
-    assert not LogEntry.objects.exists()
-
-
-def test_race_publishes_or_discards_each_event_once(wire: Wire) -> None:
-    rows = leave(60)
-    ids = [row.pk for row in rows]
-    given_up: Counter[str] = Counter()
-    ended = threading.Event()
-
-    def discard(by: str, wanted: list[UUID]) -> None:
-        for pk in wanted:
-            given_up[by] += outbox.discard([pk], alias=ALIAS, by=by)
-
-    def publish() -> None:
-        for pk in ids:
-            outbox.publish_now([pk], alias=ALIAS)
-
-    def relaying() -> None:
-        Relay(
-            app=wire_module.app,
-            settings=get_settings(),
-            alias=ALIAS,
-            tell=lambda _: None,
-            stop=ended.is_set,
-        ).run()
-
-    relays = in_threads(relaying, relaying)
-    join(
-        in_threads(
-            publish,
-            lambda: discard("ada", ids[::-1]),
-            lambda: discard("bob", ids[::-2]),
-        )
-    )
-    until(lambda: not table().filter(discarded_at__isnull=True).exists(), "the rest is published")
-    ended.set()
-    join(relays)
-    discarded = Counter(table().values_list("discarded_by", flat=True))
-    assert discarded == +given_up, "none is discarded twice"
-    left = set(table().values_list("event_id", flat=True))
-    wanted = {row.event_id for row in rows}
-    published = wire.take(about=len(wanted - left))
-    found = Counter(message.properties["message_id"] for message in published)
-    assert set(found) == wanted - left, "none is both, or neither"
-    assert set(found.values()) <= {1}
-
-
-@pytest.mark.parametrize("by_a_relay", [True, False])
-def test_late_confirm_does_not_restore_a_discarded_row(wire: Wire, by_a_relay: bool) -> None:
-    [row] = leave(1, due_at=Now(), attempts=0)
-    if by_a_relay:
-        held = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
-    else:
-        held = [Row(row.pk, outbox_rows._message(row.event_id, NAME, "", row.envelope, b""))]
-        table().update(due_at=Now() + timedelta(seconds=outbox_rows.LEASE))
-    assert outbox.discard([row.pk], alias=ALIAS) == 0, "it is in hand"
-    # Whoever has it stood still for longer than its lease.
-    table().update(due_at=Now() - timedelta(seconds=1))
-    assert outbox.discard([row.pk], alias=ALIAS, by="ada", reason="x") == 1
-    before = table().values().get()
-    outbox_rows.record_failures(ALIAS, [Answer(held[0], PublishTimeoutError("late"))])
-    outbox_rows.release(ALIAS, held)
-    outbox_rows.renew(ALIAS, held)
-    assert table().values().get() == before
-    assert relay() == RelayCounts()
-    # A confirmed row is published, whatever action followed.
-    outbox_rows.delete_confirmed(ALIAS, held)
-    assert not table().exists()
 
 
 # -- pages on each database ------------------------------------------------------------------------

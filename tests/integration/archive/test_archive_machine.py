@@ -52,7 +52,7 @@ from django_amqp_events.models import (
     State,
 )
 from tests.archive_rows import Clock
-from tests.conftest import KINDS, Database, Vhost
+from tests.conftest import EACH, Database, Vhost
 from tests.simulated import Process, Shifted, effect, running
 from tests.stateful import TIMEOUT, examples, without_disk
 
@@ -684,7 +684,7 @@ def machine(
     close_pools()
 
 
-@pytest.mark.parametrize("archive_database", KINDS, indirect=True)
+@EACH
 @pytest.mark.timeout(TIMEOUT)
 def test_whatever_happens_in_whatever_order(
     machine: type[Archive], archive_database: Database, request: pytest.FixtureRequest

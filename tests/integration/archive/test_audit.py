@@ -23,7 +23,7 @@ from django_amqp_events.models import (
     Revision,
     State,
 )
-from tests.conftest import Database
+from tests.conftest import POSTGRESQL, Database
 
 from ..archiving import (
     archived,
@@ -36,7 +36,7 @@ from ..archiving import (
 ROOT = Path(__file__).resolve().parents[3]
 QUEUE = "billing.send_invoice"
 
-pytestmark = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+pytestmark = POSTGRESQL
 
 
 def statements(role: str) -> list[str]:

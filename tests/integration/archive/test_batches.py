@@ -16,7 +16,7 @@ from django_amqp_events.archive import replay, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
 from tests.archive_rows import build
-from tests.conftest import KINDS, SERVERS, Database
+from tests.conftest import EACH, ONE, ROW_LOCKS, Database
 
 from ..archiving import mirror_all, outcome, publish
 from ..conftest import Service, wait_until
@@ -28,8 +28,6 @@ RUNNING = "running the batches"
 
 pytestmark = pytest.mark.timeout(240)
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -114,28 +112,7 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     assert follower.stop() == 0
 
 
-@EACH
-def test_a_runner_that_is_killed_anywhere_doubles_nothing(
-    billing: Service, running: Processes
-) -> None:
-    batch = begun(1200)
-    for at in (200, 500, 800):
-        victim = running.start()
-        wait_until(partial(enough, billing, at), f"{at} are published", 60)
-        victim.kill()
-        lapse(batch)
-    last = running.start()
-    wait_until(lambda: not batch_states.count(batch.pk)["pending"], "nothing waits", 60)
-    # Before the dead ones' claims are resumed: it may be publishing its last chunk.
-    wait_until(lambda: RUNNING in last.said, "the last one runs")
-    assert last.stop() == 0
-    replay.resume(lease=0)
-    messages = taken(billing)
-    assert len({event for event, _ in messages}) == len(messages) == 1200
-    assert sum(messages.values()) <= 1200 + 3 * 200
-
-
-@pytest.mark.parametrize("archive_database", [*SERVERS], indirect=True)
+@ROW_LOCKS
 def test_a_database_that_fails_over(
     billing: Service, running: Processes, archive_database: Database
 ) -> None:
@@ -155,25 +132,6 @@ def test_a_database_that_fails_over(
     assert len({event for event, _ in messages}) == len(messages) == 2000, "one replay of each"
     # Published again under the same replay ids, as their confirm could not be recorded.
     assert sum(messages.values()) <= 2000 + 200
-
-
-def test_two_runners_share_and_double_nothing(billing: Service, running: Processes) -> None:
-    first = begun(600)
-    second = batch_states.freeze(tables.rows(), by="bob")
-    batch_states.start(second.pk, by="bob", reason="me too", threshold=None)
-    processes = [running.start() for _ in range(2)]
-    wait_until(
-        lambda: not any(batch_states.count(each.pk)["pending"] for each in (first, second)),
-        "nothing waits",
-        60,
-    )
-    wait_until(lambda: all(RUNNING in each.said for each in processes), "both run")
-    assert [each.stop() for each in processes] == [0, 0]
-    messages = taken(billing)
-    assert len(messages) == sum(messages.values()) == 600
-    counts = [batch_states.count(each.pk) for each in (first, second)]
-    assert sum(each["published"] for each in counts) == 600
-    assert sum(each["skipped"] for each in counts) == 600
 
 
 @ONE

@@ -20,14 +20,12 @@ from django_amqp_events.message.types import Message, Progress, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from tests.acceptance.worker.test_hostile_doors import DOORS, LOGGED
 from tests.acceptance.worker.test_hostile_table import REFUSED, cases
-from tests.conftest import KINDS
+from tests.conftest import EACH, ONE
 
 from ..archiving import mirror_all, publish
 
 pytestmark = [pytest.mark.usefixtures("archive_database"), pytest.mark.timeout(180)]
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def delivered() -> Iterator[Received]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,13 +12,11 @@ from django_amqp_events.models import (
     ArchivedFailure,
     FailureGroup,
     GroupCountChange,
-    Replay,
     State,
 )
-from tests.conftest import KINDS
+from tests.conftest import EACH
 
 from ..archiving import (
-    FAILURE,
     archived,
     mirror_all,
     outcome,
@@ -29,8 +26,6 @@ from ..archiving import (
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def test_archived_event_becomes_a_complete_row(billing):
@@ -69,17 +64,6 @@ def test_counts_are_added(billing):
     assert (group.open, group.frame) == (3, "billing.tax in rate")
 
 
-@EACH
-def test_the_same_message_twice_is_one_row(billing):
-    message = archived(received("order-1"))
-    publish(billing, message, message)
-    assert mirror_all(billing).messages == 2
-    publish(billing, message)
-    counts = mirror_all(billing)
-    assert (counts.events, counts.known) == (0, 1)
-    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 1
-
-
 def test_the_hour_that_a_clock_shows_twice(billing, archive_database):
     # In New York, where the tests without time zones are.
     at = datetime(2026, 11, 1, 5, 30, tzinfo=UTC)
@@ -95,58 +79,3 @@ def test_the_hour_that_a_clock_shows_twice(billing, archive_database):
     assert not eligibility.is_overdue(row, None)
     publish(billing, outcome(row, str(row.replay_set.get().pk)))
     assert mirror_all(billing).outcomes == 1
-
-
-def test_outcome_of_a_replay_settles_the_row(billing):
-    delivery = received("order-1", headers={"traceparent": "00-1"})
-    publish(billing, archived(delivery))
-    mirror_all(billing)
-    row = ArchivedEvent.objects.get()
-    report = replay.replay({row.pk: row.version}, by="ada", reason="fixed in 1.2")
-    assert report.published == [row.pk]
-    row.refresh_from_db()
-    assert (row.state, row.replays) == (State.REPLAYING, 1)
-    made = Replay.objects.get()
-    assert (made.number, made.state, made.requested_by) == (1, "published", "ada")
-    message = billing.take("billing.send_invoice")
-    assert message.headers["event-replay-id"] == str(made.pk)
-    assert message.headers["event-attempt"] == 1
-    assert message.headers["traceparent"] == "00-1"
-    assert "event-archive" not in message.headers
-    assert (
-        message.body if isinstance(message.body, bytes) else message.body.encode()
-    ) == delivery.body
-    publish(billing, outcome(row, str(made.pk)))
-    assert mirror_all(billing).outcomes == 1
-    row.refresh_from_db()
-    made.refresh_from_db()
-    assert row.state == State.SUCCEEDED
-    assert made.state == "succeeded"
-    assert made.finished_at is not None
-
-
-@EACH
-def test_failed_replay_keeps_the_row_and_counts_attempts(billing):
-    delivery = received("order-1")
-    publish(billing, archived(delivery))
-    mirror_all(billing)
-    row = ArchivedEvent.objects.get()
-    replay.replay({row.pk: row.version}, by="ada")
-    made = Replay.objects.get()
-    billing.take("billing.send_invoice")
-    # A second failure with another cause, whose clock is behind that of the first.
-    other = replace(FAILURE, exception="billing.errors.Closed", message="the books are closed")
-    early = row.last_failed_at - timedelta(minutes=1)
-    again = archived(delivery, attempt=2, replay_id=str(made.pk), failure=other, at=early)
-    publish(billing, again)
-    counts = mirror_all(billing)
-    assert (counts.events, counts.failures) == (0, 1)
-    last = row.last_failed_at
-    row.refresh_from_db()
-    assert (row.state, row.attempts, row.replays) == (State.ARCHIVED, 5, 1)
-    assert (row.exception, row.message) == (other.exception, other.message)
-    assert (row.first_failed_at, row.last_failed_at) == (early, last)
-    assert not row.unconfirmed
-    made.refresh_from_db()
-    assert made.state == "failed"
-    assert made.failure_set.count() == 1

@@ -67,6 +67,7 @@ def test_it_ends_when_its_parent_is_gone(billing, processes):
         other.stdin.close()
 
 
+@pytest.mark.slow
 @SQLITE
 def test_large_messages_do_not_fill_the_memory(billing, processes):
     """500 MiB pass through; a batch ends at 32 MiB."""

@@ -6,28 +6,21 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-from django.core.management import call_command
 from django.db import connections
 
 from django_amqp_events.archive import mirror
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
-    Snapshot,
 )
-from tests.conftest import KINDS, _vhost, archive_in
+from tests.conftest import EACH, ONE, SLOW, archive_in
 
 from ..archiving import archived, publish, received
 from ..conftest import wait_until
 from ..processes import mirrors
 
-#: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
-PAUSED = "paused: the database is unreachable"
 LOCKED = "paused: another process has locked the database (OperationalError: database is locked)"
 
 
@@ -40,29 +33,7 @@ def stored(number: Any) -> Any:
     assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == number
 
 
-def test_server_is_killed(billing, private_server, tmp_path, transactional_db, django_db_blocker):
-    with (
-        django_db_blocker.unblock(),
-        archive_in(private_server.kind, private_server.settings()) as database,
-        mirrors(billing.vhost, database, tmp_path) as processes,
-    ):
-        database.migrate()
-        running = processes.start("--batch-size", "20")
-        publish(billing, *some(0, 300))
-        wait_until(ArchivedEvent.objects.exists, "it runs", 60)
-        database.close()
-        private_server.kill()
-        publish(billing, *some(300, 600))
-        wait_until(lambda: PAUSED in running.said, "it says so", 60)
-        private_server.start_again()
-        stored(600)
-        wait_until(
-            lambda: "mirroring billing:archive has resumed" in running.said, "it says so", 60
-        )
-        assert running.stop() == 0
-        assert billing.ready("billing:archive") == 0
-
-
+@SLOW
 @pytest.mark.parametrize("private_server", ["mariadb"], indirect=True)
 def test_a_message_is_larger_than_a_packet(
     billing, private_server, monkeypatch, transactional_db, django_db_blocker
@@ -111,20 +82,6 @@ def test_sqlite_locked_for_longer_than_the_timeout(billing, archive_database, tm
 
 
 @EACH
-def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
-    call_command("migrate", "django_amqp_events", "zero", database="archive", verbosity=0)
-    publish(billing, *some(0, 5))
-    with mirrors(billing.vhost, archive_database, tmp_path) as processes:
-        running = processes.start()
-        wait_until(lambda: "run `manage.py migrate`" in running.said, "it says so", 60)
-        assert "paused: a table is missing;" in running.said
-        assert billing.ready("billing:archive") == 5
-        archive_database.migrate()
-        stored(5)
-        assert running.stop() == 0
-
-
-@EACH
 def test_one_missing_table_is_waited_for(billing, archive_database, tmp_path):
     """As in the middle of a migration, where it is no transaction."""
     table, away = ArchivedFailure._meta.db_table, "elsewhere"
@@ -147,43 +104,6 @@ def test_one_missing_table_is_waited_for(billing, archive_database, tmp_path):
     except BaseException:
         rename(away, table)
         raise
-
-
-@ONE
-def test_the_broker_is_killed(service, private_node, archive_database, tmp_path):
-    with _vhost(private_node, "mirror") as vhost:
-        billing = service(vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
-        billing.declare()
-        with mirrors(vhost, archive_database, tmp_path) as processes:
-            running = processes.start("--batch-size", "20")
-            publish(billing, *some(0, 200))
-            wait_until(ArchivedEvent.objects.exists, "it runs", 60)
-            private_node.kill()
-            wait_until(lambda: "paused: RabbitMQ is unreachable" in running.said, "it says so")
-            private_node.start_again()
-            publish(billing, *some(200, 400))
-            stored(400)
-            assert running.stop() == 0
-
-
-@ONE
-def test_the_connection_is_cut(billing, archive_database, tmp_path):
-    node, vhost = billing.vhost.node, billing.vhost.name
-
-    def connections() -> Any:
-        return [c for c in node.http("GET", "/api/connections") if c.get("vhost") == vhost]
-
-    with mirrors(billing.vhost, archive_database, tmp_path) as processes:
-        running = processes.start()
-        # Its snapshots have short connections of their own, every 30 s.
-        wait_until(Snapshot.objects.exists, "a snapshot", 60)
-        wait_until(lambda: len(connections()) == 1, "it is connected", 60)
-        [connection] = connections()
-        node.http("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
-        wait_until(lambda: "the connection to RabbitMQ is lost" in running.said, "it says so")
-        publish(billing, *some(0, 20))
-        stored(20)
-        assert running.stop() == 0
 
 
 @ONE

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
-from decimal import Decimal
 from typing import Any
 
-import amqp
 import pytest
 
-from django_amqp_events.archive.mirror import Mirror
-from django_amqp_events.archive.row_writer import Counts
-from django_amqp_events.broker import batch_reader
-from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
-from tests.acceptance.worker.test_hostile import (
-    identity,
-    nested,
-    properties,
-    short,
-)
-from tests.conftest import KINDS
+from tests.conftest import EACH
 
 from ..archiving import (
     archived,
@@ -33,23 +20,7 @@ from ..archiving import (
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 ARCHIVE = "billing:archive"
-
-
-def put(service: Any, raw: Any, body: Any = b"x", key: Any = b"shop.order.created") -> Any:
-    """Publish to the archive with properties and routing key byte for byte."""
-    channel = service.channel()
-    channel.confirm_select()
-    message = amqp.Message(body)
-    message._serialize_properties = lambda: raw
-    arguments = struct.pack(">H", 0) + short(ARCHIVE.encode()) + short(key) + b"\0"
-    channel.connection.frame_writer(
-        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
-    )
-    channel.wait(amqp.spec.Basic.Ack)
-    channel.close()
 
 
 def bare(body: Any = b"x", headers: Any = None, **more: Any) -> Any:
@@ -64,72 +35,6 @@ def bare(body: Any = b"x", headers: Any = None, **more: Any) -> Any:
 
 def forged(document: Any, **headers: Any) -> Any:
     return bare(b"forged", {"event-archive": json.dumps(document), "event-id": "f", **headers})
-
-
-def bodies() -> Any:
-    return sorted(bytes(body) for body in ArchivedEvent.objects.values_list("body", flat=True))
-
-
-UNREADABLE = [
-    properties(*identity(b"1", (b"at", b"T" + struct.pack(">Q", 1_700_000_000_000_000)))),
-    properties(*identity(b"2", (b"at", b"T" + struct.pack(">q", -62_135_596_800)))),
-    properties(*identity(b"3"), message_id=b"\xff\xfe"),
-    properties(*identity(b"4", (b"deep", nested(2000)))),
-    properties(*identity(b"5", (b"deep", nested(300)))),
-]
-
-
-@EACH
-def test_undecodable_message_is_kept_with_its_bytes(billing):
-    publish(billing, archived(received("before")))
-    for n, raw in enumerate(UNREADABLE):
-        put(billing, raw, b"body %d" % n)
-    put(billing, properties(*identity(b"6")), b"body 6", key=b"odd.\xff\xfe")
-    publish(billing, archived(received("after")))
-    counts = mirror_all(billing)
-    assert (counts.events, counts.unreadable, counts.messages) == (8, 5, 8)
-    kept = ArchivedEvent.objects.filter(reason="unreadable")
-    assert sorted(bytes(row.body) for row in kept) == [b"body %d" % n for n in range(5)]
-    raws = {bytes(sorted(bytes(row.headers[EVENT_UNREADABLE]))) for row in kept}
-    assert raws == {bytes(sorted(raw)) for raw in UNREADABLE}
-    assert all("cannot be read" in row.detail and row.payload is None for row in kept)
-    assert ArchivedEvent.objects.get(event_id="6").body == b"body 6"
-    healthy = ArchivedEvent.objects.filter(reason="exhausted").values_list("event_id", flat=True)
-    assert set(healthy) == {"before", "after"}
-    assert billing.ready(ARCHIVE) == 0
-
-
-@EACH
-def test_bodies_and_headers_of_any_kind(billing):
-    every = bytes(range(256))
-    odd = [b"", b"\0", every, b"\xff\xfe", b"[" * 100_000, b'"\\ud800"', b"{}", b"[[],{},{}]" * 9]
-    headers = {
-        "nothing": None, "number": 2**62, "less": -(2**62), "part": 1.5, "tiny": Decimal("0.05"),
-        "bytes": b"\xff\xfe\0", "nul": "a\0b", "lone": "\ud800", "list": [1, "a", {"b": [None]}],
-        "": "no name", "x" * 200: "y", "many": ["z" * 100] * 1100,
-    }  # fmt: skip
-    publish(billing, *(bare(body, {"event-id": f"{n}"}) for n, body in enumerate(odd)))
-    publish(
-        billing,
-        bare(b"headers", {**headers, "event-id": "h"}, content_type="\ud800", content_encoding=""),
-        bare(b"no id"),
-        bare(b"id", {"event-id": 5, "id": ["x"], "event-attempt": -1, "event-history": "["}),
-        bare(b"lone", {"event-id": "\ud800"}),
-        bare(b"nul", {"event-id": "a\0b", "event-name": "c\0", "event-handler": "d\0"}),
-        bare(b"nuls", {"event-id": "a", "event-name": "c\0", "event-handler": "d\0"}),
-        bare(b"long", {"event-id": "i" * 300, "event-handler": "h" * 5000}),
-        archived(received("healthy")),
-    )
-    counts = mirror_all(billing)
-    assert (counts.events, counts.unreadable, counts.messages) == (len(odd) + 8, 0, len(odd) + 8)
-    for n, body in enumerate(odd):
-        assert bytes(ArchivedEvent.objects.get(event_id=f"{n}").body) == body
-    kept = ArchivedEvent.objects.get(event_id="h").headers
-    for key, value in headers.items():
-        assert kept[key] == value, key
-    assert ArchivedEvent.objects.get(event_id="a").handler == "d\\x00"
-    nul = ArchivedEvent.objects.get(body=b"nul")
-    assert nul.event_id == str(nul.pk)
 
 
 WRONG: list[Any] = [
@@ -178,21 +83,6 @@ def test_forged_documents_are_kept(billing):
     assert (healthy.state, healthy.attempts) == (State.ARCHIVED, 3)
 
 
-@ONE
-def test_forged_outcome_is_kept_with_its_body(billing):
-    good = {"outcome": "succeeded", "replay_id": "6c0cf4a6-5d5b-5b0e-9d0f-0f3f0c1f5b58"}
-    publish(
-        billing,
-        bare(b"order", {"event-id": "1", "event-outcome": json.dumps(good)}),
-        bare(b"", {"event-id": "2", "event-outcome": json.dumps({**good, "outcome": "lost"})}),
-        bare(b"", {"event-id": "3", "event-outcome": json.dumps({**good, "replay_id": "x"})}),
-        bare(b"", {"event-id": "4", "event-outcome": json.dumps(good)}),
-    )
-    counts = mirror_all(billing)
-    assert (counts.events, counts.foreign) == (3, 1)
-    assert bodies() == [b"", b"", b"order"]
-
-
 @EACH
 def test_a_body_of_15_mib(billing):
     body = b'[[],{"text":"' + b"x" * (15 * 1024 * 1024) + b'"},{}]'
@@ -200,39 +90,3 @@ def test_a_body_of_15_mib(billing):
     assert mirror_all(billing).events == 2
     row = ArchivedEvent.objects.get(event_id="large")
     assert (bytes(row.body), row.body_size) == (body, len(body))
-
-
-@ONE
-def test_identities(billing):
-    """Two bodies, handlers, foreign queues, sources or names: two rows each."""
-    publish(
-        billing,
-        archived(received("1", payload={"n": 1})),
-        archived(received("1", payload={"n": 2})),
-        archived(received("1", payload={"n": 1}), handler="other"),
-        archived(received("1", payload={"n": 1}, queue="a"), handler=None, failure=None),
-        archived(received("1", payload={"n": 1}, queue="b"), handler=None, failure=None),
-        archived(received("1", payload={"n": 1}, source="stock")),
-        archived(received("1", payload={"n": 1}, name="shop.order.deleted")),
-    )
-    assert mirror_all(billing).events == 7
-
-
-@ONE
-def test_large_messages_do_not_pile_up_ahead(billing, monkeypatch):
-    """The mirror prefetches two batches at most."""
-    monkeypatch.setattr(batch_reader, "BATCH_BYTES", 1024 * 1024)
-    publish(billing, *(bare(b"x" * 256 * 1024, {"event-id": f"{n}"}) for n in range(60)))
-    most, counts = 0, []
-
-    def mirrored(each: Counts) -> None:
-        nonlocal most
-        counts.append(each.messages)
-        # Those of this batch are acked, and RabbitMQ has heard of it.
-        if sum(counts) > 20:
-            most = max(most, 60 - sum(counts) - billing.ready(ARCHIVE))
-
-    mirroring = Mirror(app=billing.app, settings=billing.settings, mirrored=mirrored)
-    assert mirroring.run(until_empty=True).events == 60
-    assert max(counts) <= 5
-    assert 0 < most <= 16

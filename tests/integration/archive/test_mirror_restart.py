@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from tests.conftest import KINDS
+from tests.conftest import EACH
 
 from ..archiving import (
     FAILURE,
@@ -30,11 +29,9 @@ from ..archiving import (
     received,
     taken,
 )
-from ..conftest import wait_until
 from ..processes import mirrors
 
 pytestmark = pytest.mark.usefixtures("archive_database")
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -42,26 +39,6 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def processes(billing: Any, archive_database: Any, tmp_path: Any) -> Any:
     with mirrors(billing.vhost, archive_database, tmp_path) as starter:
         yield starter
-
-
-@EACH
-def test_mirrors_that_are_killed_at_any_moment(billing, processes):
-    total = 1200
-    publish(billing, *(archived(received(f"order-{n}")) for n in range(total)))
-    chance = random.Random(3)
-    stored = 0
-    for _ in range(5):
-        running = processes.start("--batch-size", "25")
-        wanted = min(stored + chance.randrange(1, 250), total)
-        wait_until(partial(at_least, wanted), "it gets on", 60)
-        running.kill()
-        stored = ArchivedEvent.objects.count()
-    assert stored
-    processes.empty()
-    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == total
-    ids = {f"order-{n}" for n in range(total)}
-    assert set(ArchivedEvent.objects.values_list("event_id", flat=True)) == ids
-    assert billing.ready("billing:archive") == 0
 
 
 @EACH
@@ -125,7 +102,3 @@ def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_
     assert set(once.values_list("attempts", "last_failed_at")) == {(4, NOW + timedelta(minutes=4))}
     assert set(once.values_list("exception", flat=True)) == {FAILURE.exception}
     assert billing.ready("billing:archive") == 0
-
-
-def at_least(number: int) -> bool:
-    return ArchivedEvent.objects.count() >= number

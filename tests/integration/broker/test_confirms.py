@@ -28,9 +28,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from broker import Node
 from django_amqp_events import (
     BrokerUnavailableError,
-    ConfigurationError,
     ExchangeMissingError,
-    MessageTooLargeError,
     Options,
     PublishError,
     PublishInterruptedError,
@@ -46,14 +44,12 @@ from django_amqp_events.broker.isolation import publish_each
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 from tests.conftest import Vhost
-from tests.waiting import stopped
 
 from ..wire import (
     ACK,
     BLOCKED,
     DEADLINE,
     NACK,
-    RETURN,
     UNBLOCKED,
     Link,
     Proxy,
@@ -62,7 +58,6 @@ from ..wire import (
     drain,
     finished,
     in_threads,
-    message_size,
     raw_connection,
     until,
 )
@@ -134,25 +129,6 @@ def held_link(proxy: Proxy, count: int = 1, *, last: int = 1) -> Link:
 
 
 # -- an error class each ----------------------------------------------------------------------
-
-
-def test_nacked_by_a_full_queue_although_another_queue_took_it(wire: Wire):
-    full = f"{wire.exchange}.full"
-    wire.channel.queue_declare(
-        full,
-        durable=True,
-        auto_delete=False,
-        arguments={"x-max-length": 1, "x-overflow": "reject-publish"},
-    )
-    wire.channel.queue_bind(full, wire.exchange, "#")
-    first = publish_event(NAME, {"n": 1})
-    error = failure({"n": 2})
-    assert type(error) is PublishNackedError
-    assert error.published is None
-    # The healthy queue has both, perhaps after the nack: so a repeat uses the same event id.
-    assert wire.ids(about=2) == [first, error.event_id]
-    wire.channel.queue_delete(full)
-    assert publish_event(NAME, {"n": 3})
 
 
 def test_no_confirm_in_time(wire: Wire):
@@ -230,51 +206,6 @@ def test_login_refused(wire: Wire):
     assert "secret" not in str(error)
 
 
-def test_larger_than_max_body(wire: Wire):
-    wire.configure(MAX_BODY=100)
-    error = failure({"text": "x" * 100})
-    assert type(error) is MessageTooLargeError
-    assert publish_event(NAME, {"text": "x" * 10})
-    assert [payload["text"] for payload in wire.payloads()] == ["x" * 10]
-
-
-def test_larger_than_the_broker_takes(private_node: Node, node_wire: Wire):
-    with message_size(private_node, 2000):
-        small, large = event(node_wire), event(node_wire, b"x" * 3000)
-        results = node_wire.pool.publish([small, large], mandatory=True)
-        assert type(results[1]) is MessageTooLargeError
-        assert results[1].published is False
-        # The small one was confirmed, or nothing is known of it; it is not too large.
-        assert type(results[0]) in (type(None), PublishInterruptedError)
-        assert type(failure({"text": "x" * 3000})) is MessageTooLargeError
-    assert node_wire.ids() == [small.event_id]
-
-
-def test_exchange_missing(wire: Wire):
-    wire.configure(EXCHANGE="nowhere")
-    error = failure()
-    assert type(error) is ExchangeMissingError
-    assert error.published is False
-    assert "events_declare" in str(error)
-
-
-def test_unroutable_by_policy(wire: Wire, caplog: pytest.LogCaptureFixture):
-    wire.unbind()
-    assert publish_event(NAME, {})
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "no queue is bound" in caplog.text
-
-    caplog.clear()
-    wire.configure(UNROUTED="ignore")
-    assert publish_event(NAME, {})
-    assert not caplog.records
-
-    wire.configure(UNROUTED="raise")
-    error = failure()
-    assert type(error) is UnroutableError
-    assert error.published is False
-
-
 def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     """A replay to two handlers publishes one event id under two routing keys."""
     wire.unbind()
@@ -293,25 +224,6 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     held_link(proxy, last=2).write(ack(2, multiple=True))
     finished(thread)
     assert [type(result) for result in publishing] == [type(None), UnroutableError]
-
-
-def test_not_rabbitmq(wire: Wire):
-    wire.configure(url="memory://")
-    with pytest.raises(ConfigurationError, match="RabbitMQ"):
-        publish_event(NAME, {})
-
-
-def test_of_several_failures_each_is_named(wire: Wire):
-    wire.unbind()
-    wire.channel.queue_bind(wire.queue, wire.exchange, "nothing.else")
-    wire.configure(UNROUTED="raise")
-    with pytest.raises(UnroutableError) as caught:
-        publish_many(NAME, [{"n": n} for n in range(5)])
-    errors = caught.value.errors
-    assert len(errors) == 5
-    assert {error.event_id for error in errors.values()} == set(errors)
-    assert caught.value is next(iter(errors.values()))
-    assert "5 of 5" in caught.value.__notes__[0]
 
 
 # -- one refused message of several -----------------------------------------------------------
@@ -358,18 +270,7 @@ def test_a_window_without_confirms(wire: Wire, how: str):
 # -- an unreachable, blocked or frozen broker -------------------------------------------------
 
 
-def test_broker_down_and_back(private_node: Node, node_wire: Wire):
-    private_node.stop_app()
-    try:
-        error = failure()
-        assert type(error) is BrokerUnavailableError
-        assert error.published is False
-    finally:
-        private_node.start_app()
-    event_id = publish_event(NAME, {"n": 2})
-    assert stored_ids(node_wire) == [event_id]
-
-
+@pytest.mark.slow
 def test_a_stale_connection_is_found_out_before_it_is_used(private_node: Node, node_wire: Wire):
     published = [publish_event(NAME, {})]
     (stale,) = node_wire.pool._idle
@@ -385,26 +286,6 @@ def stored_ids(wire: Wire) -> list[str]:
     """Consume the queue over a connection opened after the broker was down."""
     with raw_connection(wire.url) as connection:
         return [m.properties["message_id"] for m in drain(connection.channel(), wire.queue)]
-
-
-def test_blocked_by_an_alarm(private_node: Node, node_wire: Wire):
-    node_wire.configure(CONFIRM_TIMEOUT=IN_VAIN)
-    publish_event(NAME, {"n": 0})
-    private_node.ctl("set_vm_memory_high_watermark", "absolute", "1")
-    try:
-        until(private_node.alarm, "the alarm")
-        # RabbitMQ blocks a connection, and says so, when it publishes.
-        for n in (1, 2):
-            error = failure({"n": n})
-            assert type(error) is PublishTimeoutError
-            assert "blocks publishers" in str(error)
-    finally:
-        private_node.ctl("set_vm_memory_high_watermark", "0.8")
-    until(lambda: not private_node.alarm(), "the alarm is over")
-    assert publish_event(NAME, {"n": 3})
-    seen = [payload["n"] for payload in node_wire.payloads()]
-    # Of 1 and 2 nothing was known.
-    assert [n for n in seen if n not in (1, 2)] == [0, 3]
 
 
 def test_a_connection_that_is_known_to_be_blocked(wire: Wire):
@@ -464,29 +345,6 @@ def test_a_relay_ends_its_wait_on_a_connection_that_died_while_it_was_blocked(
         channel.leave()
 
 
-def test_a_blocked_connection_asks_in_vain_while_there_is_an_alarm(
-    private_node: Node, node_wire: Wire, monkeypatch: pytest.MonkeyPatch
-):
-    proxy = node_wire.proxy()
-    node_wire.configure(url=proxy.url, CONFIRM_TIMEOUT=20)
-    publish_event(NAME, {"n": 0})
-    (channel,) = node_wire.pool._idle
-    monkeypatch.setattr(confirms, "BLOCKED_SECONDS", 0.0)
-    private_node.ctl("set_vm_memory_high_watermark", "absolute", "1")
-    try:
-        until(private_node.alarm, "the alarm")
-        proxy.links[0].write(BLOCKED)
-        until(channel._readable, "connection.blocked is here")
-        for _ in range(2):
-            assert type(failure({"n": 1})) is BrokerUnavailableError
-        assert node_wire.pool._idle == [channel]
-    finally:
-        private_node.ctl("set_vm_memory_high_watermark", "0.8")
-    until(lambda: not private_node.alarm(), "the alarm is over")
-    publish_event(NAME, {"n": 2})
-    assert [payload["n"] for payload in node_wire.payloads()] == [0, 2]
-
-
 def test_a_blocked_connection_gets_no_more_of_the_window(wire: Wire):
     """A message written after connection.blocked would be stored after its timeout."""
     proxy = wire.proxy()
@@ -503,19 +361,6 @@ def test_a_blocked_connection_gets_no_more_of_the_window(wire: Wire):
     kinds = [type(result) for result in results]
     assert kinds == [PublishTimeoutError] + [BrokerUnavailableError] * 49
     assert len(wire.take(about=2)) == 2
-
-
-def test_a_frozen_broker(private_node: Node, node_wire: Wire):
-    node_wire.configure(CONFIRM_TIMEOUT=IN_VAIN)
-    publish_event(NAME, {"n": 0})
-    assert private_node.pid
-    with stopped(private_node.pid):
-        # On the pool's connection, then on one that is not even opened.
-        assert type(failure({"n": 1})) is PublishTimeoutError
-        assert type(failure({"n": 2})) is BrokerUnavailableError
-    assert publish_event(NAME, {"n": 3})
-    seen = [payload["n"] for payload in node_wire.payloads()]
-    assert [n for n in seen if n != 1] == [0, 3]
 
 
 @pytest.mark.parametrize("frames", range(1, 6))
@@ -568,42 +413,7 @@ def test_a_write_that_cannot_end_is_bounded(wire: Wire):
     assert type(failure({"text": "x" * 15_000_000})) is PublishTimeoutError
 
 
-def test_killed_in_the_middle_nothing_confirmed_is_missing(private_node: Node, node_wire: Wire):
-    """Compare the queue after the restart with the confirms before the kill."""
-    node_wire.configure(CONFIRM_TIMEOUT=5)
-    publish_event(NAME, {"n": -1})
-    private_node.sync()
-    until(private_node._queues_on_disk, "the queue is on disk")
-    confirmed: list[str] = []
-    failed: list[PublishError] = []
-
-    def publish(size: int) -> None:
-        while not failed:
-            messages = [event(node_wire) for _ in range(size)]
-            for message, error in zip(
-                messages, node_wire.pool.publish(messages, mandatory=True), strict=True
-            ):
-                if error is None:
-                    confirmed.append(message.event_id)
-                else:
-                    failed.append(error)
-
-    threads = [threading.Thread(target=publish, args=(size,)) for size in (1, 1, 50, 2000)]
-    for thread in threads:
-        thread.start()
-    until(lambda: len(confirmed) > 200, "some are confirmed")
-    private_node.kill(at_once=True)
-    finished(*threads)
-    private_node.start_again()
-    assert {type(error) for error in failed} <= {PublishInterruptedError, BrokerUnavailableError}
-    stored = stored_ids(node_wire)
-    assert set(confirmed) <= set(stored)
-    assert len(stored) == len(set(stored))
-    # Messages reported as unpublished are not in the queue either.
-    never = {error.event_id for error in failed if error.published is False}
-    assert not never & set(stored)
-
-
+@pytest.mark.slow
 def test_failover_addresses_share_the_time(wire: Wire):
     """The first address takes connections and says nothing; there is time left for the second."""
     proxy = wire.proxy()
@@ -658,27 +468,6 @@ def test_many_open_files(wire: Wire):
 # -- no channel is used again after a failure -------------------------------------------------
 
 
-def test_a_late_confirm_does_not_confirm_the_next_publish(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    proxy.hold = {ACK}
-    first = failure({"n": 1})
-    second: list[PublishError] = []
-    publishing = threading.Thread(target=lambda: second.append(failure({"n": 2})))
-    publishing.start()
-    held_link(proxy, 2)
-    # Now the first publish is confirmed, while the second waits for its own.
-    proxy.links[0].release()
-    finished(publishing)
-    assert type(second[0]) is PublishTimeoutError
-    assert len(proxy.links) == 2, "the connection that timed out was used again"
-    assert first.event_id != second[0].event_id
-    until(lambda: proxy.links[0].closed, "the first connection is closed")
-    # Once confirms come in time again, so do publishes.
-    proxy.release()
-    assert publish_event(NAME, {"n": 3})
-
-
 def test_a_late_confirm_on_the_same_channel_is_not_taken_either(wire: Wire):
     """The second line of defence: confirms are matched by tag, should a channel be used again."""
     proxy = wire.proxy()
@@ -726,17 +515,6 @@ def test_a_return_and_then_a_late_confirm(wire: Wire):
     assert type(failure()) is UnroutableError
     assert type(failure()) is UnroutableError
     assert len(proxy.links) == 3
-
-
-def test_late_return_is_matched(wire: Wire):
-    wire.unbind()
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN, UNROUTED="raise")
-    proxy.hold = {ACK, RETURN}
-    assert type(failure()) is PublishTimeoutError
-    proxy.links[0].release()
-    assert type(failure()) is PublishTimeoutError
-    assert len(proxy.links) == 2
 
 
 def test_in_the_middle_of_a_window(wire: Wire):
@@ -826,27 +604,6 @@ def test_a_confirm_that_has_arrived_is_in_time(wire: Wire, events: int):
     channel._before_read = stand_still  # type: ignore[method-assign]
     messages = [event(wire) for _ in range(events)]
     assert wire.pool.publish(messages, mandatory=True) == [None] * events
-
-
-def test_nack_of_several_messages(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    proxy.hold = {ACK}
-    results: list[PublishError | None] = []
-    publishing = threading.Thread(
-        target=lambda: results.extend(
-            wire.pool.publish([event(wire) for _ in range(4)], mandatory=True)
-        )
-    )
-    publishing.start()
-    link = held_link(proxy, last=4)
-    link.write(ack(2))
-    link.write(ack(3, multiple=True, nack=True))
-    link.write(ack(4))
-    finished(publishing)
-    nacked = PublishNackedError
-    assert [type(result) for result in results] == [nacked, type(None), nacked, type(None)]
-    assert wire.pool._idle == [], "a nack is a failure as well"
 
 
 def test_every_failure_discards_the_connection(wire: Wire):

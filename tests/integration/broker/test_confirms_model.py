@@ -43,6 +43,7 @@ from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.broker.isolation import publish_each
 from django_amqp_events.broker.publisher_pool import PublisherPool
 from django_amqp_events.message.types import Message
+from tests.conftest import slow
 from tests.stateful import FUZZ
 
 from ..wire import (
@@ -292,7 +293,7 @@ class Shuffled:
         return b"".join(frames)
 
 
-@pytest.fixture(params=[False, True], ids=["shared", "limited"])
+@pytest.fixture(params=[False, *slow(True)], ids=["shared", "limited"])
 def limited(request: pytest.FixtureRequest) -> bool:
     """Whether the broker is a private node that takes no message larger than LARGEST."""
     return bool(request.param)

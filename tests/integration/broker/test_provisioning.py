@@ -74,35 +74,11 @@ def spoil(made: Service, queue: str = "billing.send_invoice", **arguments: int) 
 
 
 class TestSeeing:
-    def test_identical(self, billing):
-        report = billing.inspect()
-        assert report.result == "identical"
-        assert names(report.items, "ok") == names(report.items)
-        assert drift.plan(report).steps == ()
-
     def test_amqp_inspection_lists_its_limits(self, billing):
         report = billing.inspect(exact=False)
         assert report.result == "unknown"
         assert {item.kind for item in report.having("unknown")} == {"binding"}
         assert {item.kind for item in report.having("ok")} == {"exchange", "queue"}
-
-    @pytest.mark.parametrize("exact", [True, False])
-    def test_missing(self, billing, exact):
-        channel = billing.channel()
-        channel.queue_delete("billing.book")
-        channel.exchange_delete("billing:replay")
-        missing = names(billing.inspect(exact=exact).having("missing"))
-        assert {"billing.book", "billing:replay", "events → billing.book [shop.#]"} <= missing
-        assert not billing.exists("billing.book")
-        billing.declare()
-        assert billing.inspect().result == "identical"
-
-    def test_missing_binding_is_named(self, billing):
-        billing.channel().queue_unbind("billing.book", "events", "shop.#")
-        report = billing.inspect()
-        assert names(report.having("missing")) == {"events → billing.book [shop.#]"}
-        apply(billing)
-        assert billing.inspect().result == "identical"
 
     def test_all_differences_by_the_api_the_first_by_amqp(self, billing):
         spoil(billing, x_message_ttl=5000)
@@ -159,13 +135,6 @@ class TestSeeing:
 
 
 class TestApplying:
-    def test_difference_is_refused_before_anything_is_changed(self, billing):
-        spoil(billing, "billing:delay.4s", x_delivery_limit=9)
-        billing.channel().queue_delete("billing.book")
-        with pytest.raises(TopologyDriftError, match=r"billing:delay\.4s"):
-            billing.declare()
-        assert not billing.exists("billing.book")
-
     def test_two_services_share_the_events_exchange(self, billing, service, fresh_vhost):
         shop = service(fresh_vhost, SERVICE="shop", HANDLERS={"count": ["shop.order.created"]})
         shop.declare()
@@ -206,11 +175,6 @@ class TestApplying:
 
 
 class TestWorkers:
-    def test_verify(self, billing):
-        with billing.active():
-            report = startup.verify(billing.app, billing.settings, billing.topology)
-        assert not report.drifted
-
     def test_verify_names_drift_and_remedy(self, billing):
         billing.channel().queue_delete("billing.book")
         spoil(billing)
@@ -308,6 +272,7 @@ class TestWorkers:
 
 
 class TestRequirements:
+    @pytest.mark.slow
     def test_without_the_flag_nothing_is_declared(self, service, make_node, monkeypatch):
         """A node with stream_queue disabled, which only 3.10 and 3.11 support."""
         flags = "quorum_queue,implicit_default_bindings,virtual_host_metadata,user_limits"
@@ -385,19 +350,6 @@ class TestStale:
         assert drift.plan(report).steps == ()
         assert smaller.inspect(exact=False).having("stale") == ()
 
-    def test_is_deleted_where_asked(self, smaller):
-        applied = apply(smaller, delete_stale=True)
-        assert not applied.refused
-        assert smaller.inspect().result == "identical"
-
-    def test_messages_keep_a_queue(self, smaller):
-        smaller.publish("", "billing.gone", b"kept")
-        applied = apply(smaller, delete_stale=True)
-        [(step, reason)] = applied.refused
-        assert step.item.name == "billing.gone"
-        assert "holds 1 message" in reason
-        assert smaller.take("billing.gone").body == b"kept"
-
     def test_consumers_keep_a_queue(self, smaller):
         smaller.consume("billing.gone")
         [(_, reason)] = apply(smaller, delete_stale=True).refused
@@ -447,13 +399,6 @@ class TestStale:
 
 
 class TestRecreating:
-    def test_empty_queue(self, billing):
-        spoil(billing)
-        assert not apply(billing, recreate_empty=True).refused
-        assert billing.inspect().result == "identical"
-        assert not [q for q in billing.api.queues() if "shadow" in q["name"]]
-        assert not [x for x in billing.api.exchanges() if "shadow" in x["name"]]
-
     def test_infrastructure(self, billing):
         for queue in ("billing:archive", "billing:delay.2s", "billing:graveyard"):
             spoil(billing, queue)
@@ -467,22 +412,6 @@ class TestRecreating:
         assert not apply(made, recreate_empty=True).refused
         assert time.monotonic() - started < 30
         assert made.inspect().result == "identical"
-
-    @pytest.mark.parametrize("taken", [False, True], ids=["ready", "unacked"])
-    def test_messages_keep_a_queue(self, billing, taken):
-        spoil(billing)
-        billing.publish("events", "shop.order.created", b"kept")
-        channel = billing.channel()
-        if taken:
-            assert channel.basic_get("billing.send_invoice")
-        [(_, reason)] = apply(billing, recreate_empty=True).refused
-        # RabbitMQ counts who has taken a message by basic.get as a consumer.
-        assert ("1 consumer" if taken else "holds 1 message") in reason
-        channel.close()
-        assert billing.take("billing.send_invoice").body == b"kept"
-        billing.publish("events", "shop.order.created")
-        assert billing.ready("billing.send_invoice") == 1
-        assert names(billing.inspect().items, "missing", "stale") == set()
 
     def test_no_event_finds_the_service_absent(self, billing):
         """A publisher runs throughout; every event arrives and none is returned."""
@@ -649,32 +578,23 @@ class TestRecreating:
         moved = [message.body for message in billing.take_all("billing.send_invoice")]
         assert sorted(moved) == sorted(bodies)
 
-    @pytest.mark.parametrize("crash", ["_unbind", "_drop", "drain", "_move"])
-    def test_crash_is_repaired_by_the_next_run(self, billing, crash, monkeypatch):
+    def test_crash_is_repaired_by_the_next_run(self, billing, monkeypatch):
         spoil(billing)
-        original = getattr(replacement.Replacement, crash)
 
-        def die(self, *args):
-            if crash in ("_drop", "_unbind"):
-                original(self, *args)
+        def die(*_):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(replacement.Replacement, crash, die)
+            patch.setattr(replacement.Replacement, "_move", die)
             with pytest.raises(KeyboardInterrupt):
                 apply(billing, recreate_empty=True)
-        billing.publish("events", "shop.order.created", b"meanwhile")
-        report = billing.inspect()
-        assert "billing:shadow.send_invoice" in names(report.having("stale"))
+        assert "billing:shadow.send_invoice" in names(billing.inspect().having("stale"))
         with billing.active():
             status = queue_status.status(
                 billing.app, billing.settings, billing.topology, api=billing.api
             )
         assert status.result == "error"
-        # Where the old queue is still there, the recreation is asked for again.
-        apply(billing, recreate_empty=crash == "_unbind")
-        bodies = {message.body for message in billing.take_all("billing.send_invoice")}
-        assert bodies == {b"meanwhile"}
+        apply(billing)
         assert billing.inspect().result == "identical"
 
     def test_shadow_of_a_long_name(self, billing):
@@ -685,19 +605,6 @@ class TestRecreating:
 
 
 class TestManagementApi:
-    def test_wrong_password(self, billing):
-        host = billing.vhost.management_url.rpartition("@")[2]
-        api = ManagementApi(f"http://events:wrong@{host}", vhost=billing.vhost.name)
-        with pytest.raises(ManagementApiError, match="refused user 'events'") as caught:
-            api.queues()
-        assert "wrong@" not in str(caught.value)
-
-    def test_broker_port_closed(self, billing):
-        api = ManagementApi("http://u:p@127.0.0.1:9", vhost="/", timeout=2)
-        with pytest.raises(ManagementApiError, match="does not answer") as caught:
-            api.queues()
-        assert "u:p" not in str(caught.value)
-
     def test_broker_port_speaks_another_protocol(self, billing):
         port = urlsplit(billing.vhost.url).port
         api = ManagementApi(f"http://u:p@127.0.0.1:{port}", vhost="/", timeout=5)

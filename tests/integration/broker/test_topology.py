@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import amqp
 import pytest
 
@@ -111,17 +109,6 @@ def test_declared_topology_matches_the_design(billing):
     } == bindings
 
 
-def test_delay_queue_returns_to_the_handler_after_its_time(billing):
-    started = time.monotonic()
-    billing.publish("billing:delay.2s", "billing.book", b"due")
-    message = billing.take("billing.book")
-    took = time.monotonic() - started
-    assert took >= 2.0
-    assert message.delivery_info["exchange"] == "billing:return"
-    assert message.delivery_info["routing_key"] == "billing.book"
-    assert not billing.take_all("billing.send_invoice")
-
-
 def test_delayed_events_of_a_removed_handler_block_nothing(billing):
     """More of them than the dead-letter window of 32, ahead of a healthy one."""
     for number in range(50):
@@ -133,13 +120,6 @@ def test_delayed_events_of_a_removed_handler_block_nothing(billing):
     assert billing.ready("billing:delay.2s") == 0
     archived = billing.take_all("billing:archive")
     assert {message.delivery_info["routing_key"] for message in archived} == {"billing.removed"}
-
-
-def test_replay_to_a_removed_handler_is_returned(billing):
-    with pytest.raises(AssertionError, match="unroutable"):
-        billing.publish("billing:replay", "billing.removed")
-    billing.publish("billing:replay", "billing.book")
-    assert billing.ready("billing.book") == 1
 
 
 def _die_with(billing, queue: str, then: str) -> int:
@@ -263,17 +243,6 @@ class TestLookingCreatesNothing:
         with made.active(), session(made.app, made.settings) as amqp_session:
             yield amqp_session
 
-    @pytest.mark.parametrize("queue", [QUORUM, CLASSIC], ids=["quorum", "classic"])
-    def test_missing_queue_stays_missing(self, look, queue):
-        for _ in range(2):
-            assert inspected(look, queue).state == "missing"
-        assert look.depth("q") is None
-
-    @pytest.mark.parametrize("queue", [QUORUM, CLASSIC], ids=["quorum", "classic"])
-    def test_identical_queue(self, look, queue):
-        look.carry_out(to_declare(queue))
-        assert inspected(look, queue).state == "ok"
-
     @pytest.mark.parametrize(
         ("arguments", "argument", "declared", "found"),
         [
@@ -305,20 +274,6 @@ class TestLookingCreatesNothing:
         less = {name: value for name, value in safe.items() if name != key}
         look.carry_out(to_declare(Queue(name="q", arguments=less)))
         assert inspected(look, Queue(name="q", arguments=safe)).state == "different"
-
-    def test_queue_of_another_type(self, look):
-        look.carry_out(to_declare(self.CLASSIC))
-        assert inspected(look, self.QUORUM).state == "different"
-
-    def test_exchange(self, look):
-        exchange = Exchange(name="x", type="direct", arguments={"alternate-exchange": "other"})
-        assert inspected(look, exchange).state == "missing"
-        assert not look.exchange_exists("x")
-        look.carry_out(to_declare(exchange))
-        assert inspected(look, exchange).state == "ok"
-        item = inspected(look, Exchange(name="x", type="topic"))
-        assert str(item.differences[0]) == "type is direct, declared is topic"
-        assert inspected(look, Exchange(name="x", type="direct")).state == "different"
 
 
 def test_each_inspected_entity_has_its_own_result(service, fresh_vhost):

@@ -14,10 +14,7 @@ from django_amqp_events import (
     BrokerUnavailableError,
     PublishError,
     PublishInterruptedError,
-    PublishNackedError,
     PublishRefusedError,
-    UnroutableError,
-    publish_many,
 )
 from django_amqp_events.broker.confirms import HEADER_OVERHEAD
 from django_amqp_events.broker.connection import negotiated
@@ -29,10 +26,8 @@ from tests.conftest import Vhost
 from ..wire import (
     ACK,
     BLOCKED,
-    NACK,
     UNBLOCKED,
     Wire,
-    ack,
     finished,
     until,
 )
@@ -126,40 +121,6 @@ def test_the_same_messages_arrive(wire: Wire):
     assert [body for body, *_ in ours] == [message.body for message in given]
 
 
-def test_publish_many(wire: Wire):
-    ids = publish_many(NAME, [{"n": n} for n in range(2500)])
-    assert [message.properties["message_id"] for message in wire.take(about=2500)] == ids
-
-
-def test_one_in_the_middle_of_a_window_is_unroutable(wire: Wire):
-    wire.unbind()
-    wire.channel.queue_bind(wire.queue, wire.exchange, NAME)
-    messages = [event(wire) for _ in range(300)]
-    for index in (0, 100, 101, 299):
-        messages[index] = event(wire, routing_key="nobody.is.bound")
-    results = wire.pool.publish(messages, mandatory=True)
-    for index, result in enumerate(results):
-        assert type(result) is (UnroutableError if index in (0, 100, 101, 299) else type(None))
-    assert len(wire.take(about=296)) == 296
-
-
-def test_one_in_the_middle_of_a_window_is_refused(wire: Wire):
-    """Through a full queue, and through an unwritable header."""
-    full = f"{wire.exchange}.full"
-    # A quorum queue's limit is not exact.
-    limited = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
-    wire.declare(full, "full", **limited)
-    assert wire.pool.publish([event(wire, routing_key="full")], mandatory=True) == [None]
-    messages = [event(wire) for _ in range(200)]
-    messages[90] = event(wire, routing_key="full")
-    messages[120] = event(wire, headers={"when": object()})
-    results = wire.pool.publish(messages, mandatory=True)
-    expected: list[type] = [type(None)] * 200
-    expected[90], expected[120] = PublishNackedError, PublishRefusedError
-    assert kinds(results) == expected
-    wire.channel.queue_delete(full)
-
-
 UNWRITABLE: list[dict[str, Any]] = [
     {"headers": {"object": object()}},
     {"headers": {"large": 2**63}},
@@ -251,23 +212,6 @@ def test_cut_in_the_middle_of_a_write(wire: Wire, monkeypatch: Any):
     # The half that arrived is in the queue, and nothing that was said not to be.
     assert stored < {message.event_id for message in messages[:started]}
     assert not stored & {message.event_id for message in messages[started:]}
-
-
-def test_negative_confirms_of_some(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url)
-    proxy.hold = {ACK, NACK}
-    thread, results = publishing(wire, [event(wire) for _ in range(50)])
-    # All are with the broker; their answers are written here.
-    until(lambda: waiting(wire) == 50, "the queue has them")
-    proxy.links[0].write(ack(20, multiple=True))
-    proxy.links[0].write(ack(22, nack=True))
-    proxy.links[0].write(ack(21))
-    proxy.links[0].write(ack(50, multiple=True))
-    finished(thread)
-    expected: list[type] = [type(None)] * 50
-    expected[21] = PublishNackedError
-    assert kinds(results) == expected
 
 
 def test_writing_resumes_after_connection_blocked(wire: Wire):

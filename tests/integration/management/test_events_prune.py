@@ -28,15 +28,13 @@ from django_amqp_events.models import (
 )
 from tests.archive_rows import make
 from tests.commands import run_command
-from tests.conftest import KINDS, ROW_LOCKS
+from tests.conftest import EACH, ONE, ROW_LOCKS
 
 from ..conftest import wait_until
 
 #: Nothing here talks to a broker.
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: On each kind of database, with time zones; and of what no database has a part in.
-EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 NOW = datetime.now(UTC)
 

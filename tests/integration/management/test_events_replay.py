@@ -316,43 +316,6 @@ def test_discard_and_restore(billing, monkeypatch):
     assert not Replay.objects.exists()
 
 
-def test_ctrl_c_stops_discarding_between_parts(billing, monkeypatch):
-    monkeypatch.setattr(archive_states, "BATCH", 1)
-    fill(billing, 1, 2)
-    decide = replay.decide
-
-    def stop_after(*arguments, **options):
-        try:
-            return decide(*arguments, **options)
-        finally:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(replay, "decide", stop_after)
-    arguments = ["--all", "--discard", "--comment", "x"]
-    code, out, err = billing.command("events_replay", *arguments)
-    assert (code, "1 of 2 events discarded" in out) == (1, True), out
-    assert "1 not discarded" in err
-    assert sorted(states()) == [State.ARCHIVED, State.DISCARDED]
-
-
-def test_database_error_after_a_part_reports_what_was_discarded(billing, monkeypatch):
-    monkeypatch.setattr(archive_states, "BATCH", 1)
-    fill(billing, 1, 2)
-    decide = replay.decide
-
-    def once(*arguments, **options):
-        if State.DISCARDED in states():
-            raise ProgrammingError("a column is missing")
-        return decide(*arguments, **options)
-
-    monkeypatch.setattr(replay, "decide", once)
-    arguments = ["--all", "--discard", "--comment", "x"]
-    code, out, err = billing.command("events_replay", *arguments)
-    assert (code, "1 of 2 events discarded" in out) == (1, True), out
-    assert "stopped: ProgrammingError: a column is missing; 1 not discarded" in err
-    assert billing.command("events_replay", *arguments)[0] == 2
-
-
 # -- what does not go ---------------------------------------------------------------------
 
 
@@ -369,41 +332,6 @@ def test_settled_or_unknown_ids_are_reported(billing):
     assert "shop.order.created (order-2) for send_invoice: its state is discarded" in out
     assert "no archived event has the id 'order-9'" in err
     assert states() == [State.REPLAYING, State.DISCARDED]
-
-
-def test_an_event_that_changed_before_its_turn_is_skipped(billing, monkeypatch):
-    """Events selected at the start are replayed, except those that changed since."""
-    monkeypatch.setattr(replay, "CHUNK", 1)
-    fill(billing, 1, at=datetime.now(UTC) - timedelta(hours=1))
-    fill(billing, 2)
-    publish_chunk = replay._publish
-
-    def meanwhile(*args, **options):
-        claimed = publish_chunk(*args, **options)
-        ArchivedEvent.objects.filter(event_id="order-2").update(version=7)
-        fill(billing, 3)
-        return claimed
-
-    monkeypatch.setattr(replay, "_publish", meanwhile)
-    code, out, _ = billing.command("events_replay", "--all", "--format", "json")
-    answer = json.loads(out)
-    assert code == answer["exit_code"] == 1
-    assert (answer["fits"], answer["published"]) == (2, 1)
-    assert "another user or tab changed it first" in answer["skipped"][0]["why"]
-    assert states() == [State.REPLAYING, State.ARCHIVED, State.ARCHIVED]
-
-
-def test_unroutable_event_does_not_stop_the_others(service, fresh_vhost):
-    billing = declared(service, fresh_vhost)
-    fill(billing, 1)
-    fill(billing, 2, handler="book")
-    billing.channel().queue_unbind("billing.book", "billing:replay", "billing.book")
-    code, out, _ = billing.command("events_replay", "--all")
-    assert code == 1
-    assert "1 of 2 events published" in out
-    assert "1 returned to the archive" in out
-    assert "no queue is bound" in out
-    assert states() == [State.REPLAYING, State.ARCHIVED]
 
 
 def test_broker_unreachable(billing):
@@ -437,26 +365,6 @@ def test_wrong_settings(billing):
     code, _, err = billing.command("events_replay", "--all")
     assert code == 2
     assert "PUBLISH" in err
-
-
-# -- force --------------------------------------------------------------------------------
-
-
-def test_force_replays_only_overdue_events(billing):
-    fill(billing, 1, 2)
-    billing.command("events_replay", "--all")
-    long_ago = datetime.now(UTC) - timedelta(days=2)
-    ArchivedEvent.objects.filter(event_id="order-1").update(state_since=long_ago)
-    out = billing.command("events_replay", "order-1", "order-2")[1]
-    assert "(order-1) for send_invoice: its replay is overdue; --force replays it again" in out
-    assert "(order-2) for send_invoice: its state is replaying\n" in out
-    code, out, _ = billing.command("events_replay", "--force", "order-1", "order-2")
-    assert code == 1
-    assert "1 of 2 events published" in out
-    assert "its replay is not overdue" in out
-    assert Replay.objects.filter(event__event_id="order-1").count() == 2
-    assert Replay.objects.filter(event__event_id="order-2").count() == 1
-    assert ArchiveAction.objects.filter(action="force").count() == 1
 
 
 # -- long work ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from django_amqp_events.models import ArchivedEvent
-from tests.conftest import Vhost
+from tests.conftest import ONE, Vhost
 
 from ..conftest import wait_until
 
@@ -81,6 +81,7 @@ def alone(service, make_node):
     return billing
 
 
+@pytest.mark.slow
 def test_a_node_whose_dead_letter_workers_have_ended(alone):
     """RabbitMQ's issue 16652: retries wait for a restart of the node."""
     node = alone.vhost.node
@@ -109,6 +110,7 @@ def test_a_node_whose_dead_letter_workers_have_ended(alone):
     wait_until(back, "it has returned", 240)
 
 
+@pytest.mark.slow
 def test_a_quorum_queue_without_a_leader(alone):
     """As RabbitMQ 3 leaves a queue whose log it cannot read; 4 begins it anew, empty."""
     node = alone.vhost.node
@@ -220,7 +222,7 @@ def test_json_is_one_document(billing):
     assert len(answer["queues"]) == 13 + 2 + 4
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_open_archived_events(billing, archive_database):
     for state in ("archived", "archived", "discarded"):
         failed = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ from django_amqp_events.models import Alert, Snapshot
 from django_amqp_events.monitor import alerts, queue_status, snapshots
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 from django_amqp_events.reasons import Reason
-from tests.conftest import SERVERS, Vhost
+from tests.conftest import ONE, Vhost
 
 from ..archiving import (
     archived,
@@ -30,7 +30,6 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 QUEUE = "billing.send_invoice"
 HANDLERS = {"send_invoice": ["shop.order.created"]}
 #: Of what no database has a part in.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -172,6 +171,7 @@ def test_of_two_mirrors_one_takes_it(billing):
     assert Snapshot.objects.count() == 2
 
 
+@pytest.mark.slow
 @ONE
 def test_broker_restart_is_recorded(archive_database, service, private_node, told):
     made = service(
@@ -238,22 +238,6 @@ def test_unreachable_database_is_logged_once(billing, monkeypatch):
     )
     assert said[1:] == ["storing dashboard statistics has resumed"]
     assert Snapshot.objects.exists()
-
-
-@pytest.mark.parametrize("archive_database", [*SERVERS], indirect=True)
-def test_failover_is_logged_and_over(billing, archive_database):
-    said: list[str] = []
-    watch = watcher(billing, every=0.1, tell=said.append)
-    watch.start()
-    wait_until(Snapshot.objects.exists, "there is a snapshot")
-    archive_database.close()
-    with archive_database.server.read_only(archive_database.settings["NAME"]):
-        wait_until(lambda: any("is read-only" in text for text in said), "it is logged")
-        archive_database.close()
-    number = Snapshot.objects.count()
-    wait_until(lambda: Snapshot.objects.count() > number + 1, "there are more")
-    assert said[-1] == "storing dashboard statistics has resumed"
-    end(watch)
 
 
 @ONE

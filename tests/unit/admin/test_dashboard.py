@@ -44,7 +44,6 @@ from .admin_world import (
 
 pytestmark = pytest.mark.django_db
 PAGES = ("changelist", "find", "topology")
-HOSTILE = "<script>alert(1)</script>\u202e\x07\ud800"
 
 
 @pytest.fixture(autouse=True)
@@ -202,12 +201,6 @@ def test_alerts_and_queues_lead_to_what_they_are_about():
     assert not [each for each in limited if each.startswith(tuple(archive))]
 
 
-def test_commands_on_the_dashboard_are_code(ada):
-    alert("abyss", "billing:abyss", "run `manage.py events_recover` & look")
-    html = ada.get(url()).content.decode()
-    assert "run <code>manage.py events_recover</code> &amp; look" in html
-
-
 def test_the_index_leads_here_on_every_site(ada):
     for site in ("admin", "office"):
         index = ada.get(reverse("admin:index", current_app=site)).content.decode()
@@ -235,7 +228,7 @@ def test_missing_snapshots_name_the_command(ada):
 def test_unreachable_broker_shows_the_last_snapshot(ada):
     now = datetime.now(UTC)
     snapshot(now - timedelta(minutes=9))
-    snapshot(now, seen=False, broker={"error": f"no connection {HOSTILE}", "away": 540.0})
+    snapshot(now, seen=False, broker={"error": "no connection", "away": 540.0})
     words = read(ada).words
     assert "Stale since" in words
     assert "RabbitMQ did not answer (no connection" in words
@@ -268,34 +261,6 @@ def test_forged_snapshot_breaks_no_page(ada):
         with override_settings(LANGUAGE_CODE="de"):
             for page in PAGES:
                 read(ada, page)
-
-
-@pytest.mark.parametrize("events", [{}, {"SERVICE": "a.b"}, {"SERVICE": "billing", "HANDLERS": 5}])
-def test_wrong_settings_break_no_page(ada, events):
-    make()
-    snapshot()
-    with override_settings(AMQP_EVENTS=events):
-        for page in PAGES:
-            read(ada, page)
-
-
-def test_names_from_outside_are_escaped(ada):
-    evil = HOSTILE.replace("\ud800", "")
-    make(handler=evil, exception=evil, name=evil)
-    snapshot(
-        queues={
-            HOSTILE: {
-                "role": "handler", "severity": "error", "meaning": HOSTILE, "ready": 1,
-            }
-        },
-        drift={"at": "2026-03-01T12:00:00+00:00", "items": [HOSTILE], "queues": {HOSTILE: HOSTILE}},
-    )  # fmt: skip
-    alert(evil[:32], evil, evil)
-    for page in PAGES:
-        found = read(ada, page)
-        assert "\u202e" not in found.words
-        html = ada.get(url(page)).content.decode()
-        assert "<script>alert" not in html
 
 
 def test_the_topology_shows_the_retry_schedule_of_each_handler(ada):

@@ -186,6 +186,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_value_gives_a_page(archive_database: Database, wire: Any, quiet: None) -> None:
     middleware = [*WEB["MIDDLEWARE"], f"{__name__}.recorder"]

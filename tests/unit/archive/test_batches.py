@@ -45,11 +45,10 @@ from tests import archive_rows
 from tests.archive_rows import NOW, Clock
 from tests.celery_app import app
 from tests.commands import run_command
-from tests.conftest import Replicas, routed_by
+from tests.conftest import ONE, Replicas, routed_by
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what the runner decides, whatever database its rows are in.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def handle(**_: Any) -> None:
@@ -259,31 +258,6 @@ def test_invalid_options_are_refused() -> None:
         assert again(batch).state == "draft"
 
 
-def test_states_change_once_and_only_from_where_they_may() -> None:
-    make()
-    batch = freeze()
-    assert not batch_states.pause(batch.pk, by="ada")
-    assert not batch_states.resume(batch.pk, by="ada")
-    assert batch_states.start(batch.pk, by="ada", reason="fixed")
-    assert not batch_states.start(batch.pk, by="bob", reason="me too")
-    assert batch_states.pause(batch.pk, by="bob", note="wait")
-    assert str(again(batch).note) == "wait"
-    assert not batch_states.pause(batch.pk, by="bob")
-    assert batch_states.resume(batch.pk, by="bob")
-    assert again(batch).note is None
-    assert batch_states.cancel(batch.pk, by="eve")
-    for act in (batch_states.pause, batch_states.resume, batch_states.cancel):
-        assert not act(batch.pk, by="ada")
-    assert done(batch) == [
-        ("freeze", "ada"),
-        ("start", "ada"),
-        ("pause", "bob"),
-        ("resume", "bob"),
-        ("cancel", "eve"),
-    ]
-    assert again(batch).reason == "fixed"
-
-
 # -- the dry run --------------------------------------------------------------------------
 
 
@@ -331,16 +305,6 @@ def test_preview_shows_routes_and_skipped_events() -> None:
     # It changes nothing.
     assert states(batch) == {"pending": 13}
     assert batch_states.count(batch.pk)["pending"] == again(batch).total - 1
-
-
-@ONE
-def test_a_dry_run_without_a_broker_says_unknown(broker: Broker) -> None:
-    make()
-    broker.away = True
-    plan = preview.preview_batch(freeze())
-    assert plan["eligible"] == 1
-    assert plan["handlers"][0]["ready"] is None
-    assert str(Reason.from_json(plan["broker"])) == "it is away"
 
 
 # -- running ------------------------------------------------------------------------------
@@ -397,17 +361,6 @@ def test_an_event_that_fails_again_is_not_taken_twice(broker: Broker) -> None:
 
 
 @ONE
-def test_a_single_replay_in_between_is_skipped_and_named(broker: Broker) -> None:
-    batch = started(3)
-    row = tables.rows().get(event_id="order-1")
-    assert replay.replay({row.pk: row.version}, by="bob").published == [row.pk]
-    run(until=lambda: again(batch).published == 2)
-    assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
-    (left,) = batch_states.skipped_by_reason(batch.pk)
-    assert "another user or tab changed it first" in str(left.why)
-
-
-@ONE
 def test_the_rate_is_kept(broker: Broker, clock: Clock) -> None:
     broker.report = lambda message: SUCCEED
     batch = started(20, rate=5)
@@ -433,32 +386,6 @@ def test_a_slow_batch_does_not_hold_up_another(broker: Broker, clock: Clock) -> 
 
 
 # -- pausing ------------------------------------------------------------------------------
-
-
-@ONE
-def test_pause_and_cancel_are_effective_within_a_chunk(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "CHUNK", 4)
-    batch = started(20)
-
-    def before() -> None:
-        if len(broker.windows) == 1:
-            assert batch_states.pause(batch.pk, by="bob", note="look first")
-
-    broker.before = before
-    run()
-    assert len(broker.ids) == 8
-    found = again(batch)
-    assert (found.state, str(found.note)) == ("paused", "look first")
-    assert (found.published, found.pending) == (8, 12)
-    broker.before = lambda: batch_states.cancel(batch.pk, by="bob")
-    batch_states.resume(batch.pk, by="bob")
-    run()
-    assert len(broker.ids) == 12
-    assert again(batch).state == "cancelled"
-    assert again(batch).finished_at is not None
-    assert tables.rows().filter(state=State.ARCHIVED).count() == 8
 
 
 def test_failure_threshold_pauses_and_resets_on_resume(
@@ -786,26 +713,6 @@ def test_a_command_does_not_ask_a_replica() -> None:
         code, out, _ = run_command("events_batches", "pause", str(batch.pk))
     assert code == 0
     assert f"{batch.pk} paused" in out
-
-
-@ONE
-def test_stopped_runner_releases_its_lease(broker: Broker) -> None:
-    batch = started(2)
-    run(until=lambda: bool(broker.windows))
-    assert (again(batch).state, again(batch).runner) == ("running", None)
-
-
-@ONE
-def test_a_runner_that_was_taken_for_dead_doubles_nothing(broker: Broker) -> None:
-    """It has read which events come next, and another one publishes them before it does."""
-    batch = started(4)
-    seen = batch_states.next_events(batch.pk, 10)
-    run(until=lambda: bool(broker.windows))
-    assert len(broker.ids) == 4
-    report = replay.replay(seen, by="ada", batch=batch.pk)
-    batch_states.skip(batch.pk, report.skipped)
-    assert (len(broker.ids), len(report.skipped)) == (4, 4)
-    assert states(batch) == {"published": 4}
 
 
 # -- deleting -----------------------------------------------------------------------------

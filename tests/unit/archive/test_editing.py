@@ -28,7 +28,6 @@ from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
     GroupAction,
-    InboxEntry,
     Replay,
     ReplayBatch,
     ReplayBatchAction,
@@ -37,10 +36,9 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
-from django_amqp_events.worker import inbox
 from tests import archive_rows
 from tests.archive_rows import NOW, Broker, again
-from tests.conftest import Database
+from tests.conftest import ONE, Database
 
 BODY = b'[[], {"order_id":  7, "country": "XX"}, {}]'
 
@@ -115,9 +113,6 @@ def problems(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") ->
     with pytest.raises(InvalidEditError) as raised:
         draft(row, payload, handler)
     return " | ".join(map(str, raised.value.problems))
-
-
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 # -- what is written ------------------------------------------------------------------------
@@ -428,20 +423,6 @@ def test_unconfirmed_edit_is_published_as_edited(broker: Broker) -> None:
     assert Revision.objects.count() == 1
 
 
-def test_possibly_published_event_is_not_claimed() -> None:
-    row = make(replays=1)
-    Replay.objects.create(
-        pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=NOW,
-        state=Replay.State.UNCONFIRMED,
-    )  # fmt: skip
-    claimed = states.claim(
-        {row.pk: 0}, handlers={row.pk: "send_invoice"}, by="ada", reason="x", now=NOW,
-        edit=Revision(body=b"[[],{},{}]"),
-    )  # fmt: skip
-    assert claimed == []
-    assert not Revision.objects.exists()
-
-
 @ONE
 def test_forced_replay_keeps_the_edited_payload(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
@@ -458,69 +439,6 @@ def test_forced_replay_keeps_the_edited_payload(
     assert {each.revision_id for each in Replay.objects.filter(event=edited)} == {
         Revision.objects.get().pk
     }
-
-
-# -- who may, and who wins ------------------------------------------------------------------
-
-
-@ONE
-def test_an_edit_needs_a_reason(broker: Broker) -> None:
-    row = make()
-    with pytest.raises(ValueError, match="an edit needs a reason"):
-        edit(row, reason="  ")
-    assert again(row).version == 0
-
-
-@ONE
-@pytest.mark.parametrize("state", [each for each in State if each != State.ARCHIVED])
-def test_only_archived_events_are_edited(broker: Broker, state: State) -> None:
-    row = make(state=state)
-    assert [each.why for each in edit(row).skipped] == [
-        Reason("state", state=Reason.named("state", state))
-    ]
-    assert not broker.messages
-
-
-@ONE
-def test_missing_or_foreign_event_is_refused(broker: Broker) -> None:
-    row = make(service="shop")
-    assert edit(row).skipped[0].why == Reason("other-service", service="'shop'")
-    ArchivedEvent.objects.all().delete()
-    assert edit(row).skipped[0].why == Reason("deleted")
-
-
-@ONE
-def test_second_editor_sees_the_change(broker: Broker) -> None:
-    row = make()
-    replay.replay(seen(row), by="bob")
-    [skipped] = edit(row).skipped
-    changed = Reason("changed", state=Reason("state-replaying"))
-    assert (skipped.why.code, skipped.why.params["changed"]) == ("changed-by", changed)
-    assert "replayed by bob, 20" in str(skipped.why)
-    failed(row)
-    stale = seen(row)
-    edit(again(row))
-    [skipped] = replay.replay(stale, by="bob").skipped
-    assert "edited and replayed by ada, 20" in str(skipped.why)
-
-
-# -- once -----------------------------------------------------------------------------------
-
-
-@ONE
-def test_inbox_entry_is_shown_before_an_edit() -> None:
-    row = make(handler="once", queue="billing.once")
-    handlers = get_registry().handlers
-    assert editing.handled(row, handlers["once"]) is None
-    InboxEntry.objects.using("default").create(
-        id=inbox.inbox_key("billing", "once", row.event), service="billing", handler="once",
-        event_id="order-1", name=row.name, handled_at=NOW,
-    )  # fmt: skip
-    found = editing.handled(row, handlers["once"])
-    assert found is not None
-    assert found.handled_at == NOW
-    assert editing.handled(row, handlers["loose"]) is None
-    InboxEntry.objects.using("default").all().delete()
 
 
 # -- what is kept ---------------------------------------------------------------------------

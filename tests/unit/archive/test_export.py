@@ -30,12 +30,11 @@ from django_amqp_events.models import (
 from django_amqp_events.publish import publisher
 from tests import archive_rows
 from tests.commands import run_command
-from tests.conftest import Database
+from tests.conftest import ONE, Database
 
 NOW = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what no database has a part in.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def redact(name: str, payload: dict[str, Any]) -> dict[str, Any]:

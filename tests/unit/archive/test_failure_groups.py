@@ -36,6 +36,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.reasons import Reason
 from tests.commands import run_command
+from tests.conftest import ONE
 from tests.integration.archiving import (
     FAILURE,
     archived,
@@ -45,7 +46,6 @@ from tests.integration.archiving import (
 )
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
-HOUR = NOW.replace(minute=0)
 
 
 def parts(**more: str) -> dict[str, str]:
@@ -184,7 +184,6 @@ def test_frames_of_all_kinds(location: str, frame: str) -> None:
 
 database = pytest.mark.usefixtures("archive_database")
 #: Of what test_counts_are_exact_under_concurrency has each database do as well.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 @database

@@ -23,6 +23,7 @@ from django_amqp_events.backoff import Backoff
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
+from tests.conftest import slow
 from tests.integration.archiving import archived, received, taken
 
 QUEUE = "billing.send_invoice"
@@ -150,7 +151,11 @@ MIRRORS: tuple[Callable[[Queue], None], ...] = (
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    ["with an id", "JSON without an id", "archive message without an id"]
+    + slow("bytes", "unreadable", "archive message"),
+)
 def test_a_message_is_one_row_whatever_dies(kind, monkeypatch):
     monkeypatch.setattr(databases, "RETRY_BACKOFF", Backoff(0, 0))
     message, separate = KINDS[kind]

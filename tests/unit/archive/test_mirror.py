@@ -26,7 +26,6 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from django_amqp_events.reasons import Reason
 from tests.integration.archiving import archived, outcome, received, taken
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -77,59 +76,6 @@ def test_a_failure_after_a_discard_opens_it_again(row):
     keep(failed(at=LATER, attempt=2))
     assert state(row) == (State.ARCHIVED, 5)
     assert sorted(ArchivedFailure.objects.values_list("late", flat=True)) == [False, False, True]
-
-
-@pytest.mark.parametrize("unconfirmed", [False, True])
-def test_only_an_open_event_is_unconfirmed(row, unconfirmed):
-    claimed = claim(row)
-    unpublished = states.UnpublishedReplay(
-        claimed=claimed, error=Reason.of("late"), unconfirmed=unconfirmed
-    )
-    states.returned([unpublished], now=NOW)
-    row.refresh_from_db()
-    assert row.unconfirmed == unconfirmed
-    states.discard({row.pk: row.version}, by="ada", reason="old", now=NOW)
-    row.refresh_from_db()
-    assert not row.unconfirmed
-    # It was published again, and its replay is still the same.
-    keep(failed(at=LATER))
-    assert state(row)[0] == State.ARCHIVED
-    assert row.unconfirmed == unconfirmed
-    keep(outcome(row, str(claimed.replay.pk)))
-    assert state(row)[0] == State.SUCCEEDED
-    assert not row.unconfirmed
-
-
-def test_failure_after_success_is_history(row):
-    keep(outcome(row, replayed(row)))
-    keep(failed(at=LATER))
-    assert state(row) == (State.SUCCEEDED, 3)
-    assert ArchivedFailure.objects.get(failed_at=LATER).late
-
-
-@pytest.mark.parametrize("first", ["success", "failure", "together"])
-def test_success_and_failure_of_one_replay_come_in_any_order(row, first):
-    replay_id = replayed(row)
-    both = [outcome(row, replay_id), failed(replay_id)]
-    if first == "together":
-        keep(*both)
-    else:
-        for message in both if first == "success" else reversed(both):
-            keep(message)
-    assert state(row)[0] == State.SUCCEEDED
-    assert Replay.objects.get().state == Replay.State.SUCCEEDED
-    assert ArchivedFailure.objects.filter(replay=replay_id).count() == 1
-
-
-@pytest.mark.parametrize("end", ["success", "failure"])
-def test_an_outcome_before_the_publish_was_noted(row, end):
-    claimed = claim(row)
-    replay_id = str(claimed.replay.pk)
-    keep(outcome(row, replay_id) if end == "success" else failed(replay_id))
-    states.published([claimed], now=NOW)
-    wanted = (State.SUCCEEDED, 3) if end == "success" else (State.ARCHIVED, 5)
-    assert state(row) == wanted
-    assert Replay.objects.get().published_at is not None
 
 
 def test_outcome_of_an_older_replay_is_history(row):
@@ -336,15 +282,3 @@ def test_any_messages_are_stored_and_counted(messages):
     assert again.messages == len(messages)
     assert (again.events, again.failures) == (0, 0)
     ArchivedEvent.objects.all().delete()
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (1, "1 new event, 1 replay succeeded, 1 outcome of an unknown replay"),
-        (2, "2 new events, 2 replays succeeded, 2 outcomes of unknown replays"),
-    ],
-)
-def test_counts_are_written_as_one_says_them(count: int, text: str) -> None:
-    assert str(Counts(events=count, outcomes=count, foreign=count)) == text
-    assert str(Counts(events=count)) == text.partition(",")[0]

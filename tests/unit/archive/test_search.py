@@ -27,12 +27,11 @@ from django_amqp_events.publish import publisher
 from tests import archive_rows
 from tests.archive_rows import Broker
 from tests.commands import run_command
-from tests.conftest import Database, Replicas, routed_by
+from tests.conftest import ONE, Database, Replicas, routed_by
 from tests.integration.archiving import archived, received, taken
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what no database has a part in.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 PAID = "shop.order.paid"
 SETTINGS: dict[str, Any] = {

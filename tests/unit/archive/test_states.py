@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -14,8 +12,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events.archive import row_writer, states, tables
-from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive import states, tables
 from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.models import (
@@ -27,12 +24,12 @@ from django_amqp_events.models import (
 from django_amqp_events.reasons import Reason
 from tests import archive_rows
 from tests.archive_rows import NOW, again, seen
+from tests.conftest import ONE, POSTGRESQL
 
 HANDLER = "send_invoice"
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what test_whatever_happens_in_whatever_order has each database do as well.
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 #: At version 3, so that a stale version can be detected.
@@ -139,18 +136,6 @@ def test_nothing_seen_is_nothing_done() -> None:
     assert all(again(event).version == 3 for event in events)
 
 
-def test_of_several_those_that_fit_are_changed() -> None:
-    good, stale, busy = make(1), make(2, version=7), make(3, state=State.QUEUED)
-    stale.version = 6
-    (claimed,) = claim(good, stale, busy)
-    assert claimed.event.pk == good.pk
-    assert again(stale).state == State.ARCHIVED
-    discarded = states.discard(
-        {**seen(again(good)), stale.pk: 7}, by="ada", reason="a test", now=NOW
-    )
-    assert discarded == [stale.pk]
-
-
 def test_claim_records_user_reason_and_replay_id() -> None:
     event = make()
     (claimed,) = claim(event, by="ada", reason="tax table\0 fixed")
@@ -177,22 +162,6 @@ def test_thousands_are_decided_in_transactions_of_a_bounded_size(
 
 
 @ONE
-def test_unconfirmed_replay_keeps_its_id() -> None:
-    """It may be published, so any outcome must match the one replay."""
-    event = make()
-    (first,) = claim(event)
-    give_back(first, unconfirmed=True, error="no confirm")
-    assert again(event).unconfirmed
-    (second,) = claim(again(event), handler="issue_invoice", by="bob")
-    assert second.replay.pk == first.replay.pk
-    row, replay = again(event), Replay.objects.get()
-    assert (row.replays, row.unconfirmed, row.error) == (1, False, None)
-    assert (replay.publishes, replay.state, replay.error) == (2, "queued", None)
-    assert replay.handler == "issue_invoice", "its handler was renamed meanwhile"
-    assert ArchiveAction.objects.count() == 2
-
-
-@ONE
 @pytest.mark.parametrize("state", [State.ARCHIVED, State.DISCARDED])
 def test_ended_unconfirmed_replay_is_not_resumed(state: State) -> None:
     event = make()
@@ -207,59 +176,7 @@ def test_ended_unconfirmed_replay_is_not_resumed(state: State) -> None:
     assert second.replay.pk != first.replay.pk
 
 
-@ONE
-def test_late_confirm_counts_after_a_takeover() -> None:
-    """The first claimer was slow, not dead; the second got no confirm."""
-    event = make()
-    slow = claim(event)
-    (other,) = reclaim()
-    give_back(other, unconfirmed=True)
-    states.published(slow, now=NOW)
-    row = again(event)
-    assert (row.state, row.unconfirmed, row.error) == (State.REPLAYING, False, None)
-
-
-@ONE
-def test_a_claimer_that_lost_its_claim_gives_nothing_back() -> None:
-    event = make()
-    (slow,) = claim(event)
-    others = reclaim()
-    give_back(slow)
-    assert again(event).state == State.QUEUED
-    assert Replay.objects.get().state == "queued"
-    states.published(others, now=NOW)
-    give_back(slow)
-    assert again(event).state == State.REPLAYING
-
-
-@ONE
-def test_forced_replay_stays_forced_after_takeover() -> None:
-    new, old = make(1), make(2, state=State.REPLAYING, replays=1)
-    (plain,) = claim(new)
-    assert not plain.forced
-    (by_force,) = claim(old, force=True)
-    assert by_force.forced
-    give_back(by_force, unconfirmed=True)
-    (underway,) = claim(again(old))
-    assert underway.replay.pk == by_force.replay.pk
-    assert underway.forced
-    forced = {each.replay.pk: each.forced for each in reclaim()}
-    assert forced == {plain.replay.pk: False, by_force.replay.pk: True}
-
-
 # -- left queued --------------------------------------------------------------------------
-
-
-@ONE
-def test_a_claim_is_taken_over_under_its_replay_id_and_once() -> None:
-    event = make()
-    (dead,) = claim(event)
-    (taken,) = reclaim()
-    assert taken.replay.pk == dead.replay.pk
-    assert taken.event.version > dead.event.version
-    assert Replay.objects.get().publishes == 2
-    assert reclaim() == [], "it is not that old any more"
-    assert ArchiveAction.objects.count() == 1, "nobody decided anything"
 
 
 def test_a_claim_has_its_time() -> None:
@@ -288,37 +205,6 @@ def test_claim_without_a_replay_row_is_released() -> None:
     assert row.state == State.ARCHIVED
     assert row.error == Reason("replay-deleted")
     assert len(claim(row)) == 1
-
-
-# -- outcomes -----------------------------------------------------------------------------
-
-
-@ONE
-def test_success_is_final_and_keeps_its_time() -> None:
-    event = make()
-    (claimed,) = claim(event)
-    states.finish({claimed.replay.pk: NOW}, now=NOW)
-    version = again(event).version
-    states.finish({claimed.replay.pk: NOW + timedelta(hours=1)}, now=NOW)
-    states.failed_again({claimed.replay.pk: NOW + timedelta(hours=2)})
-    replay = Replay.objects.get()
-    assert (replay.state, replay.finished_at) == ("succeeded", NOW)
-    assert (again(event).state, again(event).version) == (State.SUCCEEDED, version)
-
-
-@ONE
-def test_discarded_event_ignores_outcomes() -> None:
-    event = make()
-    (claimed,) = claim(event)
-    give_back(claimed, unconfirmed=True)
-    states.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
-    states.finish({claimed.replay.pk: NOW}, now=NOW)
-    states.published([claimed], now=NOW)
-    assert again(event).state == State.DISCARDED
-    assert Replay.objects.get().state == "succeeded"
-    states.restore(seen(again(event)), by="ada", reason="no", now=NOW)
-    states.published([claimed], now=NOW)
-    assert again(event).state == State.ARCHIVED, "nothing is on its way any more"
 
 
 # -- transactions -------------------------------------------------------------------------
@@ -356,7 +242,7 @@ def test_transaction_on_another_database_is_allowed() -> None:
         assert len(claim(make())) == 1
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@POSTGRESQL
 def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
     """REPEATABLE READ: PostgreSQL ends the one that comes second, with serialization_failure."""
     event, using = make(), tables.database()
@@ -380,20 +266,6 @@ def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
     with pytest.raises(OperationalError), transaction.atomic(using=using):
         contested()
     assert len(tries) == 1, "in the caller's transaction there is nothing to try again"
-
-
-@ONE
-@pytest.mark.parametrize("module", [states, batch_states, row_writer])
-def test_what_locks_rows_is_tried_again(module: ModuleType) -> None:
-    """Each function that has a transaction of its own."""
-    known = 0
-    for name, function in inspect.getmembers(module, inspect.isfunction):
-        own = inspect.unwrap(function).__module__ == module.__name__
-        source = inspect.getsource(function) if own else ""
-        if "with tables.locking(" in source or "with transaction.atomic(" in source:
-            known += 1
-            assert "retry_on_conflict" in source.partition("\n")[0], name
-    assert known
 
 
 def elsewhere(using: str, pk: UUID) -> None:

@@ -83,43 +83,9 @@ def test_powers_of_two_from_a_second_to_more_than_an_hour() -> None:
     assert build(MAIL).delays == POWER_DELAYS
 
 
-def test_limits_of_the_archive_where_asked_for() -> None:
-    built = build(ARCHIVE={"TTL": 1.5, "MAX_LENGTH": 10})
-    assert arguments(built, "svc:archive") == {
-        "x-queue-type": "quorum",
-        "x-delivery-limit": NO_LIMIT,
-        "x-message-ttl": 1500,
-        "x-max-length": 10,
-        # reject-publish would refuse the newest: the worker could then archive nothing.
-        "x-overflow": "drop-head",
-    }
-    assert "x-overflow" not in arguments(build(ARCHIVE={"TTL": 5}), "svc:archive")
-
-
 def test_each_limit_of_the_chain_leaves_room_above_the_one_before() -> None:
     """4.3 carries the delivery count along."""
     assert DELIVERY_LIMIT < GRAVEYARD_LIMIT < DEAD_LIMIT < NO_LIMIT < 2**31
-
-
-def test_classic_queues_have_no_quorum_arguments() -> None:
-    built = build(INVOICE, QUEUE_TYPE="classic")
-    for queue in built.queues:
-        assert queue.arguments["x-queue-type"] == "classic"
-        assert "x-delivery-limit" not in queue.arguments
-        assert "x-dead-letter-strategy" not in queue.arguments
-        assert "x-overflow" not in queue.arguments
-    assert arguments(built, "svc.billing.invoice")["x-dead-letter-exchange"] == "svc:graveyard"
-
-
-def test_the_prefix_is_in_front_of_everything() -> None:
-    built = build(INVOICE, PREFIX="eu-", EXCHANGE="facts")
-    names = [exchange.name for exchange in built.exchanges] + [q.name for q in built.queues]
-    assert all(name.startswith("eu-") for name in names)
-    assert "eu-facts" in names
-    assert "eu-svc.billing.invoice" in names
-    for queue in built.queues:
-        for key in ("x-dead-letter-exchange", "x-dead-letter-routing-key"):
-            assert str(queue.arguments.get(key, "eu-")).startswith("eu-")
 
 
 def test_owner_of_a_queue_name() -> None:

@@ -27,7 +27,7 @@ from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import build
-from tests.conftest import Database
+from tests.conftest import Database, on
 
 from .. import project
 
@@ -720,7 +720,7 @@ def test_checks_never_raise(run: Check, keys: dict[str, Any], celery: dict[str, 
 # -- database servers ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
+@on("mariadb")
 def test_an_old_mariadb_without_transactions(
     archive_database: Database, settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ import celery
 import pytest
 from asgiref.sync import sync_to_async
 from celery import current_app
-from celery.exceptions import Reject
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection, transaction
 
@@ -40,7 +39,6 @@ from django_amqp_events.memory import (
 )
 from django_amqp_events.memory import backend as memory_backend
 from django_amqp_events.memory.backend import EndlessEventsError
-from django_amqp_events.message.archive_message import Archived
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
 from django_amqp_events.publish.publisher import Options
@@ -118,40 +116,6 @@ def test_events_are_stamped_by_the_clock(broker: MemoryBackend) -> None:
     assert seen == [START, START + timedelta(seconds=60)]
 
 
-@pytest.mark.parametrize(
-    ("countdown", "hops"),
-    [(100, [64, 32, 4]), (3600, [2048, 1024, 512, 16]), (1.5, [1, 1]), (5, [4, 1])],
-)
-def test_a_countdown_is_never_early(
-    broker: MemoryBackend, countdown: float, hops: list[int]
-) -> None:
-    runs = []
-
-    @handler("a.b", name="t.x", bind=True)
-    def x(self: Any) -> None:
-        runs.append((broker.now() - START).total_seconds())
-        if len(runs) == 1:
-            self.retry(countdown=countdown)
-
-    publish_event("a.b", {})
-    broker.run()
-    seen = []
-    while broker.waiting:
-        (name,) = (name for name in broker.depths if ":delay." in name)
-        seen.append(int(name.rpartition(".")[2].rstrip("s")))
-        (waits,) = broker.waiting
-        assert waits.due_at == START + timedelta(seconds=countdown)
-        assert (waits.handler, waits.attempt) == ("t.x", 2)
-        due = broker.broker.next_expiry()
-        assert due is not None
-        broker.advance((due - broker.now()).total_seconds() - 0.001)
-        assert len(runs) == 1
-        broker.advance(0.001)
-    assert seen == hops
-    assert len(runs) == 2
-    assert countdown <= runs[1] < countdown + 1
-
-
 def test_nearly_due_message_is_held(broker: MemoryBackend) -> None:
     """It has no delay queue of its own; a worker holds it for as long, and here the time passes."""
     runs = []
@@ -224,21 +188,6 @@ def test_handlers_that_publish_without_end_are_found_out(broker: MemoryBackend) 
         broker.run(limit=50)
 
 
-def test_handlers_can_be_added_and_removed(broker: MemoryBackend) -> None:
-    with override_events():
-
-        @handler("a.b", name="t.x")
-        def x() -> None:
-            raise ValueError
-
-        publish_event("a.b", {})
-        broker.run()
-    # Removed: its delayed events return to no handler.
-    broker.advance(1)
-    (archived,) = broker.archived
-    assert (archived.reason, archived.handler) == ("unknown", "t.x")
-
-
 def test_a_keyboard_interrupt_goes_through_and_loses_nothing(broker: MemoryBackend) -> None:
     runs = []
 
@@ -253,16 +202,6 @@ def test_a_keyboard_interrupt_goes_through_and_loses_nothing(broker: MemoryBacke
         broker.run()
     assert broker.run() == 1
     assert len(runs) == 2
-
-
-def test_a_system_exit_is_a_verdict(broker: MemoryBackend) -> None:
-    @handler("a.b", name="t.x", max_retries=0)
-    def x() -> None:
-        raise SystemExit(3)
-
-    publish_event("a.b", {})
-    broker.run()
-    assert broker.archived[0].exception == "SystemExit"
 
 
 def test_no_socket_is_opened_and_no_result_is_stored(
@@ -297,33 +236,6 @@ def test_no_socket_is_opened_and_no_result_is_stored(
     assert opened == []
     if celery.VERSION >= (5, 6):  # before, it stores failures
         assert stored == []
-
-
-def test_a_handler_sees_a_celery_request(broker: MemoryBackend) -> None:
-    seen: dict[str, Any] = {}
-
-    @handler("a.b", name="t.x", bind=True)
-    def x(self: Any, number: int) -> None:
-        request = self.request
-        seen.update(
-            id=request.id,
-            kwargs=request.kwargs,
-            hostname=request.hostname,
-            retries=request.retries,
-            exchange=request.delivery_info["exchange"],
-            eager=request.is_eager,
-        )
-
-    publish_event("a.b", {"number": 1})
-    broker.run()
-    assert seen.pop("id")
-    assert seen == {
-        "kwargs": {"number": 1},
-        "hostname": "memory",
-        "retries": 0,
-        "exchange": "events",
-        "eager": False,
-    }
 
 
 def test_signals_are_sent_as_by_a_worker(broker: MemoryBackend) -> None:
@@ -432,23 +344,6 @@ def test_threads_publish_and_run_together(broker: MemoryBackend) -> None:
     assert len(broker.archived) == 20
 
 
-def test_the_setting_backend_memory(declared: None) -> None:
-    runs = []
-
-    @handler("a.b", name="t.x")
-    def x() -> None:
-        runs.append(1)
-
-    with override_events(BACKEND="memory"):
-        publish_event("a.b", {})
-        backend = publisher.backend(get_settings())
-        assert isinstance(backend, MemoryBackend)
-        assert publisher.backend(get_settings()) is backend
-        assert runs == []
-        assert backend.run() == 1
-    assert runs == [1]
-
-
 def test_a_handler_with_the_name_of_an_ordinary_task(broker: MemoryBackend) -> None:
     @current_app.task(name="t.ordinary", shared=False)
     def ordinary() -> None: ...
@@ -521,17 +416,6 @@ def test_inline_logs_a_final_failure_once(
     assert "exhausted" in text
     assert "Traceback (most recent call last)" in text
     assert 'raise ValueError("look at me")' in text
-
-
-def test_inline_logs_an_event_that_is_requeued_too_often(
-    inline: InlineBackend, caplog: pytest.LogCaptureFixture
-) -> None:
-    @handler("a.b", name="t.rejecting")
-    def rejecting() -> None:
-        raise Reject("not now", requeue=True)
-
-    publish_event("a.b", {})
-    assert caplog.messages[-1] == "dropped 1 event that handlers have requeued at each delivery"
 
 
 def test_inline_an_event_of_a_handler_is_handled_after_it(inline: InlineBackend) -> None:
@@ -673,13 +557,3 @@ def test_inline_lets_a_keyboard_interrupt_through(inline: InlineBackend) -> None
 
 async def _publish_in_a_loop() -> None:
     publish_event("a.b", {})
-
-
-def test_an_archived_event_is_short_in_a_failing_assertion() -> None:
-    long = "x" * 10_000
-    archived = Archived(
-        reason="failed", handler="billing.pay", traceback=long, body=long.encode(),
-        headers={"a": long}, document={"a": long}, history=({"a": long},),
-    )  # fmt: skip
-    assert len(repr(archived)) < 300
-    assert "billing.pay" in repr(archived)

@@ -124,75 +124,11 @@ def test_a_json_message_without_an_id_gets_one_of_its_content() -> None:
 
 
 @pytest.mark.parametrize(
-    ("received", "why"),
-    [
-        (structured(type="shop.order.paid"), "type is 'shop.order.paid', the routing key"),
-        (structured(specversion="0.3"), "specversion is '0.3', not '1.0'"),
-        (structured(source=""), "attribute 'source' is missing"),
-        (binary(id=5), "attribute 'id' is missing or not a text"),
-        (message(b"[1]", formats.STRUCTURED), "not a CloudEvents object"),
-        (message(b"{", formats.STRUCTURED), "not JSON in UTF-8"),
-    ],
-)
-def test_an_invalid_cloud_event_is_malformed(received: Received, why: str) -> None:
-    with pytest.raises(Malformed, match=why):
-        identify(received, trusted=False)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"])
-@pytest.mark.parametrize(
-    "content_type",
-    [
-        "application/json", "application/json; charset=utf-16", "Text/JSON", "text/plain", "", None,
-        "application/octet-stream", "application/vnd.shop.order.v1+json",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("declared", [False, True])
-def test_json_is_read_whatever_a_client_calls_it(
-    content_type: str | None, encoding: str, declared: bool
-) -> None:
-    body = f"\r\n {json.dumps({'note': 'grüße'}, ensure_ascii=False)}".encode(encoding)
-    given = {"message_id": "m-1", "content_encoding": encoding if declared else None}
-    headers = {f"ce-{key}": value for key, value in CLOUD.items()}
-    for received in (
-        message(body, content_type, **given),  # type: ignore[arg-type]
-        message(body, content_type, headers=headers, **given),  # type: ignore[arg-type]
-    ):
-        event, _ = identify(received, trusted=False)
-        assert decode(received, 1000).kwargs == {"note": "grüße"}
-        back = returned(retry(received))
-        assert decode(back, 1000).kwargs == {"note": "grüße"}
-        assert identify(back, trusted=True)[0].id == event.id
-
-
-@pytest.mark.parametrize(
     ("content_type", "named"), [("text/html", "'text/html'"), (None, "missing"), (5, "5")]
 )
 def test_a_message_of_no_format_names_its_content_type(content_type: Any, named: str) -> None:
     with pytest.raises(Malformed, match=f"its content type is {named}$"):
         identify(message(b"no object", content_type), trusted=False)
-
-
-@pytest.mark.parametrize(
-    ("received", "why"),
-    [
-        (structured(data=[1]), "the payload is an array, not a JSON object"),
-        (structured(data="x"), "a string"),
-        (structured(data=None), "null"),
-        (structured(data=True), "true"),
-        (structured(data=1.5), "a number"),
-        (structured(data_base64="?"), "not Base64"),
-        (message(b"{'a': 1}"), "not JSON in UTF-8"),
-        (message({"task": "a", "id": "b", "args": [], "kwargs": {}}), "protocol 1"),
-        (message([1, 2]), "neither a JSON object nor"),
-        (message(PAYLOAD, "text/html"), "'text/html', not 'application/json' or"),
-        (message(b"{", "text/plain"), "not JSON in UTF-8"),
-        (message("{".encode("utf-16")), "not JSON in UTF-16"),
-    ],
-)
-def test_an_unreadable_payload_is_malformed(received: Received, why: str) -> None:
-    with pytest.raises(Malformed, match=why):
-        decode(received, 1000)
 
 
 def test_cloud_events_need_no_data() -> None:
@@ -301,12 +237,3 @@ def test_a_copy_without_all_headers_keeps_the_format(copy: str, prefix: str) -> 
     assert formats.wire_format(again) == "cloudevents-binary"
     assert decode(again, 1_000).kwargs == {}
     assert identify(again, trusted=True)[0].subject == "order 7"
-
-
-def test_attributes_that_are_nested_deeply_are_malformed() -> None:
-    """The event could not be passed to a pool process, and would block its queue."""
-    deep: list[Any] = []
-    for _ in range(300):
-        deep = [deep]
-    with pytest.raises(Malformed, match="nested deeper than 200"):
-        decode(structured(deep=deep), 10_000)

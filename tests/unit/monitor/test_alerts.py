@@ -24,7 +24,7 @@ from django_amqp_events.publish.outbox import OutboxStatus
 from django_amqp_events.reasons import Reason
 from tests.celery_app import app as celery_app
 from tests.commands import run_command
-from tests.conftest import Database, routed_by
+from tests.conftest import ONE, Database, routed_by
 
 from ..admin.admin_world import make
 
@@ -33,7 +33,6 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ADMINS = ["ada@example.com"] if django.VERSION >= (6, 0) else [("Ada", "ada@example.com")]
 #: What tells once is a constraint, and a conditional UPDATE.
 DATABASES = pytest.mark.usefixtures("archive_database")
-ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def read(**limits: Any) -> conf.Settings:
@@ -344,34 +343,6 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     assert look(much_later, **changed) == []
     assert "3 open" in alerts.title(Alert.objects.get(ended=None))
     assert look(much_later, open=0) == [("group_back", "ended")]
-
-
-@ONE
-@DATABASES
-def test_many_regressions_are_sent_in_portions(heard: Any) -> None:
-    """Old regressions are not sent again; their alert stays active."""
-    seen = NOW - timedelta(minutes=5)
-    groups = FailureGroup.objects.bulk_create(
-        FailureGroup(
-            pk=uuid4(), algorithm=1, service="billing", handler=f"send_{number}",
-            exception="TaxError", first_seen=seen, last_seen=seen, open=1,
-        )
-        for number in range(alerts.GROUPS + 2)
-    )  # fmt: skip
-
-    def look(now: datetime) -> list[str]:
-        heard.clear()
-        alerts.update_alerts(alerts.evaluate_groups(read(), now), now=now, settings=read())
-        return sorted(kind for _, kind, _ in names(heard))
-
-    assert look(NOW) == ["group_new"] * alerts.GROUPS
-    assert look(NOW) == ["group_new"] * 2
-    later = NOW + timedelta(hours=2)
-    changed = {"resolved_at": later, "reopened_at": later}
-    FailureGroup.objects.filter(pk__in=[group.pk for group in groups]).update(**changed)
-    assert look(later + alerts.NEW_AGE + timedelta(minutes=1)) == []
-    assert look(later) == sorted(["group_back", "group_new"] * alerts.GROUPS)
-    assert look(later) == sorted(["group_back", "group_new"] * 2)
 
 
 @pytest.mark.django_db

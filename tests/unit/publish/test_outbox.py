@@ -18,11 +18,9 @@ from django.db import DatabaseError, OperationalError
 
 from django_amqp_events import (
     BrokerUnavailableError,
-    ConfigurationError,
     ExchangeMissingError,
     InvalidEventError,
     Options,
-    OutboxError,
     PublishError,
     PublishInterruptedError,
     PublishNackedError,
@@ -37,10 +35,9 @@ from django_amqp_events.message.types import Message
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.publish.direct_publisher import DirectPublisher
-from django_amqp_events.publish.outbox import OutboxStatus, UnreachableOutbox
+from django_amqp_events.publish.outbox import UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
-from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay, RelayCounts
-from django_amqp_events.reasons import Reason
+from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay
 from django_amqp_events.signals import event_published
 from django_amqp_events.testing import override_events
 from tests.celery_app import app
@@ -123,33 +120,6 @@ def test_an_event_whose_row_is_not_deleted_yet_is_announced(
     assert [found[:2] for found in publisher._unrecorded] == [("default", answers)]
 
 
-def test_words():
-    assert str(OutboxStatus(alias="default").meaning) == "empty"
-    assert OutboxStatus(alias="default").severity == "ok"
-    state = OutboxStatus(
-        alias="default",
-        total=9,
-        held=2,
-        failing=3,
-        overdue=4,
-        attempts=7,
-        error=Reason.of("full"),
-        others={"b": 1},
-    )
-    assert state.severity == "error"
-    for words in (
-        "4 events are due",
-        "run events_relay",
-        "3 events are retried after up to 7 failed attempts: full",
-        "2 events are awaiting confirmation",
-        "b (1)",
-    ):
-        assert words in str(state.meaning)
-    assert OutboxStatus(alias="default", total=1, failing=1, attempts=1).severity == "warning"
-    assert OutboxStatus(alias="default", total=1, failing=1, attempts=3).severity == "error"
-    assert str(OutboxStatus(alias="default", total=1).meaning) == "due, for a relay"
-
-
 @pytest.mark.django_db
 def test_a_test_case_needs_no_broker():
     """The row is written and rolled back with the test; nothing is published."""
@@ -159,16 +129,6 @@ def test_a_test_case_needs_no_broker():
     assert (row.event_id, row.name, row.attempts) == (event_id, NAME, 0)
     assert row.claim == process_identity.identity()
     assert row.due_at > row.created_at
-
-
-@pytest.mark.django_db
-def test_wrong_aliases():
-    with override_events(SERVICE="shop", CELERY_APP="tests.celery_app.app"):
-        with pytest.raises(ConfigurationError, match="'nowhere' is not an alias"):
-            Options(using="nowhere")
-        with pytest.raises(ConfigurationError, match="outbox, on_commit, immediate"):
-            Options(mode="later")  # type: ignore[arg-type]
-    assert issubclass(OutboxError, ConfigurationError)
 
 
 def test_unreadable_database_is_reported(monkeypatch: pytest.MonkeyPatch):
@@ -261,9 +221,3 @@ def test_only_a_database_that_needs_no_outbox_is_left_for_a_while(
             relay._step(until_empty=False)
     else:
         assert relay._step(until_empty=False) == NO_OUTBOX_SECONDS
-
-
-def test_counts_are_written_with_the_right_plural() -> None:
-    assert str(RelayCounts(published=1)) == "1 event published"
-    assert str(RelayCounts(published=3, failed=1)) == "3 events published, 1 failed"
-    assert str(RelayCounts()) == "nothing"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from django_amqp_events.message.types import Delivered
-from django_amqp_events.worker import jobs as module
 from django_amqp_events.worker.celery_internals import state
 from django_amqp_events.worker.delivery import Delivery, Item
 from django_amqp_events.worker.jobs import Jobs
@@ -181,46 +180,6 @@ def test_what_a_job_did_not_begin_is_handed_out_again_in_order() -> None:
     assert world.acks.acked == list(range(1, 10))
 
 
-def test_queues_take_turns_by_the_time_they_take() -> None:
-    world = World(1)
-    for _ in range(4):
-        world.deliver("long")
-    for _ in range(8):
-        world.deliver("short")
-    ran = []
-    for _ in range(8):
-        [job] = world.pool.jobs
-        queue = job.items[0].delivered.queue
-        ran.append(queue)
-        seconds = 1.0 if queue == "long" else 0.02
-        world.pool.end(job, [Outcome("ack", seconds)] * len(job.items))
-    assert ran.count("short") >= 5, ran
-
-
-def test_a_lost_process_requeues_all_events_of_its_job() -> None:
-    world = World(1)
-    world.quick("a")
-    for _ in range(4):
-        world.deliver()
-    world.pool.end(world.pool.jobs[0], handled(1))
-    world.pool.lose(world.pool.jobs[0])
-    assert (world.acks.acked, world.acks.requeued) == ([1], [2, 3, 4])
-    assert not state.reserved_requests
-
-
-def test_a_hard_time_limit_is_settled_by_another_process() -> None:
-    world = World(1)
-    world.deliver(time_limit=3, soft_time_limit=2)
-    [job] = world.pool.jobs
-    assert (job.soft_timeout, job.timeout, job.options.publishes) == (2, 3, False)
-    world.pool.lose(job, exceeded=3)
-    [job] = world.pool.jobs
-    [item] = job.items
-    assert (item.exceeded, job.timeout, job.options.publishes) == (3, None, True)
-    world.pool.end(job, [Outcome("ack")])
-    assert world.acks.acked == [1]
-
-
 def test_the_verdict_of_a_limited_run_is_carried_out_by_a_job_of_its_own() -> None:
     """The limit would end the publish."""
     world = World(1, time_limit=60)
@@ -229,36 +188,6 @@ def test_the_verdict_of_a_limited_run_is_carried_out_by_a_job_of_its_own() -> No
     [job] = world.pool.jobs
     assert (job.items[0].verdict, job.options.publishes) == (RETRY, True)
     assert job.timeout == CONSUMER_TIMEOUT * 5 / 6, "the worker's own limit is no longer"
-
-
-def test_a_failed_publish_is_repeated_and_the_handler_not_run_again() -> None:
-    world = World(2)
-    world.deliver()
-    world.pool.end(world.pool.jobs[0], [Outcome("publish", 0.1, RETRY, "no", unconfirmed=True)])
-    assert not world.pool.jobs, "after a pause"
-    assert not world.acks.requeued
-    time.sleep(0.55)
-    world.c.timer.advance(0.55)
-    [job] = world.pool.jobs
-    [item] = job.items
-    assert (item.verdict, item.unconfirmed) == (RETRY, True)
-
-
-def test_a_publish_that_fails_until_the_consumer_timeout_is_given_back() -> None:
-    world = World(2)
-    world.deliver(since=time.monotonic() - CONSUMER_TIMEOUT * 5 / 6)
-    world.pool.end(world.pool.jobs[0], [Outcome("publish", 0.1, RETRY, "no")])
-    assert world.acks.requeued == [1]
-
-
-def test_what_waits_for_too_long_is_given_back() -> None:
-    world = World(1)
-    old = time.monotonic() - CONSUMER_TIMEOUT / 6 - 1
-    world.deliver("a", since=old)
-    world.deliver("a", since=old)
-    world.deliver("b")
-    assert world.jobs.give_back_late() == {"a": 1}
-    assert world.acks.requeued == [2], "the first runs"
 
 
 def test_a_job_of_several_events_fits_into_a_pipe() -> None:
@@ -282,24 +211,6 @@ def test_a_process_that_is_released_twice_gets_one_job() -> None:
         assert len(world.jobs.running) == 1
 
 
-def test_waiting_for_a_rate_limit_needs_one_timer() -> None:
-    world = World(4)
-    for _ in range(8):
-        world.deliver(rate_limit="1/s")
-    for _ in range(50):
-        world.jobs.settle_ended()
-    assert len(world.c.timer._entries) <= 2
-
-
-def test_a_delivery_without_a_handler_is_one_for_celery_too() -> None:
-    """Celery reads its task when a connection is lost."""
-    acks: Any = Acks()
-    delivered = Delivered("a", "events", "key", False, b"", b"")
-    delivery = Delivery(Item(delivered), 1, acks, None, None, None, 0.0)  # type: ignore[arg-type]
-    assert delivery.task.acks_late
-    assert not delivery.acknowledged
-
-
 def test_a_bug_in_a_settlement_requeues_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(1)
     world.deliver()
@@ -312,24 +223,6 @@ def test_a_bug_in_a_settlement_requeues_the_events(monkeypatch: pytest.MonkeyPat
     assert world.acks.requeued == [1]
 
 
-def test_a_free_process_is_offered_to_slow_queues_first() -> None:
-    """A backlog of others would otherwise keep them waiting."""
-    world = World(1)
-    for _ in range(3):
-        world.deliver()
-    offered: list[int] = []
-    world.jobs.on_free = lambda: offered.append(len(world.jobs.running))
-    world.pool.end(world.pool.jobs[0], [Outcome("ack", 1.0)])
-    assert offered == [0]
-
-
-def test_a_rate_limit_by_remote_control_keeps_no_event_longer_than_it_may_wait() -> None:
-    world = World(2)
-    task = world.deliver().task
-    task.rate_limit = "1/h"
-    assert world.jobs.backlog.rate(task) * world.jobs.wait == pytest.approx(2)
-
-
 def test_a_rate_limit_holds_back_no_other_handler_of_its_queue() -> None:
     world = World(3)
     first = world.deliver(rate_limit="1/m")
@@ -339,61 +232,6 @@ def test_a_rate_limit_holds_back_no_other_handler_of_its_queue() -> None:
     world.jobs.request()
     items = [job.items[0] for job in world.pool.jobs]
     assert items == [first.item, other.item]
-
-
-def test_a_lost_connection_settles_nothing() -> None:
-    world = World(1)
-    world.deliver()
-    world.deliver()
-    [job] = world.pool.jobs
-    world.acks.lost = True
-    world.jobs.begin()
-    world.pool.end(job, handled(1))
-    assert (world.acks.acked, world.acks.requeued) == ([], [])
-    assert not world.pool.jobs
-    assert not state.reserved_requests
-
-
-def test_a_cancelled_run_ends_its_process() -> None:
-    """Celery calls it when a connection is lost, and at a cold shutdown."""
-    world = World(1)
-    delivery = world.deliver()
-    delivery.cancel(world.pool)
-    assert not world.pool.terminated, "it has not begun"
-    world.pool.accept(world.pool.jobs[0])
-    delivery.cancel(world.pool, emit_retry=False)
-    assert world.pool.terminated == [(1, 15)]
-
-
-def test_a_stopping_worker_gives_back_what_the_pool_does_not_have() -> None:
-    world = World(1)
-    for _ in range(3):
-        world.deliver()
-    world.jobs.stop()
-    assert world.acks.requeued == [2, 3]
-    world.pool.end(world.pool.jobs[0], handled(1))
-    assert world.acks.acked == [1]
-    assert not world.pool.jobs
-
-
-def test_a_stopping_worker_publishes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(1)
-    world.deliver()
-    world.pool.end(world.pool.jobs[0], [Outcome("publish", 0.1, RETRY)])
-    settling = world.pool.jobs.pop()
-    world.jobs.running.clear()
-    world.jobs.settle(world.given[0], settling.items[0])
-    done: list[Any] = []
-
-    def run_job(_options: Any, items: Any) -> list[Outcome]:
-        done.extend(items)
-        return [Outcome("ack")] * len(items)
-
-    monkeypatch.setattr(module, "run_job", run_job)
-    world.jobs.stop()
-    assert world.jobs.finish(publish=True)
-    assert [item.verdict for item in done] == [RETRY]
-    assert world.acks.acked == [1]
 
 
 class Machine(RuleBasedStateMachine):

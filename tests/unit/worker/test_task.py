@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from billiard.exceptions import TimeLimitExceeded
 from celery import Celery, Task, signals
-from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
 from celery.exceptions import WorkerShutdown
 
@@ -322,13 +321,6 @@ def test_a_failure_is_not_logged_twice(app: Celery, caplog: pytest.LogCaptureFix
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-def test_archived_event_has_its_traceback(app: Celery) -> None:
-    verdict = verdict_of(app, sold_out, {}, policy=RetryPolicy(max_retries=0))
-    assert verdict.kind == "archive"
-    assert verdict.failure is not None
-    assert "in sold_out" in verdict.failure.traceback
-
-
 def test_task_retry_signal_has_the_handlers_exception(app: Celery) -> None:
     heard: list[str] = []
 
@@ -362,24 +354,6 @@ def test_a_retry_that_is_asked_for_before_the_run(app: Celery, ignore_result: bo
     assert verdict.due_at is not None
     assert verdict.due_at - datetime.now(UTC) > timedelta(seconds=40)
     assert not ran
-
-
-def test_wrapped_celery_tracer_is_used(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Error trackers wrap it."""
-    plain, seen = trace.build_tracer, []
-
-    def build(name: str, *args: Any, **kwargs: Any) -> Any:
-        tracer = plain(name, *args, **kwargs)
-
-        def traced(*args: Any) -> Any:
-            seen.append(name)
-            return tracer(*args)
-
-        return traced
-
-    monkeypatch.setattr(trace, "build_tracer", build)
-    assert verdict_of(app, sold_out, {}, ignore_result=True).kind == "retry"
-    assert seen == ["shop.other"]
 
 
 @pytest.mark.parametrize("target", [Slow, behind_a_decorator, functools.partial(Slow.run, Slow())])

@@ -138,11 +138,6 @@ def _deaf(task: Any, argument: str) -> None:
             time.sleep(0.05)
 
 
-def _file_fail(task: Any, argument: str) -> None:
-    wait_for_file(argument)
-    raise ValueError("no")
-
-
 def _unless(task: Any, argument: str) -> None:
     """Fail until the test has "released a fix"."""
     if not (WHERE / argument).exists():
@@ -233,7 +228,6 @@ STEPS: dict[str, Any] = {
     "sleep": _sleep,
     "frozen": lambda task, argument: ledger.write("frozen", objects=gc.get_freeze_count()),
     "deaf": _deaf,
-    "file_fail": _file_fail,
     "file": lambda task, argument: wait_for_file(argument),
     "unless": _unless,
     "kill": _kill_self,

@@ -14,12 +14,6 @@ from django_amqp_events import event, handler
 from . import ledger
 from .steps import perform
 
-#: Fields of a request that Celery or a result backend reads, or that Celery's worker sets.
-FIELDS = (
-    "eta", "expires", "timelimit", "ignore_result", "retries", "chord", "callbacks", "meta",
-    "periodic_task_name", "properties", "reply_to", "priority",
-)  # fmt: skip
-
 
 @event("traced.order")
 def order(plan: list[str]) -> None: ...
@@ -27,8 +21,7 @@ def order(plan: list[str]) -> None: ...
 
 @handler("traced.order", bind=True, max_retries=2, retry_backoff=1, retry_backoff_max=1)
 def act(self: Any, plan: list[str]) -> str:
-    fields = {name: getattr(self.request, name, None) for name in FIELDS}
-    ledger.write("request", headers=self.request.headers, fields=fields)
+    ledger.write("request", headers=self.request.headers)
     return perform(self, plan)
 
 
