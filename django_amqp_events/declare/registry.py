@@ -37,7 +37,13 @@ from .declarations import (
     handler_problem,
     signature_of,
 )
-from .patterns import full_name_problem, pattern_matches, pattern_problem, patterns_overlap
+from .patterns import (
+    full_name_problem,
+    is_pattern,
+    pattern_matches,
+    pattern_problem,
+    patterns_overlap,
+)
 from .retry_policy import RetryPolicy
 from .upcasting import Upcast, Upcasters, upcasts
 
@@ -125,6 +131,12 @@ class Registry:
         """Return the handler of a first delivery from the events exchange."""
         receivers = self.receivers(event_name)
         return next((handler for handler in receivers if handler.queue == queue), None)
+
+    def only_event(self, queue: str) -> str:
+        """Return the name of the only event that a queue is bound to, ``""`` if there are others."""
+        handlers = self.by_queue().get(queue, ())
+        bound = {name for handler in handlers for name in handler.bindings}
+        return bound.pop() if len(bound) == 1 and not any(map(is_pattern, bound)) else ""
 
     def receivers(self, event_name: str) -> Iterator[Handler]:
         """Yield the handlers that receive an event, as it is or upcast."""
