@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -13,6 +14,7 @@ from celery import Celery
 from celery.app import app_or_default
 from django.utils.module_loading import import_string
 from kombu import Connection
+from kombu.utils.url import parse_url
 
 from ..conf import Settings
 from ..exceptions import (
@@ -37,6 +39,8 @@ AMQP_ERRORS = (
 )
 
 
+#: Shortest time in seconds in which a connection is tried: 0 would be no limit.
+LEAST: Final = 0.1
 #: Bytes of a frame that its headers leave to properties.
 HEADER_ROOM: Final = 256
 
@@ -170,12 +174,31 @@ def login_refusal(exc: BaseException) -> Reason | None:
     return None
 
 
-def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connection:
+def count_addresses(*hosts: str) -> int:
+    """Return how many addresses some hosts have together: each may take the time to connect.
+
+    Raises:
+        OSError: none has an address.
+    """
+    count, error = 0, OSError("there is no host")
+    for host in hosts:
+        try:
+            count += len(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        except OSError as exc:
+            error = exc
+    if not count:
+        raise error
+    return count
+
+
+def connect(
+    app: Celery, *, timeout: float, deadline: float | None = None, **transport_options: Any
+) -> Connection:
     """Open a connection for publishing; try each of the broker's addresses once.
 
     Args:
-        timeout: seconds for connecting, shared by the addresses, and for any single read or
-            write afterwards.
+        timeout: seconds for any single read or write.
+        deadline: monotonic time until which the addresses are tried; *timeout* from now by default.
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
@@ -199,17 +222,20 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             socket.TCP_USER_TIMEOUT: int(timeout * 1000),
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
         }
-    addresses = len(broker_urls(app.conf.broker_write_url))
-    connection = build_connection(
-        app, connect_timeout=timeout / addresses, transport_options=options
-    )
+    deadline = deadline or time.monotonic() + timeout
+    connection = build_connection(app, transport_options=options)
     try:
+        urls = broker_urls(app.conf.broker_write_url)
+        hosts = [parse_url(url)["hostname"] or "localhost" for url in urls]
+        addresses = count_addresses(*hosts)
+        left = max(LEAST, deadline - time.monotonic())
+        connection.connect_timeout = left / addresses
         connection.ensure_connection(
-            max_retries=addresses - 1,
+            max_retries=len(hosts) - 1,
             interval_start=0,
             interval_step=0,
             reraise_as_library_errors=False,
-            timeout=timeout,
+            timeout=left,
         )
         # Otherwise py-amqp waits forever for answers, such as that to opening a channel.
         connection.connection.transport.sock.settimeout(timeout)
