@@ -27,7 +27,7 @@ from ..context import ReceivedEvent
 from ..databases import error_line
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
-from ..worker.task import HandlerTask
+from ..worker.task import HandlerTask, event_of
 from . import snapshots
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _replayed(handler: str, event: ReceivedEvent, **_: Any) -> None:
 
 
 def _started(task: Any, **_: Any) -> None:
-    if not isinstance(task, HandlerTask) or (event := task.event) is None:
+    if not isinstance(task, HandlerTask) or (event := event_of(task)) is None:
         return
     task.request.amqp_started = perf_counter()
     since = event.due_at or event.published_at
@@ -116,13 +116,13 @@ def _started(task: Any, **_: Any) -> None:
 
 
 def _ended(task: Any, state: str | None = None, **_: Any) -> None:
-    if not isinstance(task, HandlerTask) or task.event is None:
+    if not isinstance(task, HandlerTask) or (event := event_of(task)) is None:
         return
     began = getattr(task.request, "amqp_started", None)
     if began is not None:
         SECONDS.labels(task.name).observe(perf_counter() - began)
     if state in _HANDLED:
-        HANDLED.labels(*_labels(task.name, task.event)).inc()
+        HANDLED.labels(*_labels(task.name, event)).inc()
 
 
 class SnapshotCollector(Collector):

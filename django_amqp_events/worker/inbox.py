@@ -16,6 +16,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import (
     IntegrityError,
     InternalError,
@@ -92,11 +93,18 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
     refused = partial(RolledBackError.of, handler.name, event.id, alias)
     deadline = time.monotonic() + min(LOCK_WAIT, settings.consumer_timeout / 3)
     while True:
-        inserted = False
+        inserted = returned = False
         try:
             with _transact(alias, insert, find, refused):
                 inserted = True
-                return run()
+                result = run()
+                returned = True
+            return result
+        except SoftTimeLimitExceeded:
+            # It may interrupt the commit, or come right after it.
+            if returned and not nested and _committed(alias, find):
+                return result
+            raise
         except IntegrityError:
             if inserted or not _found(alias, find):
                 raise
@@ -141,6 +149,12 @@ def _transact(
             raise refused() from exc  # PostgreSQL: the transaction is aborted
         if not found:
             raise refused()
+
+
+def _committed(alias: str, find: Statement) -> bool:
+    """Return True if the row is found on another connection."""
+    connections[alias].close()
+    return _found(alias, find)
 
 
 def _found(alias: str, find: Statement) -> bool:
