@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,8 +21,11 @@ def _validator(contract: Callable[..., Any]) -> Validator:
 
 
 def _remembered(function: Any, contract: Callable[..., Any]) -> Any:
-    # A callable object need not be hashable.
-    return function(contract) if isinstance(contract, Hashable) else function.__wrapped__(contract)
+    try:
+        hash(contract)
+    except TypeError:  # a callable object need not be hashable
+        return function.__wrapped__(contract)
+    return function(contract)
 
 
 def bind_contract(

@@ -48,7 +48,7 @@ from .retry_policy import RetryPolicy
 from .upcasting import Upcast, Upcasters, upcasts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # a target need not be hashable
 class Handler:
     """A handler of this service with all its options, which docs/settings.md describes.
 
@@ -311,16 +311,14 @@ class _Builder:
         before = len(self.problems)
         where = f"Handler {name!r} ({dotted(target)})"
         values = self.read(options, where)
-        wrong = "a name has no colon" if ":" in name else full_name_problem(name)
-        self.check_name("E004", where, name, wrong)
         values.setdefault("validate", self.settings.validate)
         queue = values.pop("queue", None) or name
-        if queue is not name and (not isinstance(queue, str) or ":" in queue or not queue.strip()):
-            self.check_name("E004", where, queue, "a queue is a string without a colon")
-            queue = name
         namespace = f"{self.settings.prefix}{self.settings.service}."
-        for full in {namespace + queue, namespace + name}:
-            self.problems.extend(conf.name_problems(full, where))
+        for own in (name,) if queue is name else (name, queue):
+            if wrong := "it has a colon" if ":" in str(own) else full_name_problem(own):
+                self.check_name("E004", where, own, wrong)
+            else:
+                self.problems.extend(conf.name_problems(namespace + own, where))
         events = as_tuple(values.pop("events", None) or ())
         patterns = tuple(getattr(event, "name", event) for event in events)
         if not patterns:
