@@ -15,12 +15,14 @@ from functools import lru_cache
 from time import perf_counter
 from typing import Any, Final
 
+from billiard.process import current_process
 from celery import signals as celery_signals
 from django.db import Error, close_old_connections
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server, values
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.values import MultiProcessValue
 
 from .. import signals
 from ..context import ReceivedEvent
@@ -37,6 +39,20 @@ FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 #: States in which Celery's tracer ends a run that the verdict calls handled.
 _HANDLED: Final = frozenset({"SUCCESS", "IGNORED"})
 _EVENT: Final = ("event", "handler")
+
+
+def _process() -> str:
+    """Return what names this process in the files of the folder.
+
+    A pool process continues the files of the one that it replaces: prometheus_client keeps those of
+    each process until the end.
+    """
+    place = getattr(current_process(), "index", None)
+    return str(os.getpid()) if place is None else f"{os.getppid()}-{place}"
+
+
+if FOLDER in os.environ:
+    values.ValueClass = MultiProcessValue(_process)
 
 PUBLISHED: Final = Counter(
     "amqp_events_published", "Events that RabbitMQ has confirmed.", ["event"]
