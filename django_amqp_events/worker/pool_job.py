@@ -267,13 +267,16 @@ def _publish(
         outcome = outcomes[at]
         if error is None:
             outcomes[at] = outcome._replace(kind="ack", published=True)
-            _announce(settings, *messages[at][:2])
         else:
             late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
             outcomes[at] = outcome._replace(error=str(error), unconfirmed=late)
 
     publish = partial(publisher_pool(settings).publish, mandatory=True)
     publish_each(publish, [messages[at][2] for at in numbers], record)
+    # Receivers may take their time, and others of these messages may be published in between.
+    for at in numbers:
+        if outcomes[at].published:
+            _announce(settings, *messages[at][:2])
 
 
 def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:
