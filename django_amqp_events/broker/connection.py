@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from amqp import exceptions as amqp_errors
 from celery import Celery
 from celery.app import app_or_default
 from django.utils.module_loading import import_string
 from kombu import Connection
-from kombu.utils.url import parse_url
 
 from ..conf import Settings
 from ..exceptions import (
@@ -175,20 +175,12 @@ def login_refusal(exc: BaseException) -> Reason | None:
 
 
 def count_addresses(*hosts: str) -> int:
-    """Return how many addresses some hosts have together: each may take the time to connect.
-
-    Raises:
-        OSError: none has an address.
-    """
-    count, error = 0, OSError("there is no host")
+    """Return how many addresses some hosts have together: each may take the time to connect."""
+    count = 0
     for host in hosts:
-        try:
+        with suppress(OSError):
             count += len(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
-        except OSError as exc:
-            error = exc
-    if not count:
-        raise error
-    return count
+    return count or 1
 
 
 def connect(
@@ -223,15 +215,13 @@ def connect(
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
         }
     deadline = deadline or time.monotonic() + timeout
-    connection = build_connection(app, transport_options=options)
+    urls = broker_urls(app.conf.broker_write_url)
+    addresses = count_addresses(*(urlsplit(url).hostname or "localhost" for url in urls))
+    left = max(LEAST, deadline - time.monotonic())
+    connection = build_connection(app, connect_timeout=left / addresses, transport_options=options)
     try:
-        urls = broker_urls(app.conf.broker_write_url)
-        hosts = [parse_url(url)["hostname"] or "localhost" for url in urls]
-        addresses = count_addresses(*hosts)
-        left = max(LEAST, deadline - time.monotonic())
-        connection.connect_timeout = left / addresses
         connection.ensure_connection(
-            max_retries=len(hosts) - 1,
+            max_retries=len(urls) - 1,
             interval_start=0,
             interval_step=0,
             reraise_as_library_errors=False,

@@ -3,7 +3,8 @@
 py-amqp decodes a delivery while it reads the socket. If it cannot (a time beyond the year 9999,
 such as JavaScript's milliseconds; a message id that is not UTF-8; thousands of nested tables), the
 error passes through Celery's event loop and ends the worker, and the next worker gets the same
-message. Here a delivery is its bytes, and :func:`decode` leaves out what cannot be decoded. Frames: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
+message. Here a delivery is its bytes, and :func:`decode` leaves out what cannot be decoded. Frames:
+https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 """
 
 from __future__ import annotations

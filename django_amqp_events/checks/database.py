@@ -32,7 +32,9 @@ def _lacks(alias: str, model: type[Model]) -> str:
     with ThreadPoolExecutor(1) as pool:
         allowed = pool.submit(router.allow_migrate_model, alias, model).result()
     return (
-        "" if allowed else f"the database routers exclude {model.__name__} from the database {alias!r}"
+        ""
+        if allowed
+        else f"the database routers exclude {model.__name__} from the database {alias!r}"
     )
 
 

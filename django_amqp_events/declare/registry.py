@@ -48,7 +48,7 @@ from .retry_policy import RetryPolicy
 from .upcasting import Upcast, Upcasters, upcasts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # a target need not be hashable
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
     """A handler of this service with all its options, which docs/settings.md describes.
 
@@ -78,6 +78,9 @@ class Handler:
     using: str = ""
     validate: bool = False
     upcasts: tuple[Upcast, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.key)  # its target need not be hashable
 
     @property
     def is_task_class(self) -> bool:
@@ -133,7 +136,7 @@ class Registry:
         return next((handler for handler in receivers if handler.queue == queue), None)
 
     def only_event(self, queue: str) -> str:
-        """Return the name of the only event that a queue is bound to, ``""`` if there are others."""
+        """Return the name of the only event that a queue is bound to, ``""`` if it is not one."""
         handlers = self.by_queue().get(queue, ())
         bound = {name for handler in handlers for name in handler.bindings}
         return bound.pop() if len(bound) == 1 and not any(map(is_pattern, bound)) else ""

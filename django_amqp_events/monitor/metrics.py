@@ -15,7 +15,6 @@ from functools import lru_cache
 from time import perf_counter
 from typing import Any, Final
 
-from billiard.process import current_process
 from celery import signals as celery_signals
 from django.db import Error, close_old_connections
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server, values
@@ -29,6 +28,7 @@ from ..context import ReceivedEvent
 from ..databases import error_line
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
+from ..worker.celery_internals import current_process
 from ..worker.task import HandlerTask, event_of
 from . import snapshots
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
@@ -152,7 +152,9 @@ def _transact(
 
 
 def _committed(alias: str, find: Statement) -> bool:
-    """Return True if the row is found on another connection."""
+    """Return True if the row is there when the transaction is over."""
+    with suppress(Exception):  # an interrupted driver may raise anything
+        connections[alias].rollback()
     connections[alias].close()
     return _found(alias, find)
 

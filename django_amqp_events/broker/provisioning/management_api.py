@@ -54,9 +54,7 @@ class ManagementApi:
         tls: Celery's ``broker_use_ssl``: its ``ca_certs``, ``certfile`` and ``keyfile`` are used.
     """
 
-    def __init__(
-        self, url: str, *, vhost: str, timeout: float = 10.0, tls: object = None
-    ) -> None:
+    def __init__(self, url: str, *, vhost: str, timeout: float = 10.0, tls: object = None) -> None:
         try:
             parts = urlsplit(url)
             port = parts.port

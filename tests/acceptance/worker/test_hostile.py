@@ -98,7 +98,7 @@ def goes_on(core: Service, eyes: Eyes, worker: Any, ids: Iterable[int] = range(4
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: str) -> None:
-    """py-amqp raises over each of them while it reads the socket. They cost nothing but themselves."""
+    """py-amqp raises over each of them while it reads the socket."""
     milliseconds = b"T" + struct.pack(">Q", 1_700_000_000_000_000)
     raws = [
         properties(*identity(b"1", (b"at", milliseconds))),

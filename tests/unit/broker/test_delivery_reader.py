@@ -37,7 +37,11 @@ def nested(depth: int) -> bytes:
 BAD |= {"deep": nested(300), "deeper": nested(3000)}
 headers_ = st.dictionaries(
     st.text("abc", min_size=1, max_size=3),
-    st.text(max_size=3) | st.integers(-9, 9) | st.booleans() | st.none() | st.lists(st.integers(0, 9)),
+    st.text(max_size=3)
+    | st.integers(-9, 9)
+    | st.booleans()
+    | st.none()
+    | st.lists(st.integers(0, 9)),
     max_size=4,
 )
 properties_ = st.fixed_dictionaries(
@@ -55,7 +59,9 @@ def read(raw: bytes) -> Received:
 def encode(headers: bytes, properties: dict[str, Any], bad: tuple[str, ...] = ()) -> bytes:
     """Encode properties with a table of headers; those of *bad* are no UTF-8."""
     given = {**properties, **dict.fromkeys(bad, "~~")}
-    raw = bytearray(amqp.Message(b"", application_headers={"mark": 1}, **given)._serialize_properties())
+    raw = bytearray(
+        amqp.Message(b"", application_headers={"mark": 1}, **given)._serialize_properties()
+    )
     table = amqp.serialization.dumps("F", [{"mark": 1}])
     raw = raw.replace(table, struct.pack(">I", len(headers)) + headers)
     return bytes(raw.replace(b"\x02~~", b"\x02\xff\xfe"))

@@ -195,19 +195,23 @@ HINTS: list[Any] = [
 TEXTS = ["", "5", "1.50", "red", "2026-03-01", "2026-03-01T12:00:00.123456Z", "PT1H", str(ID)]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from(TEXTS),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["sku", "price", "sent", "name", "more", "value", "orderNumber", "at", "5"]),
-        inner,
-        max_size=5,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["sku", "price", "sent", "name", "more", "value", "orderNumber", "at", "5"]
+            ),
+            inner,
+            max_size=5,
+        )
     ),
     max_leaves=6,
 )
 python_values = json_values | st.sampled_from(
     [
-        Decimal("1.50"), NOON, NOON.replace(microsecond=123_456), date(2026, 3, 1), time(1, 2, 3, 4),
-        timedelta(hours=1), ID, (1, 2), [Decimal(5)], {"sku": "s", "price": Decimal(1), "more": NOON},
-        Level.HIGH,
+        Decimal("1.50"), NOON, NOON.replace(microsecond=123_456), date(2026, 3, 1),
+        time(1, 2, 3, 4), timedelta(hours=1), ID, (1, 2), [Decimal(5)], Level.HIGH,
+        {"sku": "s", "price": Decimal(1), "more": NOON},
     ]
 )  # fmt: skip
 
@@ -278,7 +282,11 @@ def test_what_would_not_be_read_back_is_refused(hint: Any, value: Any) -> None:
     [
         (Base, Derived(sku="s", price=Decimal(1)), {"sku": "s", "price": "1"}),
         (Base, {"sku": "s", "more": {"x": 1}}, {"sku": "s", "more": {"x": 1}}),
-        (list[Base], [Base(sku="s", more=NOON)], [{"sku": "s", "more": "2026-03-01T12:00:00.250Z"}]),
+        (
+            list[Base],
+            [Base(sku="s", more=NOON)],
+            [{"sku": "s", "more": "2026-03-01T12:00:00.250Z"}],
+        ),
         (
             Boxed,
             Boxed(Derived(sku="s", price=Decimal(1)), NOON),

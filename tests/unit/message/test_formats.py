@@ -319,10 +319,15 @@ WORDS = (
     "__type__", "__value__", "lang", "retries", "event-id", "compression",
 )  # fmt: skip
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from([*WORDS, "1.0", "uuid", "date"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
-    | st.fixed_dictionaries({"__type__": inner, "__value__": inner}),
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from([*WORDS, "1.0", "uuid", "date"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
+        | st.fixed_dictionaries({"__type__": inner, "__value__": inner})
+    ),
     max_leaves=6,
 )
 publisher_headers = st.dictionaries(
