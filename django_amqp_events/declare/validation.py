@@ -172,16 +172,17 @@ def _plain(value: Any) -> Any:
         return _ENCODER.default(value)
     from pydantic_core import to_jsonable_python
 
-    adapter = _adapter(type(value))
+    kind: Any = type(value)
+    adapter = _adapter(kind)
     # Without warnings: values of other types are errors when the whole is read.
     dumped = adapter.dump_python(
         value, by_alias=True, round_trip=True, serialize_as_any=True, warnings=False
     )
-    if type(dumped) is not type(value):
+    if type(dumped) is not kind:
         return _plain(dumped)
     written = to_jsonable_python(value)
     if adapter.validate_python(written) != value:
-        raise ValueError(f"JSON has no value for a {type(value).__name__}")
+        raise ValueError(f"JSON has no value for a {kind.__name__}")
     return written
 
 

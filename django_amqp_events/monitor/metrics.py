@@ -52,7 +52,7 @@ def _process() -> str:
 
 
 if FOLDER in os.environ:
-    values.ValueClass = MultiProcessValue(_process)
+    values.ValueClass = MultiProcessValue(_process)  # type: ignore[no-untyped-call]
 
 PUBLISHED: Final = Counter(
     "amqp_events_published", "Events that RabbitMQ has confirmed.", ["event"]

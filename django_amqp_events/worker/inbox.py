@@ -93,17 +93,17 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
     refused = partial(RolledBackError.of, handler.name, event.id, alias)
     deadline = time.monotonic() + min(LOCK_WAIT, settings.consumer_timeout / 3)
     while True:
-        inserted = returned = False
+        inserted = False
+        results: list[T] = []
         try:
             with _transact(alias, insert, find, refused):
                 inserted = True
-                result = run()
-                returned = True
-            return result
+                results.append(run())
+            return results[0]
         except SoftTimeLimitExceeded:
             # It may interrupt the commit, or come right after it.
-            if returned and not nested and _committed(alias, find):
-                return result
+            if results and not nested and _committed(alias, find):
+                return results[0]
             raise
         except IntegrityError:
             if inserted or not _found(alias, find):
