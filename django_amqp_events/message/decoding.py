@@ -138,12 +138,13 @@ def identify(
             f"the message has neither an event-id nor a Celery task id, and the body is no JSON "
             f"object; its content type is {_content_type(received)}"
         )
-    task = _identity(headers, "task") if celery else ""
+    # Another program's JSON may have a header of that name.
+    named = {"task": headers.get("task")} if celery else {}
     if trusted or not received.exchange:
         # A retry has its handler's key, a message for the default exchange that of a queue.
-        name = _identity(headers, EVENT_NAME) or task or only_event or key
+        name = _identity(headers, EVENT_NAME) or _identity(named, "task") or only_event or key
     else:
-        name = key or task
+        name = key or _identity(named, "task")
     if not name:
         raise Malformed("the message has neither a routing key nor a Celery task name")
     progress = Progress()
