@@ -241,8 +241,9 @@ class HandlerFunction(Declared, Generic[P, R]):
     """A declared handler. Calling it runs the function in this process."""
 
     def __init__(self, declaration: HandlerDeclaration) -> None:
-        self._declaration = declaration
+        # First, because it copies the function's attributes, which could be ours.
         functools.update_wrapper(self, declaration.target)
+        self._declaration = declaration
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -33,8 +33,8 @@ class Part:
     """A part of this process that works in a loop.
 
     Args:
-        name: ``worker``, ``reaper``, ``relay``, ``mirror``, ``batches`` or ``snapshots``; ``""`` if
-            ``events_health`` does not examine it.
+        name: ``worker``, ``companion`` (of a worker), ``reaper``, ``relay``, ``mirror``,
+            ``batches`` or ``snapshots``; ``""`` if ``events_health`` does not examine it.
         problem: returns why it is not ready, ``""`` if it is.
     """
 

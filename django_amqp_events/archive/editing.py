@@ -146,9 +146,7 @@ def _refusal(
     contract: Any = known.contract
     validate = bool(known.validate)
     try:
-        contracts.bind_contract(
-            known.name, contract, payload, *args, validate=validate, decoded=True
-        )
+        contracts.bind_contract(known.name, contract, payload, *args, validate=validate)
     except Exception as exc:  # noqa: BLE001 - a project's own code
         return exc
     return None

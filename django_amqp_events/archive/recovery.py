@@ -271,7 +271,8 @@ class RecoveredCopies:
         )
         if came.routing_key == came.queue:
             came = replace(came, exchange="")  # the key is the queue's, not the event's name
-        event, progress = decoding.identify(came, trusted=trusted)
+        only = "" if came.exchange else self.registry.only_event(came.queue)
+        event, progress = decoding.identify(came, trusted=trusted, only_event=only)
         handlers = self.registry.handlers
         if trusted:
             if progress.handler:

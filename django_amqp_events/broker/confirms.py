@@ -30,7 +30,7 @@ from ..message.fitting import fitted
 from ..message.headers import table_size
 from ..message.types import Message
 from ..reasons import Reason
-from .connection import AMQP_ERRORS, close_socket, connect
+from .connection import AMQP_ERRORS, LEAST, close_socket, connect
 from .publish_errors import (
     build_error,
     interrupted_error,
@@ -74,8 +74,8 @@ class ConfirmChannel:
     Not thread-safe. After :attr:`broken` is set it publishes nothing until :meth:`reopen`.
 
     Args:
-        timeout: seconds for connecting, for any single read or write, and without any confirm,
-            after which the remaining messages of a publish fail.
+        timeout: seconds for connecting and the first confirm, for any single write, and without
+            any further confirm, after which the remaining messages of a publish fail.
     """
 
     #: Seconds between heartbeats. Nothing would send them while the connection is idle in the pool,
@@ -105,12 +105,16 @@ class ConfirmChannel:
         self._channel: Any = None
         self._poll: Callable[[], object] = nothing
 
-    def connect(self) -> None:
+    def connect(self, deadline: float | None = None) -> None:
         """Connect, unless the connection is open.
+
+        Args:
+            deadline: monotonic time until which it is tried; :attr:`timeout` from now by default.
 
         Raises:
             BrokerUnavailableError: no connection, it is lost, or RabbitMQ blocks publishers.
         """
+        self._deadline = deadline or time.monotonic() + self.timeout
         if self.broken:
             raise BrokerUnavailableError(Reason("connection-closed"))
         if self._missed_unblocked():
@@ -129,6 +133,7 @@ class ConfirmChannel:
         self._conn = connect(
             self.app,
             timeout=self.timeout,
+            deadline=self._deadline,
             on_blocked=self._on_blocked,
             on_unblocked=self._on_unblocked,
             heartbeat=self.heartbeat,
@@ -136,6 +141,7 @@ class ConfirmChannel:
         self._amqp = self._conn.connection
         self._transport = self._amqp.transport
         try:
+            self._transport.sock.settimeout(max(LEAST, self._deadline - time.monotonic()))
             self._channel = self._amqp.channel()
             self._channel.confirm_select()
         except AMQP_ERRORS as exc:
@@ -164,19 +170,21 @@ class ConfirmChannel:
             self.close()
             self._reset()
 
-    def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool, deadline: float | None = None
+    ) -> list[PublishError | None]:
         """Publish messages and wait for their confirms, at most :data:`WINDOW` at a time.
 
         Args:
             mandatory: report a message that no queue is bound for as unroutable.
+            deadline: as of :meth:`connect`, and for the first confirm.
 
         Returns:
             one entry per message, in order: ``None`` if it was confirmed (and, with *mandatory*,
             routed), otherwise its error. Nothing is raised for a single message.
         """
-        self._deadline = time.monotonic() + self.timeout
         try:
-            self.connect()
+            self.connect(deadline)
         except BrokerUnavailableError as exc:
             return unavailable_errors(messages, exc.reason)
         self._messages = messages
@@ -309,7 +317,7 @@ class ConfirmChannel:
         if not self.blocked or time.monotonic() < self._asked + BLOCKED_SECONDS:
             return False
         self._asked = time.monotonic()
-        if not accepts_publishes(self.app, self.timeout):
+        if not accepts_publishes(self.app, max(LEAST, self._deadline - time.monotonic())):
             return False
         try:
             self._amqp.blocking_read(SLICE)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from amqp import exceptions as amqp_errors
 from celery import Celery
@@ -37,6 +39,8 @@ AMQP_ERRORS = (
 )
 
 
+#: Shortest time in seconds in which a connection is tried: 0 would be no limit.
+LEAST: Final = 0.1
 #: Bytes of a frame that its headers leave to properties.
 HEADER_ROOM: Final = 256
 
@@ -170,12 +174,23 @@ def login_refusal(exc: BaseException) -> Reason | None:
     return None
 
 
-def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connection:
+def count_addresses(*hosts: str) -> int:
+    """Return how many addresses some hosts have together: each may take the time to connect."""
+    count = 0
+    for host in hosts:
+        with suppress(OSError):
+            count += len(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    return count or 1
+
+
+def connect(
+    app: Celery, *, timeout: float, deadline: float | None = None, **transport_options: Any
+) -> Connection:
     """Open a connection for publishing; try each of the broker's addresses once.
 
     Args:
-        timeout: seconds for connecting, shared by the addresses, and for any single read or
-            write afterwards.
+        timeout: seconds for any single read or write.
+        deadline: monotonic time until which the addresses are tried; *timeout* from now by default.
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
@@ -199,17 +214,18 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             socket.TCP_USER_TIMEOUT: int(timeout * 1000),
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
         }
-    addresses = len(broker_urls(app.conf.broker_write_url))
-    connection = build_connection(
-        app, connect_timeout=timeout / addresses, transport_options=options
-    )
+    deadline = deadline or time.monotonic() + timeout
+    urls = broker_urls(app.conf.broker_write_url)
+    addresses = count_addresses(*(urlsplit(url).hostname or "localhost" for url in urls))
+    left = max(LEAST, deadline - time.monotonic())
+    connection = build_connection(app, connect_timeout=left / addresses, transport_options=options)
     try:
         connection.ensure_connection(
-            max_retries=addresses - 1,
+            max_retries=len(urls) - 1,
             interval_start=0,
             interval_step=0,
             reraise_as_library_errors=False,
-            timeout=timeout,
+            timeout=left,
         )
         # Otherwise py-amqp waits forever for answers, such as that to opening a channel.
         connection.connection.transport.sock.settimeout(timeout)

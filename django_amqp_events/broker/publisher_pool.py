@@ -40,15 +40,16 @@ class PublisherPool:
     def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
         """Publish on a channel of the pool; see :meth:`ConfirmChannel.publish`.
 
-        Wait at most ``timeout`` seconds for a free connection.
+        ``timeout`` seconds are for a free connection, connecting and the first confirm together.
         """
         if not messages:
             return []
-        channel = self._acquire()
+        deadline = time.monotonic() + self.timeout
+        channel = self._acquire(deadline)
         if channel is None:
             return unavailable_errors(messages, self._busy)
         try:
-            return channel.publish(messages, mandatory=mandatory)
+            return channel.publish(messages, mandatory=mandatory, deadline=deadline)
         finally:
             self._release(channel)
 
@@ -59,11 +60,12 @@ class PublisherPool:
             BrokerUnavailableError: RabbitMQ is unreachable, blocks publishers, or all connections
                 are busy.
         """
-        channel = self._acquire()
+        deadline = time.monotonic() + self.timeout
+        channel = self._acquire(deadline)
         if channel is None:
             raise BrokerUnavailableError(self._busy)
         try:
-            channel.connect()
+            channel.connect(deadline)
         finally:
             self._release(channel)
 
@@ -71,8 +73,7 @@ class PublisherPool:
     def _busy(self) -> Reason:
         return Reason("connections-busy", limit=self.limit, seconds=f"{self.timeout:g}")
 
-    def _acquire(self) -> ConfirmChannel | None:
-        deadline = time.monotonic() + self.timeout
+    def _acquire(self, deadline: float) -> ConfirmChannel | None:
         while True:
             with self._changed:
                 while not self._idle and self.limit and len(self._all) >= self.limit:

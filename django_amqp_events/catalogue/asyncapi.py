@@ -196,7 +196,7 @@ def _trait(form: Format) -> dict[str, Any]:
             "type": "object",
             "properties": {
                 **(celery if form == "celery" else {}),
-                headers.EVENT_FORMAT: {"const": headers.FORMAT},
+                headers.EVENT_FORMAT: {"const": form},
                 headers.EVENT_ID: _text("Id of the event."),
                 headers.EVENT_NAME: _text("Name of the event."),
                 headers.EVENT_SERVICE: _text("Service that published the event."),

@@ -30,6 +30,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     settings.check_metrics,
     celery_options.check_transport,
     celery_options.check_worker,
+    celery_options.check_start,
     celery_options.check_consumer_timeout,
     celery_options.check_current_app,
     celery_options.check_celery_queues,

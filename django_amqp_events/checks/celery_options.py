@@ -11,7 +11,9 @@ from ..broker import topology
 from ..broker.connection import build_connection, current_celery_app, is_default_app
 from ..exceptions import ConfigurationError
 from ..options import Problem
+from ..worker.bootstrap import check_libraries
 from ..worker.prefetch import RUNNING, WAITING, events_per_second, lowest_rate, run_limit
+from ..worker.task import register
 from .project import Project
 
 
@@ -58,6 +60,23 @@ def check_worker(project: Project) -> Iterator[Problem]:
             f"connection, with the events delivered there, for hours, and a worker behind a load "
             f"balancer may not notice it.",
             "Set it to 60, or remove it: the default is 120.",
+        )
+
+
+def check_start(project: Project) -> Iterator[Problem]:
+    """What a worker does with the handlers when it starts (E013)."""
+    app, handlers = project.app, project.registry.handlers
+    if app is None or not handlers:
+        return
+    try:
+        check_libraries()
+        app.loader.import_default_modules()
+        register(app, handlers)
+    except Exception as exc:  # noqa: BLE001 - it runs the project's modules and classes
+        yield Problem(
+            "E013",
+            f"No worker starts: {type(exc).__name__}: {exc}.",
+            "Correct the handler, or the module that the error comes from.",
         )
 
 

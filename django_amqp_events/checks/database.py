@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from django.db import connections, router
@@ -26,9 +27,15 @@ def _lacks(alias: str, model: type[Model]) -> str:
     """Return why a database has no table of a model, ``""`` if it may have one."""
     if alias not in connections.settings or not exists(alias):
         return f"DATABASES has no database {alias!r}"
-    if not router.allow_migrate_model(alias, model):
-        return f"the database routers exclude {model.__name__} from the database {alias!r}"
-    return ""
+    # In a thread of its own, where connections are as they begin: django-tenants answers for the
+    # schema of the present tenant, in which a command may run.
+    with ThreadPoolExecutor(1) as pool:
+        allowed = pool.submit(router.allow_migrate_model, alias, model).result()
+    return (
+        ""
+        if allowed
+        else f"the database routers exclude {model.__name__} from the database {alias!r}"
+    )
 
 
 def check_archive_database(project: Project) -> Iterator[Problem]:

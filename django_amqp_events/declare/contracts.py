@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from ..callables import unrun
 from ..exceptions import ConfigurationError, InvalidEventError
 from .declarations import dotted, signature_of
-from .validation import Validator, Violation
-
-#: Limit of the names and contracts in memory, since some are made at run time.
-REMEMBERED: Final = 1024
+from .validation import REMEMBERED, Validator, Violation
 
 _signature = lru_cache(maxsize=REMEMBERED)(signature_of)
 
@@ -24,8 +21,11 @@ def _validator(contract: Callable[..., Any]) -> Validator:
 
 
 def _remembered(function: Any, contract: Callable[..., Any]) -> Any:
-    # A callable object need not be hashable.
-    return function(contract) if isinstance(contract, Hashable) else function.__wrapped__(contract)
+    try:
+        hash(contract)
+    except TypeError:  # a callable object need not be hashable
+        return function.__wrapped__(contract)
+    return function(contract)
 
 
 def bind_contract(
@@ -34,14 +34,12 @@ def bind_contract(
     payload: Mapping[str, Any],
     *args: Any,
     validate: bool = False,
-    decoded: bool = False,
 ) -> dict[str, Any]:
     """Bind a payload to the signature of its contract and run the contract's body.
 
     Args:
-        validate: enforce the contract's type hints. The body gets values of their types, the
-            returned payload has those that Django's JSON encoder writes.
-        decoded: the payload was decoded from JSON.
+        validate: enforce the contract's type hints. The body gets values of their types; objects
+            in the returned payload are dicts of their fields.
 
     Returns:
         the payload with the contract's defaults filled in.
@@ -71,10 +69,10 @@ def bind_contract(
         return _by_name(name, bound)
     validator: Validator = _remembered(_validator, contract)
     try:
-        typed = (validator.from_json if decoded else validator.from_python)(bound.arguments)
-        bound.arguments = typed
+        plain = validator.to_json(bound.arguments)
+        bound.arguments = validator.from_json(plain)
         _run(contract, bound)
-        bound.arguments = validator.to_json(typed)
+        bound.arguments = plain
     except Violation as exc:
         raise InvalidEventError(
             f"event {name!r} violates the type hints of its contract {dotted(contract)}: {exc}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 from .. import conf
 from ..options import has_control_characters
+
+_PARSED: Final = frozenset(",[]?")
 
 
 def pattern_matches(pattern: str, name: str) -> bool:
@@ -60,6 +63,9 @@ def pattern_problem(pattern: object) -> str | None:
             return "* and # stand for whole words only"
         if any(map(str.isspace, word)) or has_control_characters(word):
             return "it has a space, a control character or a lone surrogate"
+        # Celery's -Q has a list of queues, events_worker takes shell patterns of handlers.
+        if not _PARSED.isdisjoint(word):
+            return "it has a comma, a bracket or a question mark"
     return None
 
 

@@ -38,7 +38,13 @@ from .declarations import (
     handler_problem,
     signature_of,
 )
-from .patterns import full_name_problem, pattern_matches, pattern_problem, patterns_overlap
+from .patterns import (
+    full_name_problem,
+    is_pattern,
+    pattern_matches,
+    pattern_problem,
+    patterns_overlap,
+)
 from .retry_policy import RetryPolicy
 from .upcasting import Upcast, Upcasters, upcasts
 
@@ -76,6 +82,9 @@ class Handler:
     validate: bool = False
     upcasts: tuple[Upcast, ...] = ()
     newest: tuple[str, str] | None = None
+
+    def __hash__(self) -> int:
+        return hash(self.key)  # its target need not be hashable
 
     @property
     def is_task_class(self) -> bool:
@@ -129,6 +138,12 @@ class Registry:
         """Return the handler of a first delivery from the events exchange."""
         receivers = self.receivers(event_name)
         return next((handler for handler in receivers if handler.queue == queue), None)
+
+    def only_event(self, queue: str) -> str:
+        """Return the name of the only event that a queue is bound to, ``""`` if it is not one."""
+        handlers = self.by_queue().get(queue, ())
+        bound = {name for handler in handlers for name in handler.bindings}
+        return bound.pop() if len(bound) == 1 and not any(map(is_pattern, bound)) else ""
 
     def receivers(self, event_name: str) -> Iterator[Handler]:
         """Yield the handlers that receive an event, as it is or upcast."""
@@ -304,8 +319,6 @@ class _Builder:
         before = len(self.problems)
         where = f"Handler {name!r} ({dotted(target)})"
         values = self.read(options, where)
-        wrong = "a name has no colon" if ":" in name else full_name_problem(name)
-        self.check_name("E004", where, name, wrong)
         values.setdefault("validate", self.settings.validate)
         if values.get("newest"):
             if values.get("once") is False:
@@ -314,12 +327,12 @@ class _Builder:
                 )
             values["once"] = True
         queue = values.pop("queue", None) or name
-        if queue is not name and (not isinstance(queue, str) or ":" in queue or not queue.strip()):
-            self.check_name("E004", where, queue, "a queue is a string without a colon")
-            queue = name
         namespace = f"{self.settings.prefix}{self.settings.service}."
-        for full in {namespace + queue, namespace + name}:
-            self.problems.extend(conf.name_problems(full, where))
+        for own in (name,) if queue is name else (name, queue):
+            if wrong := "it has a colon" if ":" in str(own) else full_name_problem(own):
+                self.check_name("E004", where, own, wrong)
+            else:
+                self.problems.extend(conf.name_problems(namespace + own, where))
         events = as_tuple(values.pop("events", None) or ())
         patterns = tuple(getattr(event, "name", event) for event in events)
         if not patterns:

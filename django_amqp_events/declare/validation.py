@@ -1,17 +1,18 @@
 """Validate a payload against the type hints of a function, with pydantic (``VALIDATE``).
 
-pydantic is imported when a validator is made; apart from this module, the catalogue imports it.
-Publishing turns the values into those that Django's JSON encoder writes; handling turns the JSON
-values into those of the hints.
+pydantic is imported when a validator is made; apart from this module, the catalogue imports it. A
+validator reads what is on the wire, when an event is published as well as when it is handled: what
+is published is what the publisher has passed.
 """
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, get_type_hints
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -25,6 +26,8 @@ from .declarations import dotted
 MAX_ERRORS: Final = 20
 #: Longest text of one error in characters; its path may have a publisher's keys.
 MAX_ERROR: Final = 300
+#: Limit of the types, names and contracts in memory, since some are made at run time.
+REMEMBERED: Final = 1024
 REMEDY: Final = 'pip install "django-amqp-events[contracts]"'
 
 _ENCODER: Final = DjangoJSONEncoder(separators=(",", ":"))
@@ -57,10 +60,7 @@ class Validator:
             hints = _hints(signature, target)
             # pydantic refuses typing.TypedDict before Python 3.12.
             typed_dict: Any = typing_extensions.TypedDict
-            arguments = typed_dict("arguments", hints, total=False)
-            # Otherwise, the fields of a given dataclass instance would not be checked.
-            arguments.__pydantic_config__ = {"revalidate_instances": "always"}
-            self.adapter = pydantic.TypeAdapter(arguments)
+            self.adapter = pydantic.TypeAdapter(typed_dict("arguments", hints, total=False))
             self.adapter.rebuild(raise_errors=True)
         except Exception as exc:
             reason = f"{type(exc).__name__}: {exc}".partition("\n")[0].rstrip(".")
@@ -72,32 +72,17 @@ class Validator:
             raise configuration_error(Problem("E080", what, hint)) from exc
         self._names = frozenset(hints)
 
-    def from_python(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a publisher's arguments as values of their hints.
-
-        Raises:
-            Violation: an argument is not a value of its hint.
-        """
-        return self._validated(arguments, self.adapter.validate_python)
-
     def from_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return decoded arguments as values of their hints.
 
         Raises:
             Violation: an argument is not a value of its hint.
         """
-        # From JSON text, because pydantic's strict mode reads a date or Decimal from JSON text
-        # only.
-        return self._validated(
-            arguments, lambda hinted: self.adapter.validate_json(_ENCODER.encode(hinted))
-        )
-
-    def _validated(
-        self, arguments: Mapping[str, Any], validate: Callable[[dict[str, Any]], Any]
-    ) -> dict[str, Any]:
         hinted = {name: value for name, value in arguments.items() if name in self._names}
         try:
-            return {**arguments, **validate(hinted)}
+            # From JSON text, because pydantic's strict mode reads a date or Decimal from JSON text
+            # only.
+            return {**arguments, **self.adapter.validate_json(_ENCODER.encode(hinted))}
         except self._errors as exc:
             errors = exc.errors(include_url=False, include_input=False, include_context=False)
             raise Violation(_text(errors)) from None
@@ -105,19 +90,17 @@ class Validator:
             raise Violation(str(exc)[:MAX_ERROR]) from exc
 
     def to_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return validated arguments as values that Django's JSON encoder writes.
+        """Return a publisher's arguments as JSON values, those with a hint at least.
 
         Raises:
-            Violation: a value has none, or an object has attributes of other types.
+            Violation: a value has none.
         """
         hinted = {name: value for name, value in arguments.items() if name in self._names}
         try:
-            dumped = self.adapter.dump_python(
-                hinted, by_alias=True, round_trip=True, warnings="error"
-            )
-            return {**arguments, **_plain(dumped)}
-        except ValueError as exc:  # pydantic's, or Django's for a time with a time zone
-            raise Violation(" ".join(str(exc).split())[: MAX_ERRORS * MAX_ERROR]) from exc
+            return {**arguments, **_plain(hinted)}
+        # pydantic's are of each kind; ValueError is Django's for a time with a time zone, too.
+        except (TypeError, ValueError, RuntimeError) as exc:
+            raise Violation(" ".join(str(exc).split())[:MAX_ERROR]) from exc
 
 
 def _hints(signature: inspect.Signature, target: Any) -> dict[str, Any]:
@@ -172,9 +155,12 @@ def _function_of(target: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without the types that Django's JSON encoder does not write."""
-    kind = type(value)
-    if kind in _WRITTEN:
+    """Return a value as Django's JSON encoder writes it, and objects as dicts of their fields.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: it has no value in JSON that would be read back as it.
+    """
+    if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
@@ -182,12 +168,26 @@ def _plain(value: Any) -> Any:
         return list(map(_plain, value))
     if isinstance(value, Enum):
         return _plain(value.value)
-    try:
+    with suppress(TypeError):
         return _ENCODER.default(value)
-    except TypeError:
-        from pydantic_core import to_jsonable_python
+    from pydantic_core import to_jsonable_python
 
-        return to_jsonable_python(value)
+    kind: Any = type(value)
+    adapter = _adapter(kind)
+    # Without warnings: values of other types are errors when the whole is read.
+    dumped = adapter.dump_python(
+        value, by_alias=True, round_trip=True, serialize_as_any=True, warnings=False
+    )
+    if type(dumped) is not kind:
+        return _plain(dumped)
+    written = to_jsonable_python(value)
+    if adapter.validate_python(written) != value:
+        raise ValueError(f"JSON has no value for a {kind.__name__}")
+    return written
 
 
-_WRITTEN: Final = frozenset({str, int, float, bool, type(None)})
+@lru_cache(maxsize=REMEMBERED)
+def _adapter(kind: type) -> Any:
+    import pydantic
+
+    return pydantic.TypeAdapter(kind)

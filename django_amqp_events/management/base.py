@@ -55,10 +55,10 @@ class EventsCommand(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         summary, _, details = (self.help or "").partition("\n\n")
-        parser = super().create_parser(
-            prog_name, subcommand, formatter_class=HelpFormatter, epilog=details, **kwargs
-        )
-        parser.description = summary
+        # Other packages replace Django's method by one without further parameters.
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.formatter_class = HelpFormatter
+        parser.description, parser.epilog = summary, details
         return parser
 
     def add_format(self, parser: ArgumentParser) -> None:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from django.conf import settings
+from django.core.management import get_commands
 
-from ..exceptions import ConfigurationError
 from ..service_loop import BACKOFF, POLL_INTERVAL
 
 #: Seconds after SIGTERM until a command is killed.
@@ -25,7 +24,7 @@ PARENT_CHECK_SECONDS: Final = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class ChildCommand:
-    """A management command in a child process.
+    """A management command in a child process, which starts as this one was started.
 
     It gets this process's id (``--parent``) and ends with it, even if that is killed. It has a
     process group of its own, so Ctrl-C at a terminal reaches only this process, which then stops
@@ -38,22 +37,16 @@ class ChildCommand:
         grace: seconds after SIGTERM until it is killed; RabbitMQ redelivers what it has not
             settled.
 
-    Raises:
-        ConfigurationError: the settings are not in a module, which a child process could import.
+    Attributes:
+        problem: why it ended last, until it has run for some time.
     """
 
     line: tuple[str, ...]
     tell: Callable[[str], object]
     stop: Callable[[], bool]
     grace: float = GRACE
+    problem: str = ""
     _failures: int = 0
-
-    def __post_init__(self) -> None:
-        if not settings.SETTINGS_MODULE:
-            raise ConfigurationError(
-                f"{self.line[0]} cannot run in a child process, because the settings are not in a "
-                f"module (settings.configure()); switch it off with --no-… and run it separately"
-            )
 
     def run(self) -> float:
         """Run the command until it ends or is stopped; return the seconds until it may run again.
@@ -68,35 +61,25 @@ class ChildCommand:
         try:
             while process.poll() is None and not self.stop():
                 time.sleep(POLL_INTERVAL)
+                if time.monotonic() > began + BACKOFF.last:
+                    self._failures, self.problem = 0, ""
         finally:
             code = self._end(process)
         if self.stop():
             return 0.0
-        if not code or time.monotonic() > began + BACKOFF.last:
+        if not code:
             self._failures = 0
         wait = BACKOFF.delay(self._failures)
         if code:
             self._failures += 1
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self.tell(f"{self.line[0]} ended with {how}; restarting it in {wait:g} s")
+            self.problem = f"{self.line[0]} ended with {how}"
+            self.tell(f"{self.problem}; restarting it in {wait:g} s")
         return wait
 
     def _start(self) -> subprocess.Popen[bytes]:
-        name, *options = self.line
         return subprocess.Popen(  # noqa: S603 - our own command line
-            [
-                sys.executable,
-                "-P",
-                *(f"-W{option}" for option in sys.warnoptions),
-                "-m",
-                "django",
-                name,
-                *options,
-                "--settings",
-                str(settings.SETTINGS_MODULE),
-                "--parent",
-                str(os.getpid()),
-            ],
+            [sys.executable, *_program(), *self.line, "--parent", str(os.getpid())],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(_path())},
             stdin=subprocess.DEVNULL,
             process_group=0,
@@ -114,6 +97,17 @@ class ChildCommand:
             )
             process.kill()
             return process.wait()
+
+
+def _program() -> list[str]:
+    """Return Python's options and the program that has run this management command.
+
+    It is the project's ``manage.py``, which may prepare what its commands need.
+    """
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in get_commands() and name in sys.orig_argv:
+        return sys.orig_argv[1 : sys.orig_argv.index(name)]
+    return ["-P", *(f"-W{option}" for option in sys.warnoptions), "-m", "django"]
 
 
 def _path() -> list[str]:

@@ -16,7 +16,7 @@ from ..context import ReceivedEvent
 from ..exceptions import Malformed
 from . import decoding
 from .fitting import MAX_TRACEBACK, fitted_archive
-from .formats import wire_format
+from .formats import CELERY, wire_format
 from .headers import (
     EVENT_ARCHIVE,
     EVENT_COPY,
@@ -254,9 +254,9 @@ def _kept_headers(received: Received, event: ReceivedEvent | None) -> dict[str, 
         for key, value in received.headers.items()
         if isinstance(key, str) and not is_broker_header(key) and key not in ours
     }
-    if event is not None and wire_format(received) != "celery":
+    if event is not None and (form := wire_format(received)) not in CELERY:
         # Its identity may be in properties, which the archive message has for itself.
-        kept |= identity_headers(event, celery=False)
+        kept |= identity_headers(event, form)
     return kept
 
 
@@ -289,7 +289,7 @@ def build_outcome(
         routing_key=event.name,
         body=b"",
         headers={
-            **identity_headers(event),
+            **identity_headers(event, "celery"),
             EVENT_HANDLER: handler,
             EVENT_OUTCOME: compact_json(outcome_header),
         },

@@ -36,8 +36,13 @@ from .types import Payload, Progress, Received
 
 #: Longest accepted identity header, in characters.
 MAX_ID: Final = 255
-#: Content encodings start with one of these; the body's first bytes show which it is.
-_ENCODINGS: Final = ("utf-8", "utf8", "utf-16", "utf-32", "us-ascii", "ascii")
+#: Content encodings start with one of these; the body's first bytes show which it is. HTTP and MIME
+#: have names for none at all (RFC 9110, 12.5.3; RFC 2045, 6.1).
+_ENCODINGS: Final = (
+    "utf-8", "utf8", "utf-16", "utf-32", "us-ascii", "ascii", "identity", "binary", "7bit", "8bit",
+)  # fmt: skip
+#: Types that kombu's JSON encoder wraps into text.
+_KOMBU_TEXTS: Final = ("datetime", "date", "time", "decimal", "bytes", "base64")
 #: Start of an id derived from the content of a message that has none.
 CONTENT_ID: Final = "content-"
 
@@ -49,23 +54,24 @@ def decode(received: Received, max_body: int) -> Payload:
         Malformed: the body is longer than *max_body* bytes, or not an event's.
     """
     check_size(received, max_body)
-    if received.headers.get("compression"):
+    form = formats.wire_format(received)
+    celery = form in formats.CELERY
+    if celery and received.headers.get("compression"):
         raise Malformed(f"the body is compressed ({received.headers['compression']!r:.80})")
     encoding = str(received.properties.get("content_encoding") or CONTENT_ENCODING).lower()
     if not encoding.startswith(_ENCODINGS):
         raise Malformed(f"the content encoding is {encoding!r:.80}, not 'utf-8'")
-    form = formats.wire_format(received)
     # Celery sets the content type of its own messages, and pickles some.
     if formats.media_type(received) not in (formats.JSON, formats.STRUCTURED) and (
-        form == "celery" or not formats.is_json(received)
+        celery or not formats.is_json(received)
     ):
         raise Malformed(
             f"the content type is {_content_type(received)}, not {formats.JSON!r} or "
             f"{formats.STRUCTURED!r}"
         )
-    if form != "celery":
+    if not celery:
         return Payload(args=[], kwargs=formats.payload(received))
-    body = formats.decode_json(received.body, _decode)
+    body = formats.decode_json(received.body, _decode_wrapped if form == "kombu" else json.loads)
     if not isinstance(body, list) or len(body) != 3:
         raise Malformed(
             "the body is neither a JSON object nor [args, kwargs, embed] (Celery's protocol 2)"
@@ -92,24 +98,29 @@ def check_size(received: Received, max_body: int) -> None:
 def _plain(value: dict[str, Any]) -> Any:
     # kombu's encoder, used by plain Celery publishers, wraps dates, Decimal and UUID. A handler
     # gets the same plain text from every publisher.
-    if len(value) == 2 and "__type__" in value and "__value__" in value:
-        wrapped = value["__value__"]
-        if value["__type__"] == "uuid" and isinstance(wrapped, dict):
+    if value.keys() == {"__type__", "__value__"}:
+        kind, wrapped = value["__type__"], value["__value__"]
+        if kind == "uuid" and isinstance(wrapped, dict):
             return str(UUID(hex=str(wrapped.get("hex"))))
-        return wrapped
+        if kind in _KOMBU_TEXTS and isinstance(wrapped, str):
+            return wrapped
     return value
 
 
 #: json.loads() with a hook would create a decoder for each call.
-_decode: Final = json.JSONDecoder(object_hook=_plain).decode
+_decode_wrapped: Final = json.JSONDecoder(object_hook=_plain).decode
 
 
-def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progress]:
+def identify(
+    received: Received, *, trusted: bool, only_event: str = ""
+) -> tuple[ReceivedEvent, Progress]:
     """Decode an event's identity and its progress.
 
     Args:
         trusted: the delivery returned to this service (its return or replay exchange, or a dead
             letter), so its progress headers count. A publisher could set them to anything.
+        only_event: the name of the only event of its queue, for a message from the default
+            exchange, whose key is the name of the queue.
 
     Raises:
         Malformed: there is no event id or no name, or an identity header has a wrong type.
@@ -117,20 +128,23 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
     headers, cloud = received.headers, {}
     key = _identity({"routing-key": received.event_key}, "routing-key")
     form = formats.wire_format(received)
-    if form != "celery":
+    celery = form in formats.CELERY
+    if not celery:
         cloud = _attributes(received, form, key, trusted=trusted)
         headers = {**_foreign_identity(received, cloud), **headers}
-    event_id = _identity(headers, EVENT_ID) or _identity(headers, "id")
+    event_id = _identity(headers, EVENT_ID) or (_identity(headers, "id") if celery else "")
     if not event_id:
         raise Malformed(
             f"the message has neither an event-id nor a Celery task id, and the body is no JSON "
             f"object; its content type is {_content_type(received)}"
         )
+    # Another program's JSON may have a header of that name.
+    named = {"task": headers.get("task")} if celery else {}
     if trusted or not received.exchange:
         # A retry has its handler's key, a message for the default exchange that of a queue.
-        name = _identity(headers, EVENT_NAME) or _identity(headers, "task") or key
+        name = _identity(headers, EVENT_NAME) or _identity(named, "task") or only_event or key
     else:
-        name = key or _identity(headers, "task")
+        name = key or _identity(named, "task")
     if not name:
         raise Malformed("the message has neither a routing key nor a Celery task name")
     progress = Progress()
@@ -154,8 +168,8 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
         attempt=progress.attempt,
         replay_id=progress.replay_id,
         replay_forced=bool(progress.replay_id and headers.get(EVENT_REPLAY_FORCED) is True),
-        correlation_id=_identity(headers, EVENT_CORRELATION_ID) or event_id,
-        causation_id=_identity(headers, EVENT_CAUSATION_ID) or None,
+        correlation_id=_unless_invalid(headers, EVENT_CORRELATION_ID) or event_id,
+        causation_id=_unless_invalid(headers, EVENT_CAUSATION_ID) or None,
         subject=as_text(cloud.get("subject")),
         content_type=as_text(received.properties.get("content_type")) or "",
         extensions=formats.extensions(cloud),
@@ -233,6 +247,13 @@ def _identity(headers: Mapping[str, Any], key: str) -> str:
         # PostgreSQL stores none, so a replay would have another id than the event.
         raise Malformed(f"the {key} header is {value!r:.80}, which has a NUL")
     return value
+
+
+def _unless_invalid(headers: Mapping[str, Any], key: str) -> str:
+    """Return a text that an event can do without."""
+    with suppress(Malformed):
+        return _identity(headers, key)
+    return ""
 
 
 def _history(value: object) -> tuple[Mapping[str, Any], ...]:

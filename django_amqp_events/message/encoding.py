@@ -12,7 +12,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from ..context import ReceivedEvent
 from ..exceptions import InvalidEventError
 from ..options import Format
-from .formats import STRUCTURED, WireFormat, wire_format
+from .formats import CELERY, STRUCTURED, WireFormat, wire_format
 from .headers import (
     EVENT_ATTEMPT,
     EVENT_CAUSATION_ID,
@@ -27,7 +27,6 @@ from .headers import (
     EVENT_REPLAY_FORCED,
     EVENT_REPLAY_ID,
     EVENT_SERVICE,
-    FORMAT,
     basic_properties,
     identity_headers,
     with_publisher_headers,
@@ -70,7 +69,7 @@ def encode_payload(
     """
     try:
         content: object = payload
-        if form == "celery":
+        if form in CELERY:
             content = [list(args), payload, {}]
         elif form == "cloudevents":
             content = {**(attributes or {}), "data": payload}
@@ -121,7 +120,7 @@ def event_message(
         if form == "cloudevents":
             properties["content_type"] = STRUCTURED
     ours |= {
-        EVENT_FORMAT: FORMAT,
+        EVENT_FORMAT: form,
         EVENT_ID: event_id,
         EVENT_NAME: name,
         EVENT_SERVICE: service,
@@ -184,7 +183,7 @@ def retry_message(
         service, handler: of the handler that it returns to.
     """
     headers: dict[str, Any] = {
-        **identity_headers(event, celery=wire_format(received) == "celery"),
+        **identity_headers(event, wire_format(received)),
         EVENT_HANDLER: handler,
         EVENT_ATTEMPT: attempt,
     }

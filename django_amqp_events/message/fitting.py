@@ -10,10 +10,11 @@ from typing import Any, Final
 from ..conf import MAX_NAME
 from .headers import (
     EVENT_ARCHIVE,
+    EVENT_FORMAT,
     EVENT_HANDLER,
     EVENT_HISTORY,
     IDENTITY_HEADERS,
-    dispensability,
+    PREFIXES,
     publisher_headers,
     table_size,
     with_publisher_headers,
@@ -97,8 +98,10 @@ def fitted_archive(kept: dict[str, Any], archive: dict[str, Any], most: int) -> 
             missing -= sizes[key]
             total -= sizes[key]
 
-    for least in (2, 1, 0):
-        drop([key for key in kept if key not in IDENTITY_HEADERS and dispensability(key) == least])
+    others = kept.keys() - IDENTITY_HEADERS - {EVENT_FORMAT}
+    attributes = {key for key in others if key.startswith(PREFIXES)}
+    drop(others - attributes)
+    drop(attributes)
     for limit in (500, 50):
         if room() >= 0:
             break

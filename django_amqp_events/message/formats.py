@@ -1,6 +1,7 @@
 """The formats of events on the wire: Celery's protocol 2, CloudEvents 1.0 and plain JSON. Pure.
 
-A message shows its format itself, so its copies keep it: retries, archive messages and replays.
+Our own messages, and all retries and replays, name theirs in ``event-format``. That of a message of
+another program follows from its content type, its headers and the first byte of its body.
 
 CloudEvents: https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md. It has no binding
 for AMQP 0-9-1; the headers of the binary mode follow the binding for AMQP 1.0, and ``ce-`` that for
@@ -13,15 +14,19 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from ..exceptions import Malformed
-from .headers import CONTENT_TYPE, PREFIXES
+from .headers import CONTENT_TYPE, EVENT_FORMAT, PREFIXES
 from .text import MAX_DEPTH, count_brackets, too_deep, utc_text
 from .types import Received
 
-#: The formats that are read. ``cloudevents`` is the structured mode, the envelope in the body.
-WireFormat = Literal["celery", "cloudevents", "cloudevents-binary", "json"]
+#: The formats that are read. ``kombu`` is Celery's protocol 2 as other programs publish it, whose
+#: encoder wraps values; ``cloudevents`` is the structured mode, the envelope in the body.
+WireFormat = Literal["celery", "kombu", "cloudevents", "cloudevents-binary", "json"]
+FORMATS: Final = get_args(WireFormat)
+#: Those of Celery's protocol 2.
+CELERY: Final = frozenset({"celery", "kombu"})
 
 JSON: Final = CONTENT_TYPE
 STRUCTURED: Final = "application/cloudevents+json"
@@ -37,22 +42,22 @@ _STANDARD: Final = frozenset(
 _MAYBE_JSON: Final = frozenset({JSON, "text/json", "text/plain", "application/octet-stream", ""})
 #: White space, and what UTF-16, UTF-32 and byte order marks put around it.
 _BEFORE_JSON: Final = b" \t\n\r\0\xef\xbb\xbf\xfe\xff"
-#: The keys of a task message of Celery's protocol 1, which has no headers.
-_PROTOCOL_1: Final = frozenset({"task", "id", "args", "kwargs"})
 
 
 def wire_format(received: Received) -> WireFormat:
-    """Return the format of a message; ``celery`` if it is unknown."""
-    # Celery's header comes first: most messages have it.
-    if "task" in received.headers:
-        return "celery"
+    """Return the format of a message; ``kombu`` if it is unknown."""
+    named: Any = received.headers.get(EVENT_FORMAT)
+    if named in FORMATS:
+        form: WireFormat = named
+        return form
     if media_type(received) == STRUCTURED:
         return "cloudevents"
+    is_object = received.body.lstrip(_BEFORE_JSON)[:1] == b"{"
+    if "task" in received.headers and not is_object:
+        return "kombu"
     if _prefix(received.headers):
         return "cloudevents-binary"
-    if is_json(received) and received.body.lstrip(_BEFORE_JSON)[:1] == b"{":
-        return "json"
-    return "celery"
+    return "json" if is_object and is_json(received) else "kombu"
 
 
 def is_json(received: Received) -> bool:
@@ -180,8 +185,6 @@ def payload(received: Received) -> dict[str, Any]:
         document = {} if form == "cloudevents-binary" and not raw else decode_json(raw)
     if not isinstance(document, dict):
         raise Malformed(f"the payload is {_json_type(document)}, not a JSON object")
-    if form == "json" and document.keys() >= _PROTOCOL_1:
-        raise Malformed("the body is a task message of Celery's protocol 1; publish protocol 2")
     check_depth(raw, document)
     return document
 

@@ -14,7 +14,7 @@ from ..exceptions import InvalidEventError
 from .text import compact_json, has_surrogates, utc_text
 from .types import Message
 
-#: Version of the event message and of the archive message.
+#: Version of the archive message.
 FORMAT: Final = 1
 CONTENT_TYPE: Final = "application/json"
 #: Prefixes of the headers with CloudEvents attributes; the module ``formats`` reads them.
@@ -130,15 +130,16 @@ def publisher_headers(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield key, value
 
 
-def identity_headers(event: ReceivedEvent, *, celery: bool = True) -> dict[str, Any]:
+def identity_headers(event: ReceivedEvent, form: str) -> dict[str, Any]:
     """Return the headers that identify an event.
 
     Args:
-        celery: with those of a Celery task message, by which its format is recognised.
+        form: the format of the message, a ``WireFormat``.
     """
+    celery = {"lang": "py", "task": event.name, "id": event.id}
     headers: dict[str, Any] = {
-        **({"lang": "py", "task": event.name, "id": event.id} if celery else {}),
-        EVENT_FORMAT: FORMAT,
+        **(celery if form in ("celery", "kombu") else {}),
+        EVENT_FORMAT: form,
         EVENT_ID: event.id,
         EVENT_NAME: event.name,
     }
@@ -170,13 +171,13 @@ def with_publisher_headers(
 ) -> dict[str, Any]:
     """Return our headers and those of the publisher that fit into *most* bytes.
 
-    Those of CloudEvents come first, then the smallest.
+    Attributes of CloudEvents come first, then the smallest.
     """
     room = most - table_size(ours)
     kept: dict[str, Any] = {}
     for key, value in sorted(
         publisher_headers(theirs),
-        key=lambda item: (dispensability(item[0]), table_size({item[0]: item[1]})),
+        key=lambda item: (not item[0].startswith(PREFIXES), table_size({item[0]: item[1]})),
     ):
         size = table_size({key: value})
         if size > room:
@@ -184,14 +185,6 @@ def with_publisher_headers(
         room -= size
         kept[key] = value
     return {**kept, **ours}
-
-
-def dispensability(key: str) -> int:
-    """Return 0 for a header by which a CloudEvent is recognised, 1 for its other attributes, 2 for
-    the others: a copy without them would have another format."""
-    if not key.startswith(PREFIXES):
-        return 2
-    return int(not key.endswith("specversion"))
 
 
 def table_size(value: object) -> int:
@@ -216,7 +209,7 @@ def without_publisher_headers(message: Message) -> Message:
     kept = {
         key: value
         for key, value in message.headers.items()
-        if (key in _OURS | {"lang", "task", "id"} or dispensability(key) < 2)
+        if (key in _OURS | {"lang", "task", "id"} or key.startswith(PREFIXES))
         and isinstance(value, (str, int, bytes))
     }
     if EVENT_ARCHIVE in kept and len(kept) < len(message.headers):

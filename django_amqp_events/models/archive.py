@@ -15,7 +15,7 @@ from django.utils.translation import pgettext_lazy
 from ..context import ReceivedEvent
 from ..message import decoding
 from ..message.formats import STRUCTURED, media_type
-from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
+from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE, EVENT_FORMAT
 from ..message.types import Payload, Received, task_id
 from .base import LENGTH, AppendOnly, DocumentField, Moment, PartialIndex
 from .groups import FailureGroup
@@ -299,12 +299,14 @@ class Revision(AppendOnly):
 
     def received(self, original: Received) -> Received:
         """Return the event's message with this body, which has its format if that is known."""
-        body, content_type = bytes(self.body), CONTENT_TYPE
+        body, headers, content_type = bytes(self.body), original.headers, CONTENT_TYPE
         # The event's own properties may be why it is malformed.
-        if media_type(original) == STRUCTURED and not body.startswith(b"["):
+        if body.startswith(b"["):
+            headers = {**headers, EVENT_FORMAT: "celery"}
+        elif media_type(original) == STRUCTURED:
             content_type = STRUCTURED
         properties = {"content_type": content_type, "content_encoding": CONTENT_ENCODING}
-        return replace(original, body=body, properties=properties)
+        return replace(original, body=body, headers=headers, properties=properties)
 
 
 class ArchivedFailure(models.Model):

@@ -17,17 +17,19 @@ from typing import Any, Final
 
 from celery import signals as celery_signals
 from django.db import Error, close_old_connections
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server, values
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.values import MultiProcessValue
 
 from .. import signals
 from ..context import ReceivedEvent
 from ..databases import error_line
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
-from ..worker.task import HandlerTask
+from ..worker.celery_internals import current_process
+from ..worker.task import HandlerTask, event_of
 from . import snapshots
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,20 @@ FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 #: States in which Celery's tracer ends a run that the verdict calls handled.
 _HANDLED: Final = frozenset({"SUCCESS", "IGNORED"})
 _EVENT: Final = ("event", "handler")
+
+
+def _process() -> str:
+    """Return what names this process in the files of the folder.
+
+    A pool process continues the files of the one that it replaces: prometheus_client keeps those of
+    each process until the end.
+    """
+    place = getattr(current_process(), "index", None)
+    return str(os.getpid()) if place is None else f"{os.getppid()}-{place}"
+
+
+if FOLDER in os.environ:
+    values.ValueClass = MultiProcessValue(_process)  # type: ignore[no-untyped-call]
 
 PUBLISHED: Final = Counter(
     "amqp_events_published", "Events that RabbitMQ has confirmed.", ["event"]
@@ -116,7 +132,7 @@ def _skipped(handler: str, event: ReceivedEvent, superseded: bool, **_: Any) -> 
 
 
 def _started(task: Any, **_: Any) -> None:
-    if not isinstance(task, HandlerTask) or (event := task.event) is None:
+    if not isinstance(task, HandlerTask) or (event := event_of(task)) is None:
         return
     task.request.amqp_started = perf_counter()
     since = event.due_at or event.published_at
@@ -125,13 +141,13 @@ def _started(task: Any, **_: Any) -> None:
 
 
 def _ended(task: Any, state: str | None = None, **_: Any) -> None:
-    if not isinstance(task, HandlerTask) or task.event is None:
+    if not isinstance(task, HandlerTask) or (event := event_of(task)) is None:
         return
     began = getattr(task.request, "amqp_started", None)
     if began is not None:
         SECONDS.labels(task.name).observe(perf_counter() - began)
     if state in _HANDLED:
-        HANDLED.labels(*_labels(task.name, task.event)).inc()
+        HANDLED.labels(*_labels(task.name, event)).inc()
 
 
 class SnapshotCollector(Collector):

@@ -109,7 +109,8 @@ class DirectPublisher:
         wait = CONFIRM_WAIT_SECONDS if self.prompt else 0.0
         try:
             if why := self._enqueue(commit):
-                self._postpone(commit, why)
+                self._leave([commit], why)
+                self._tell([commit], why)
             else:
                 commit.answers.result(wait)
         except CancelledError:
@@ -119,7 +120,11 @@ class DirectPublisher:
         finally:
             # Also when a signal ends it.
             if not commit.answers.cancel():
-                self._record(commit.alias, commit.answers.result())
+                answers = commit.answers.result()
+                try:
+                    self._record(commit.alias, answers)
+                finally:
+                    report_answers(answers, self.settings)
 
     def _enqueue(self, commit: CommittedRows) -> str:
         """Add rows to the backlog; return the reason if that is impossible."""
@@ -158,8 +163,6 @@ class DirectPublisher:
             if isinstance(exc, SoftTimeLimitExceeded) or not isinstance(exc, Exception):
                 # It concerns the handler that has committed, or the process.
                 raise
-        finally:
-            report_answers(answers, self.settings)
 
     # -- in its own thread ----------------------------------------------------------------------
 
@@ -202,11 +205,18 @@ class DirectPublisher:
         return taken
 
     def _publish_leased(self) -> None:
-        for commit in [commit for commit in self._leased if commit.late]:
-            self._leased.remove(commit)
-            self._postpone(commit, "RabbitMQ was unreachable for too long")
-        if not self._leased:
-            return
+        late = [commit for commit in self._leased if commit.late]
+        self._leased = [commit for commit in self._leased if commit not in late]
+        why = "RabbitMQ was unreachable for too long"
+        self._leave(late, why)
+        try:
+            if self._leased:
+                self._publish_rows()
+        finally:
+            # Receivers may take their time, in which leases would expire.
+            self._tell(late, why)
+
+    def _publish_rows(self) -> None:
         held = ((commit.alias, commit.rows) for commit in self._leased)
         self._channel.hold(held, min(commit.began for commit in self._leased))
         rows = [row for commit in self._leased for row in commit.rows]
@@ -233,6 +243,8 @@ class DirectPublisher:
                 mine.setdefault(commit.alias, []).extend(tried)
         for alias, tried in mine.items():
             self._record(alias, tried)
+        for tried in mine.values():
+            report_answers(tried, self.settings)
         with self._changed:
             self._backlog.extendleft(reversed(waiting))
             self._bytes += sum(commit.size for commit in waiting)
@@ -291,12 +303,16 @@ class DirectPublisher:
                         exc,
                     )
 
-    def _postpone(self, commit: CommittedRows, why: str) -> None:
+    def _leave(self, commits: Sequence[CommittedRows], why: str) -> None:
         """Leave rows to a relay."""
-        commit.answers.cancel()
-        self._release([commit])
-        logger.info("a relay publishes %d events: %s", len(commit.rows), why)
-        for row in commit.rows:
+        for commit in commits:
+            commit.answers.cancel()
+            logger.info("a relay publishes %d events: %s", len(commit.rows), why)
+        self._release(commits)
+
+    def _tell(self, commits: Sequence[CommittedRows], why: str) -> None:
+        """Send the signals of rows that are left to a relay."""
+        for row in (row for commit in commits for row in commit.rows):
             event_postponed.send_robust(
                 self.settings.service, event_id=row.message.event_id, name=row.message.name,
                 error=why,

@@ -29,9 +29,10 @@ from ..conf import (
     get_settings,
 )
 from ..context import current_event
-from ..declare.contracts import REMEMBERED, bind_contract
+from ..declare.contracts import bind_contract
 from ..declare.patterns import full_name_problem
 from ..declare.registry import get_registry
+from ..declare.validation import REMEMBERED
 from ..exceptions import (
     ConfigurationError,
     InvalidEventError,

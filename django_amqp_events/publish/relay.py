@@ -103,11 +103,11 @@ class OutboxChannel(ConfirmChannel):
             finally:
                 connections[alias].close()
 
-    def connect(self) -> None:
+    def connect(self, deadline: float | None = None) -> None:
         # Connecting may take half of a lease.
         self._tick()
         self.reopen()
-        super().connect()
+        super().connect(deadline)
 
     def _read_waiting(self) -> None:
         self._tick()

@@ -122,7 +122,7 @@ def read_queue_options(instance: Any) -> None:
     if not _concerns(instance.app):
         return
     try:
-        _check_libraries()
+        check_libraries()
         known = frozenset(_step.known(get_settings(), get_registry()))
         original = instance.setup_queues
     except Exception as exc:
@@ -141,7 +141,12 @@ def read_queue_options(instance: Any) -> None:
     instance.setup_queues = setup_queues
 
 
-def _check_libraries() -> None:
+def check_libraries() -> None:
+    """Check the private names of libraries.
+
+    Raises:
+        ConfigurationError: a library has changed one; the worker must not start.
+    """
     amqp_internals.check()
     celery_internals.check()
 
@@ -165,7 +170,7 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
         excluded: frozenset[str] = getattr(worker, "amqp_events_excluded", frozenset())
         if not registry.handlers:
             return
-        _check_libraries()
+        check_libraries()
         unsupported = pool_problem(worker.pool_cls, worker.options.get("autoscale"))
         if selected != frozenset():
             if unsupported:

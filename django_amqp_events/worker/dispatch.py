@@ -125,7 +125,8 @@ class Dispatcher:
             decoding.check_size(received, self.settings.max_body)
         # Only this service publishes to these, so our own headers are valid.
         trusted = received.exchange in (self.names.return_, self.names.replay)
-        event, progress = decoding.identify(received, trusted=trusted)
+        only = "" if received.exchange else self.registry.only_event(received.queue)
+        event, progress = decoding.identify(received, trusted=trusted, only_event=only)
         reading.event, reading.progress = event, progress
         if not trusted:
             handler = reading.handler = self.find(received.queue, event.name)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import (
     IntegrityError,
     InternalError,
@@ -110,6 +111,7 @@ def once(
     superseded = False
     while True:
         inserted = False
+        results: list[T] = []
         try:
             with _transact(alias, insert, find, refused):
                 superseded = (
@@ -118,10 +120,18 @@ def once(
                     and not event.replay_forced
                 )
                 inserted = True
-                if not superseded:
-                    return run()
-                InboxEntry.objects.using(alias).filter(pk=pk).update(superseded=True)
+                if superseded:
+                    InboxEntry.objects.using(alias).filter(pk=pk).update(superseded=True)
+                else:
+                    results.append(run())
+            if superseded:
                 break
+            return results[0]
+        except SoftTimeLimitExceeded:
+            # It may interrupt the commit, or come right after it.
+            if results and not nested and _committed(alias, find):
+                return results[0]
+            raise
         except IntegrityError:
             if inserted or not _found(alias, find):
                 raise
@@ -213,6 +223,14 @@ def _transact(
             raise refused() from exc  # PostgreSQL: the transaction is aborted
         if not found:
             raise refused()
+
+
+def _committed(alias: str, find: Statement) -> bool:
+    """Return True if the row is there when the transaction is over."""
+    with suppress(Exception):  # an interrupted driver may raise anything
+        connections[alias].rollback()
+    connections[alias].close()
+    return _found(alias, find)
 
 
 def _found(alias: str, find: Statement) -> bool:

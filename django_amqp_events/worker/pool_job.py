@@ -263,11 +263,6 @@ def _publish(
         at = numbers[index]
         outcome = outcomes[at]
         if error is None:
-            seconds = _announce(settings, *messages[at][:2])
-            if outcome.seconds is not None:
-                # A handler whose signals have slow receivers is not quick: they delay the acks.
-                seconds += outcome.seconds
-                outcome = outcome._replace(seconds=seconds)
             outcomes[at] = outcome._replace(kind="ack")
         else:
             late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
@@ -275,6 +270,14 @@ def _publish(
 
     publish = partial(publisher_pool(settings).publish, mandatory=True)
     publish_each(publish, [messages[at][2] for at in numbers], record)
+    # Receivers may take their time, and others of these messages may be published in between.
+    for at in numbers:
+        outcome = outcomes[at]
+        if outcome.kind == "ack":
+            seconds = _announce(settings, *messages[at][:2])
+            if outcome.seconds is not None:
+                # A handler whose signals have slow receivers is not quick: they delay the acks.
+                outcomes[at] = outcome._replace(seconds=outcome.seconds + seconds)
 
 
 def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> float:

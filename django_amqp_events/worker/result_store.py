@@ -55,7 +55,9 @@ class ResultStore:
                     name,
                     self._task.name,
                     exc,
-                    extra=event_fields(self._task.event, self._task.name),
+                    extra=event_fields(
+                        getattr(self._task.request, "amqp_event", None), self._task.name
+                    ),
                 )
             return None
 

@@ -86,153 +86,33 @@ class HandlerRun:
 
 
 class HandlerTask(Task):
-    """The task of a handler. A worker runs it for deliveries; a direct call runs the function."""
+    """What the task of a handler has unless its own class, which is derived from, has it.
+
+    Attributes:
+        amqp_events: the handler.
+        amqp_tracer: the tracer that ``trace_event`` has built; Celery may have replaced it in
+            ``__trace__``.
+    """
 
     abstract = True
-    handler: ClassVar[Handler]
-    #: The tracer that ``trace_event`` has built; Celery may have replaced it in ``__trace__``.
+    amqp_events: ClassVar[Handler]
     amqp_tracer: Callable[..., Any] | None = None
-    # The result backend that was read last, and its guard.
-    _stored: tuple[Any, ResultStore | None] = None, None
-
-    @classmethod
-    def annotate(cls) -> None:
-        super().annotate()
-        for name, value in PINNED.items():
-            setattr(cls, name, value)
 
     @property
     def event(self) -> ReceivedEvent | None:
         """The event that the handler runs for; ``None`` in a direct call."""
-        event: ReceivedEvent | None = getattr(self.request, "amqp_event", None)
-        return event
-
-    @property
-    def backend(self) -> ResultStore:
-        """The result backend, whose errors are logged."""
-        backend = super().backend
-        known, store = self._stored
-        if store is None or known is not backend:  # each thread has its own
-            store = ResultStore(self, backend)
-            self._stored = backend, store
-        return store
-
-    @backend.setter
-    def backend(self, value: Any) -> None:
-        self._backend = value
-
-    @property
-    def store_errors_even_if_ignored(self) -> bool:
-        """Whether a failure is stored although successes are ignored.
-
-        Not for a retry: no ignored success would replace the state RETRY.
-        """
-        run = self._current_run
-        return run.stores_failure if run is not None else True
-
-    @property
-    def _current_run(self) -> HandlerRun | None:
-        run: HandlerRun | None = getattr(self.request, "amqp_run", None)
-        return run
-
-    def _span(
-        self, event: ReceivedEvent, delivery: Mapping[str, Any] | None
-    ) -> AbstractContextManager[object]:
-        if not telemetry.active():
-            return nullcontext()
-        from .. import spans
-
-        return spans.processing(event, self.name, self.handler.queue, delivery)
+        return event_of(self)
 
     # `self` is positional only, here and below, since a payload may have a key "self".
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        request = self.request
-        run: HandlerRun | None = getattr(request, "amqp_run", None)
-        event: ReceivedEvent | None = getattr(request, "amqp_event", None)
-        if run is None or event is None:
-            return self._call(*args, **kwargs)
-        try:
-            if run.error is not None:
-                raise run.error
-            with (
-                handling(event),
-                self._span(event, request.delivery_info),
-            ):
-                payload = upcast(self.handler, event.name, args, kwargs)
-                args, kwargs = bind(self.handler, args, payload)
-                if self.handler.once:
-                    version = version_of(self.handler, payload)
-                    handle = partial(self._handle, run, *args, **kwargs)
-                    result = inbox.once(self.handler, event, handle, version)
-                else:
-                    result = self._handle(run, *args, **kwargs)
-        except (*PROCESS_EXITS, *run.passes):
-            raise
-        except BaseException as exc:
-            if terminated_by_signal(exc):
-                raise
-            traced = self._failed(run, event, exc)
-            if traced is exc:
-                raise
-            raise traced from exc
-        run.verdict = HANDLED
-        return result
-
-    def _handle(self, run: HandlerRun, /, *args: Any, **kwargs: Any) -> Any:
-        result = self._call(*args, **kwargs)
-        if run.requested is not None:
-            raise run.requested
-        return result
-
-    def _failed(self, run: HandlerRun, event: ReceivedEvent, exc: BaseException) -> Exception:
-        """Record the verdict and return the exception that Celery's tracer handles."""
-        run.verdict = verdict = run.decide(exc, self.handler.policy, event.attempt)
-        cause = exc.__cause__ or exc if isinstance(exc, Retry) else exc
-        traced: Exception
-        if verdict.kind == "retry":
-            run.stores_failure = False
-            traced = Retry(exc=cause, when=verdict.due_at)
-        elif verdict.kind == "handled":
-            traced = Ignore()
-        elif verdict.kind == "requeue":
-            traced = exc if isinstance(exc, Reject) else Reject(exc, requeue=True)
-        elif isinstance(cause, Exception) and not isinstance(cause, (Retry, Reject, Ignore)):
-            traced = cause
-        else:
-            traced = HandlerFailed(f"{type(cause).__name__}: {cause}")
-        return traced
-
-    def _call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the handler, and await its result if that is awaitable."""
-        handler = self.handler
-        if handler.is_task_class:
-            result = self.run(*args, **kwargs)
-        elif handler.bind:
-            result = handler.target(self, *args, **kwargs)
-        else:
-            result = handler.target(*args, **kwargs)
-        if inspect.isawaitable(result):
-            return wait_for(result, within=self._with_request(self.request_stack.top))
-        if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise Unsupported(
-                f"handler {self.name!r} is a generator, so its body does not run. Remove the yield."
-            )
-        return result
-
-    @contextmanager
-    def _with_request(self, request: Any) -> Iterator[None]:
-        """Set a request in another thread; Celery keeps those of each thread apart."""
-        if request is None:
-            yield
-            return
-        self.request_stack.push(request)
-        try:
-            yield
-        finally:
-            self.request_stack.pop()
+        # Celery's would add a request without the event.
+        return self.run(*args, **kwargs)
 
     def run(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        handler = self.amqp_events
+        if handler.bind:
+            return handler.target(self, *args, **kwargs)
+        return handler.target(*args, **kwargs)
 
     def retry(
         self,
@@ -264,7 +144,7 @@ class HandlerTask(Task):
                 f"({', '.join(options) or 'args, kwargs'}). A retry delivers the same event to "
                 f"the same handler. Remove them."
             )
-        run = self._current_run
+        run = run_of(self)
         if eta is not None:
             if eta.tzinfo is None:
                 raise ValueError(f"retry(eta={eta!r}) has no time zone; pass an aware datetime")
@@ -294,11 +174,157 @@ class HandlerTask(Task):
     def add_to_chord(self, sig: Any, lazy: bool = False) -> Any:
         raise Unsupported(f"handler {self.name!r} called add_to_chord(), but events have no chords")
 
-    def delay(self, *args: Any, **kwargs: Any) -> Any:
-        raise DirectCallError.of(self.name)
-
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         raise DirectCallError.of(self.name)
+
+
+class _EventTask(Task):
+    """What comes before a handler's own class: a worker runs it for deliveries.
+
+    A direct call runs the function. All other names are Celery's or begin with ``amqp_``.
+    """
+
+    abstract = True
+    amqp_events: ClassVar[Handler]
+    # The result backend that was read last, and its guard.
+    amqp_stored: tuple[Any, ResultStore | None] = None, None
+
+    @classmethod
+    def annotate(cls) -> None:
+        super().annotate()
+        for name, value in PINNED.items():
+            setattr(cls, name, value)
+
+    @property
+    def backend(self) -> ResultStore:
+        """The result backend, whose errors are logged."""
+        backend = super().backend
+        known, store = self.amqp_stored
+        if store is None or known is not backend:  # each thread has its own
+            store = ResultStore(self, backend)
+            self.amqp_stored = backend, store
+        return store
+
+    @backend.setter
+    def backend(self, value: Any) -> None:
+        self._backend = value
+
+    @property
+    def store_errors_even_if_ignored(self) -> bool:
+        """Whether a failure is stored although successes are ignored.
+
+        Not for a retry: no ignored success would replace the state RETRY.
+        """
+        run = run_of(self)
+        return run.stores_failure if run is not None else True
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = partial(_call, self, super().__call__)
+        run, event, handler = run_of(self), event_of(self), self.amqp_events
+        if run is None or event is None:
+            return call(*args, **kwargs)
+        result = None
+        try:
+            if run.error is not None:
+                raise run.error
+            with (
+                handling(event),
+                _span(self, event),
+            ):
+                payload = upcast(handler, event.name, args, kwargs)
+                args, kwargs = bind(handler, args, payload)
+                handle = partial(_handle, run, call, *args, **kwargs)
+                if handler.once:
+                    result = inbox.once(handler, event, handle, version_of(handler, payload))
+                else:
+                    result = handle()
+                run.verdict = HANDLED
+        except (*PROCESS_EXITS, *run.passes):
+            raise
+        except BaseException as exc:
+            if terminated_by_signal(exc):
+                raise
+            if run.verdict is HANDLED:
+                return result  # such as a soft time limit, too late
+            traced = _failed(run, handler, event, exc)
+            if traced is exc:
+                raise
+            raise traced from exc
+        return result
+
+
+def event_of(task: Task) -> ReceivedEvent | None:
+    """Return the event that a handler's task runs for now, if any."""
+    event: ReceivedEvent | None = getattr(task.request, "amqp_event", None)
+    return event
+
+
+def run_of(task: Task) -> HandlerRun | None:
+    """Return the present run of a handler's task, if any."""
+    run: HandlerRun | None = getattr(task.request, "amqp_run", None)
+    return run
+
+
+def _span(task: _EventTask, event: ReceivedEvent) -> AbstractContextManager[object]:
+    if not telemetry.active():
+        return nullcontext()
+    from .. import spans
+
+    handler = task.amqp_events
+    return spans.processing(event, handler.name, handler.queue, task.request.delivery_info)
+
+
+def _handle(run: HandlerRun, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    result = call(*args, **kwargs)
+    if run.requested is not None:
+        raise run.requested
+    return result
+
+
+def _failed(
+    run: HandlerRun, handler: Handler, event: ReceivedEvent, exc: BaseException
+) -> Exception:
+    """Record the verdict and return the exception that Celery's tracer handles."""
+    run.verdict = verdict = run.decide(exc, handler.policy, event.attempt)
+    cause = exc.__cause__ or exc if isinstance(exc, Retry) else exc
+    traced: Exception
+    if verdict.kind == "retry":
+        run.stores_failure = False
+        traced = Retry(exc=cause, when=verdict.due_at)
+    elif verdict.kind == "handled":
+        traced = Ignore()
+    elif verdict.kind == "requeue":
+        traced = exc if isinstance(exc, Reject) else Reject(exc, requeue=True)
+    elif isinstance(cause, Exception) and not isinstance(cause, (Retry, Reject, Ignore)):
+        traced = cause
+    else:
+        traced = HandlerFailed(f"{type(cause).__name__}: {cause}")
+    return traced
+
+
+def _call(task: Task, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call the handler, and await its result if that is awaitable."""
+    result = call(*args, **kwargs)
+    if inspect.isawaitable(result):
+        return wait_for(result, within=_with_request(task, task.request_stack.top))
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise Unsupported(
+            f"handler {task.name!r} is a generator, so its body does not run. Remove the yield."
+        )
+    return result
+
+
+@contextmanager
+def _with_request(task: Task, request: Any) -> Iterator[None]:
+    """Set a request in another thread; Celery keeps those of each thread apart."""
+    if request is None:
+        yield
+        return
+    task.request_stack.push(request)
+    try:
+        yield
+    finally:
+        task.request_stack.pop()
 
 
 class HandlerFailed(Exception):
@@ -322,7 +348,7 @@ def task_class(handler: Handler) -> type[HandlerTask]:
         **PINNED,
         "abstract": False,
         "name": handler.name,
-        "handler": handler,
+        "amqp_events": handler,
         "__module__": getattr(handler.target, "__module__", __name__),
         "__doc__": getattr(handler.target, "__doc__", None),
         "max_retries": handler.policy.max_retries,
@@ -332,10 +358,9 @@ def task_class(handler: Handler) -> type[HandlerTask]:
         "soft_time_limit": handler.soft_time_limit,
         "rate_limit": handler.rate_limit,
     }
-    if handler.is_task_class:
-        attributes["run"] = handler.target.run  # type: ignore[attr-defined]
     name = getattr(handler.target, "__name__", "Handler")
-    return type(str(name), (HandlerTask, *user), attributes)
+    made: type[HandlerTask] = type(str(name), (_EventTask, *user, HandlerTask), attributes)
+    return made
 
 
 #: The in-memory broker registers tasks from several threads; Celery's registry has no lock.
@@ -352,7 +377,7 @@ def register(app: Celery, handlers: Mapping[str, Handler]) -> None:
         for name, handler in handlers.items():
             known = app.tasks.get(name)
             if isinstance(known, HandlerTask):
-                if known.handler is handler:
+                if known.amqp_events is handler:
                     continue
                 # Declared again, in a test. Celery warns if a task is registered over another.
                 app.tasks.pop(name, None)

@@ -90,7 +90,7 @@ def _verdict(
     if verdict is None:
         # The handler was not reached: before_start or the tracer itself raised.
         error = error or RuntimeError("Celery's tracer did not run the handler")
-        verdict = run.decide(error, task.handler.policy, request["amqp_event"].attempt)
+        verdict = run.decide(error, task.amqp_events.policy, request["amqp_event"].attempt)
     _release_frames(error)
     return verdict
 

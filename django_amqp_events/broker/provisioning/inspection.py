@@ -50,7 +50,7 @@ def management(app: Celery, settings: Settings) -> ManagementApi | None:
     if not settings.management_url:
         return None
     vhost = build_connection(app).virtual_host or "/"
-    return ManagementApi(settings.management_url, vhost=vhost)
+    return ManagementApi(settings.management_url, vhost=vhost, tls=app.conf.broker_use_ssl)
 
 
 def inspect(
@@ -178,7 +178,7 @@ def _with_arguments(item: Item, actual_by_name: Mapping[str, Mapping[str, Any]])
     if item.state == "different" or own:
         return replace(item, state="different", differences=differences or item.differences)
     # Arguments that RabbitMQ does not compare, such as the location of a leader.
-    note = "; ".join(map(str, differences))
+    note = item.note or "; ".join(map(str, differences))
     return replace(item, state="ok", note=note)
 
 

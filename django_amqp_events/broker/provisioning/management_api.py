@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from ...exceptions import TopologyError
+from ..connection import count_addresses
 from ..topology import Binding
 
 _QUEUE_COLUMNS: Final = (
@@ -48,10 +50,11 @@ class ManagementApi:
     Args:
         url: ``http(s)://user:password@host:15672``, optionally with a path before ``/api``.
         vhost: its name, not encoded.
-        timeout: seconds to connect and for each read.
+        timeout: seconds to connect, shared by the host's addresses, and for each read.
+        tls: Celery's ``broker_use_ssl``: its ``ca_certs``, ``certfile`` and ``keyfile`` are used.
     """
 
-    def __init__(self, url: str, *, vhost: str, timeout: float = 10.0) -> None:
+    def __init__(self, url: str, *, vhost: str, timeout: float = 10.0, tls: object = None) -> None:
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -69,10 +72,16 @@ class ManagementApi:
         self.user = unquote(parts.username or "guest")
         self.vhost = vhost
         self.timeout = timeout
+        self._host = parts.hostname or ""
         token = base64.b64encode(f"{self.user}:{unquote(parts.password or 'guest')}".encode())
         self._headers = {"Authorization": f"Basic {token.decode()}", "Accept": "application/json"}
         # No proxy, which would see the password.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+        handlers: list[urllib.request.BaseHandler] = [
+            urllib.request.ProxyHandler({}), _NoRedirect()
+        ]  # fmt: skip
+        if parts.scheme == "https" and isinstance(tls, Mapping):
+            handlers.append(urllib.request.HTTPSHandler(context=_tls_context(tls)))
+        self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, *path: str, **query: str) -> Any:
         """Return the decoded response of ``/api/<path>``.
@@ -85,7 +94,8 @@ class ManagementApi:
             url += f"?{urlencode(query)}"
         request = urllib.request.Request(url, headers=self._headers)  # noqa: S310 - http(s) by conf
         try:
-            with self._opener.open(request, timeout=self.timeout) as response:
+            timeout = self.timeout / count_addresses(self._host)
+            with self._opener.open(request, timeout=timeout) as response:
                 return json.loads(response.read())
         except urllib.error.HTTPError as exc:
             with exc:
@@ -201,6 +211,21 @@ class ManagementApi:
         if not isinstance(answer, list):
             raise self._unexpected(path, "a list")
         return answer
+
+
+def _tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
+    """Return the system's certificates and those of the broker's connections."""
+    context = ssl.create_default_context()
+    try:
+        if options.get("ca_certs"):
+            context.load_verify_locations(options["ca_certs"])
+        if options.get("certfile"):
+            context.load_cert_chain(options["certfile"], options.get("keyfile"))
+    except (OSError, TypeError) as exc:
+        raise ManagementApiError(
+            f"the files of Celery's broker_use_ssl cannot be read: {type(exc).__name__}: {exc}"
+        ) from exc
+    return context
 
 
 @contextmanager

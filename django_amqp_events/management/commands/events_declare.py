@@ -190,6 +190,7 @@ class Command(ReportCommand):
             if self.verbosity > 1
             or item.state in ("missing", "different")
             or (item.state == "unknown" and item.kind != "binding")
+            or (item.role == "events" and item.note)
         ]
 
     def _line(self, item: drift.Item) -> str:

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Final
 
 from django.db import connections
 
+from django_amqp_events import liveness
 from django_amqp_events.broker.connection import broker_app
 from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.declare.registry import Registry, get_registry
@@ -156,10 +157,14 @@ def beside(line: tuple[str, ...]) -> Iterator[None]:
         yield
         return
     stopping = threading.Event()
-    child = ChildCommand(line=line, tell=logger.error, stop=stopping.is_set)
-    loop = ServiceLoop(
-        work=f"running {line[0]}", tell=logger.error, stop=stopping.is_set, errors=(OSError,)
-    )
+    part = liveness.Part("companion", lambda: child.problem)
+
+    def stop() -> bool:
+        part.turn()
+        return stopping.is_set()
+
+    child = ChildCommand(line=line, tell=logger.error, stop=stop)
+    loop = ServiceLoop(work=f"running {line[0]}", tell=logger.error, stop=stop, errors=(OSError,))
     thread = threading.Thread(
         target=loop.run, args=(child.run,), name="amqp-events-companion", daemon=True
     )
@@ -169,3 +174,4 @@ def beside(line: tuple[str, ...]) -> Iterator[None]:
     finally:
         stopping.set()
         thread.join()
+        part.end()

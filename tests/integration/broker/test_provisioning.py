@@ -100,6 +100,34 @@ class TestSeeing:
         [refusal] = drift.plan(report, recreate_empty=True).refusals
         assert "other services share this exchange" in refusal
 
+    @pytest.mark.parametrize("exact", [True, False])
+    @pytest.mark.parametrize(
+        ("declared", "state"),
+        [
+            ({"arguments": {"alternate-exchange": "amq.fanout"}}, "ok"),
+            ({"arguments": {"x-owner": "shop"}}, "ok"),
+            ({"type": "direct", "arguments": {"alternate-exchange": "amq.fanout"}}, "different"),
+            ({"durable": False}, "different"),
+            ({"auto_delete": True}, "different"),
+        ],
+    )
+    def test_what_another_owner_has_declared(self, billing, declared, state, exact):
+        channel = billing.channel()
+        channel.exchange_delete("events")
+        given = {"type": "topic", "durable": True, "auto_delete": False, **declared}
+        channel.exchange_declare("events", **given)
+        report = billing.inspect(exact=exact)
+        [item] = [item for item in report.items if item.name == "events"]
+        assert item.state == state
+        if state == "different":
+            assert "other services share this exchange" in "".join(drift.plan(report).refusals)
+            return
+        assert ("UNROUTED has no effect" in item.note) is ("x-owner" not in str(declared))
+        apply(billing)
+        assert billing.inspect().result == "identical"
+        billing.publish("events", "shop.order.created")
+        assert billing.ready("billing.book") == 1
+
     @pytest.mark.parametrize(
         ("definition", "pattern"),
         [

@@ -77,7 +77,7 @@ def test_exactly_this_is_on_the_wire(wire: Wire, order_created: Event[...]):
         "argsrepr": "()",
         "kwargsrepr": "{…}",
         "origin": "shop",
-        "event-format": 1,
+        "event-format": "celery",
         "event-id": event_id,
         "event-name": NAME,
         "event-service": "shop",

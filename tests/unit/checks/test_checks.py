@@ -6,12 +6,16 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import _state
+from celery import Task, _state
 from django.core import checks as django_checks
 from django.db import connections
 from hypothesis import given
@@ -19,14 +23,15 @@ from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 import django_amqp_events
-from django_amqp_events import checks, conf
+from django_amqp_events import checks, conf, handler
 from django_amqp_events.apps import CHECKS
 from django_amqp_events.archive import tables
 from django_amqp_events.checks import project as checks_project
 from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare.declarations import declarations
-from django_amqp_events.declare.registry import build
+from django_amqp_events.declare.registry import build, get_registry
+from django_amqp_events.worker import bootstrap
 from tests.conftest import Database, on
 
 from .. import project
@@ -690,6 +695,116 @@ def test_a_backend_for_development(run: Check, settings: DjangoSettings, backend
     assert run(BACKEND=backend) == []
     settings.DEBUG = True
     assert run(BACKEND=backend, deploy=True) == []
+
+
+class TenantRouter:
+    """As that of django-tenants: it answers for the schema of the present tenant."""
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
+        schema = getattr(connections[db], "schema_name", "public")
+        return schema == "public" if app_label == "django_amqp_events" else None
+
+
+@pytest.mark.parametrize("schema", ["public", "tenant"])
+@pytest.mark.parametrize("once", [True, False])
+def test_a_router_is_asked_where_it_answers_for_all(
+    run: Check, settings: DjangoSettings, schema: str, once: bool
+) -> None:
+    settings.DATABASE_ROUTERS = [f"{__name__}.TenantRouter"]
+    connection: Any = connections["default"]
+    connection.schema_name = schema
+    try:
+        assert run(HANDLERS=handling("fits", ONCE=once)) == []
+    finally:
+        del connection.schema_name
+
+
+# -- what a worker does when it starts -----------------------------------------------------------
+
+
+class Unhashable:
+    """A callable object that compares."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __call__(self, order_id: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class HashFails:
+    """Its hash is that of a list."""
+
+    numbers: list[int] = field(default_factory=list)
+
+    def __call__(self, order_id: int, total: str = "") -> None: ...
+
+
+class NeedsArguments(Task):
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def run(self, order_id: int) -> None: ...
+
+
+class Picky(Task):
+    def __init_subclass__(cls) -> None:
+        raise TypeError("it is final")
+
+    def run(self, order_id: int) -> None: ...
+
+
+def fits(order_id: int) -> None: ...
+
+
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize(
+    ("target", "options", "code"),
+    [
+        (fits, {}, ""),
+        (Unhashable(), {"name": "billing.object"}, ""),
+        (HashFails(), {"name": "billing.object"}, ""),
+        (partial(fits), {}, ""),
+        (NeedsArguments, {}, "E013"),
+        (Picky, {}, "E013"),
+        (fits, {"name": "celery.chord"}, "E013"),
+        (fits, {"name": "project.tasks.send"}, "E013"),
+        *(
+            (fits, {"queue": queue}, "E004")
+            for queue in ("high,low", "a b", "a:b", "*", "a.", ".a")
+        ),
+        *((fits, {"queue": queue}, "") for queue in ("mail", "high-prio", "a.b", "Größe_1")),
+        *(
+            (fits, {"name": name}, "E004")
+            for name in ("a,b", "a[b]", "a?", "a b", "a*", "<lambda> ")
+        ),
+    ],
+)
+def test_a_worker_starts_if_no_check_objects(
+    run: Check, target: Any, options: dict[str, Any], code: str, validate: bool
+) -> None:
+    handler("shop.order.created", **options)(target)
+    run(HANDLERS={}, VALIDATE=validate)
+    project.app.task(name="project.tasks.send")(fits)
+    assert ids() == ([code] if code else []), text()
+    app = project.app
+    worker = SimpleNamespace(app=app, pool_cls="solo", options={})
+    start = nullcontext() if not code else pytest.raises(SystemExit, match="does not start")
+    with start:
+        bootstrap.install(worker)
+    if not code:
+        # Through -Q, as events_worker passes it.
+        [queue] = {made.queue for made in get_registry().handlers.values()}
+        given: list[Any] = []
+        instance = SimpleNamespace(app=app, setup_queues=lambda *queues: given.extend(queues))
+        bootstrap.read_queue_options(instance)
+        instance.setup_queues(f"{queue},images")
+        assert given[0] == ["images"]
+        assert instance.amqp_events_selected == {queue}
+        [name] = get_registry().handlers
+        assert fnmatchcase(name, name)
 
 
 # -- hostile ------------------------------------------------------------------------------

@@ -90,6 +90,9 @@ def test_good_patterns(pattern: str) -> None:
         ("shop\n", "space"),
         ("shop.\x00", "control"),
         ("shop.\ud800", "surrogate"),
+        ("shop,order", "comma"),
+        ("shop.[order]", "bracket"),
+        ("shop.order?", "question mark"),
     ],
 )
 def test_bad_patterns(pattern: object, reason: str) -> None:

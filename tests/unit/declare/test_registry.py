@@ -349,6 +349,10 @@ def test_options_of_a_task_class_stand_behind_the_decorator() -> None:
         ({"queue": "a:b"}, "E004"),
         ({"queue": 5}, "E004"),
         ({"queue": " "}, "E004"),
+        ({"queue": "high,low"}, "E004"),
+        ({"queue": "high prio"}, "E004"),
+        ({"queue": "mail.*"}, "E004"),
+        ({"queue": ["mail"]}, "E004"),
         ({"queue": "x" * 255}, "E005"),
         ({"queue": "x\x00"}, "E004"),
         ({"bind": 1}, "E009"),
@@ -392,7 +396,8 @@ def test_rate_limits_that_celery_reads(rate: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a:b", "a b", "a\x00", "a..b", ".a", "a.", "a.*", "#", "a.b\ud800"]
+    "name",
+    ["a:b", "a b", "a\x00", "a..b", ".a", "a.", "a.*", "#", "a.b\ud800", "a,b", "a.[b]", "a?"],
 )
 def test_forbidden_handler_names(name: str) -> None:
     assert "E004" in codes(declaration(name=name))

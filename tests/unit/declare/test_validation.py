@@ -8,6 +8,7 @@ import inspect
 import json
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -24,6 +25,8 @@ from celery import Celery, Task
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy
+from hypothesis import given
+from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 from typing_extensions import TypedDict
 
@@ -175,13 +178,126 @@ def test_plain_values_are_on_the_wire_as_without_validation(value: Any, hinted: 
     assert encode_payload("a.b", validated) == encode_payload("a.b", without)
 
 
-def test_what_a_publisher_may_pass_for_a_type_is_converted() -> None:
+def test_a_handler_gets_the_type_of_what_is_published_as_it_is() -> None:
     """pydantic's lax mode, unless the hint is strict."""
-    assert both_ways(int, "5") == (5, 5)
-    assert both_ways(Decimal, 9) == ("9", Decimal(9))
+    assert both_ways(int, "5") == ("5", 5)
+    assert both_ways(Decimal, 9) == (9, Decimal(9))
     assert both_ways(Line, {"sku": "s", "price": "1"})[1] == Line("s", Decimal(1))
     with pytest.raises(InvalidEventError, match="value: Input should be a valid integer"):
         both_ways(pydantic.StrictInt, "5")
+
+
+HINTS: list[Any] = [
+    int, float, bool, str, Decimal, datetime, date, time, timedelta, UUID, Color, Level, Line,
+    Customer, Strict, Generically[int], list[Line], dict[str, Any], dict[int, Decimal], set[str],
+    tuple[int, ...], Point, int | None, Line | dict[str, int], pydantic.SecretStr, Path, object,
+]  # fmt: skip
+TEXTS = ["", "5", "1.50", "red", "2026-03-01", "2026-03-01T12:00:00.123456Z", "PT1H", str(ID)]
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from(TEXTS),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["sku", "price", "sent", "name", "more", "value", "orderNumber", "at", "5"]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=6,
+)
+python_values = json_values | st.sampled_from(
+    [
+        Decimal("1.50"), NOON, NOON.replace(microsecond=123_456), date(2026, 3, 1),
+        time(1, 2, 3, 4), timedelta(hours=1), ID, (1, 2), [Decimal(5)], Level.HIGH,
+        {"sku": "s", "price": Decimal(1), "more": NOON},
+    ]
+)  # fmt: skip
+
+
+@given(hint=st.sampled_from(HINTS), value=python_values)
+def test_validation_refuses_or_changes_nothing(hint: Any, value: Any) -> None:
+    """A handler with the same hint reads back whatever is accepted."""
+
+    def contract(value: Any) -> None: ...
+
+    without = encode_payload("a.b", bind_contract("a.b", contract, {"value": value}))
+    contract.__annotations__["value"] = hint
+    try:
+        full = bind_contract("a.b", contract, {"value": value}, validate=True)
+    except InvalidEventError:
+        return
+    assert encode_payload("a.b", full) == without
+    bind(handler_of(contract), (), json.loads(without)[1])
+
+
+class Split(pydantic.BaseModel):
+    """Written under one name, read under another."""
+
+    number: int = pydantic.Field(validation_alias="in", serialization_alias="out")
+
+
+class Account(pydantic.BaseModel):
+    password: pydantic.SecretStr
+
+
+class Base(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    sku: str
+
+
+class Derived(Base):
+    price: Decimal
+
+
+@dataclass
+class Boxed:
+    base: Base
+    at: datetime
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (pydantic.SecretStr, pydantic.SecretStr("x")),
+        (pydantic.SecretBytes, pydantic.SecretBytes(b"x")),
+        (Account, Account(password=pydantic.SecretStr("x"))),
+        (list[Account], [Account(password=pydantic.SecretStr("x"))]),
+        (dict[str, pydantic.SecretStr], {"a": pydantic.SecretStr("x")}),
+        (Split, Split(**{"in": 5})),
+        (list[Split], [Split(**{"in": 5})]),
+        (object, object()),
+        (list[Any], [SimpleNamespace()]),
+    ],
+)
+def test_what_would_not_be_read_back_is_refused(hint: Any, value: Any) -> None:
+    with pytest.raises(InvalidEventError, match="violates the type hints"):
+        both_ways(hint, value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "wire"),
+    [
+        (Base, Derived(sku="s", price=Decimal(1)), {"sku": "s", "price": "1"}),
+        (Base, {"sku": "s", "more": {"x": 1}}, {"sku": "s", "more": {"x": 1}}),
+        (
+            list[Base],
+            [Base(sku="s", more=NOON)],
+            [{"sku": "s", "more": "2026-03-01T12:00:00.250Z"}],
+        ),
+        (
+            Boxed,
+            Boxed(Derived(sku="s", price=Decimal(1)), NOON),
+            {"base": {"sku": "s", "price": "1"}, "at": "2026-03-01T12:00:00.250Z"},
+        ),
+        (pydantic.HttpUrl, pydantic.HttpUrl("https://x.example/a"), "https://x.example/a"),
+        (deque[int], deque([1, 2]), [1, 2]),
+    ],
+    ids=repr,
+)
+def test_objects_are_published_with_all_their_fields(hint: Any, value: Any, wire: Any) -> None:
+    assert both_ways(hint, value)[0] == wire
 
 
 def contract(
@@ -228,7 +344,7 @@ def test_errors_are_limited_in_number_and_length() -> None:
 
     validator = Validator(signature_of(contract), contract)
     with pytest.raises(Violation, match=r"; and 480 more$") as error:
-        validator.from_python({"numbers": {"k" * 1_000 + str(n): "x" for n in range(500)}})
+        validator.from_json({"numbers": {"k" * 1_000 + str(n): "x" for n in range(500)}})
     assert len(str(error.value)) < 320 * MAX_ERRORS
 
 
@@ -276,7 +392,7 @@ def test_an_object_that_was_changed_after_its_validation() -> None:
 
     item = Strict(orderNumber=1, at=NOON)
     item.at = "later"  # type: ignore[assignment]
-    with pytest.raises(InvalidEventError, match="'later'"):
+    with pytest.raises(InvalidEventError, match=r"item\.at: Input should be a valid datetime"):
         bind_contract("a.b", contract, {"item": item}, validate=True)
 
 
@@ -417,7 +533,7 @@ def test_annotations_that_are_evaluated_later(
     module = importlib.import_module(name)
     payload: dict[str, Any] = {"line": {"price": "1"}, "more": [{"price": 2}]}
     full = bind_contract("a.b", module.contract, payload, validate=True)
-    assert full == {"line": {"price": "1"}, "more": [{"price": "2"}]}
+    assert full == payload
     assert bind(handler_of(module.contract), (), full)[1]["line"] == module.Line(Decimal(1))
     # A name for type checkers only is an error with VALIDATE alone.
     assert bind_contract("a.b", module.hidden, {"line": 1, "at": 2}) == {"line": 1, "at": 2}

@@ -10,13 +10,15 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import Malformed
 from django_amqp_events.message import archive_message, encoding, fitting, formats
 from django_amqp_events.message.archive_message import Archived
 from django_amqp_events.message.decoding import CONTENT_ID, decode, identify
-from django_amqp_events.message.headers import without_publisher_headers
+from django_amqp_events.message.headers import PREFIXES, without_publisher_headers
 from django_amqp_events.message.types import Failure, Message, Progress, Received
 from django_amqp_events.options import Format
 
@@ -237,3 +239,94 @@ def test_a_copy_without_all_headers_keeps_the_format(copy: str, prefix: str) -> 
     assert formats.wire_format(again) == "cloudevents-binary"
     assert decode(again, 1_000).kwargs == {}
     assert identify(again, trusted=True)[0].subject == "order 7"
+
+
+#: What a payload and headers may have that means something to another format.
+WORDS = (
+    "task", "id", "args", "kwargs", "embed", "specversion", "source", "type", "data", "data_base64",
+    "__type__", "__value__", "lang", "retries", "event-id", "compression",
+)  # fmt: skip
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from([*WORDS, "1.0", "uuid", "date"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
+        | st.fixed_dictionaries({"__type__": inner, "__value__": inner})
+    ),
+    max_leaves=6,
+)
+publisher_headers = st.dictionaries(
+    st.sampled_from(
+        [f"{prefix}{name}" for prefix in PREFIXES for name in ("specversion", "id", "type", "x")]
+        + ["body", "content_type", "x-shovelled", "timestamp"]
+    ),
+    st.sampled_from(["1.0", "0.3", "x", 5, 1.5, True]),
+    max_size=4,
+)
+
+
+@given(
+    form=st.sampled_from(["celery", "cloudevents", "json"]),
+    payload=st.dictionaries(st.sampled_from(WORDS), json_values, max_size=6),
+    headers=publisher_headers,
+)
+def test_our_own_messages_are_not_guessed_at(
+    form: Format, payload: dict[str, Any], headers: dict[str, Any]
+) -> None:
+    """Whatever a payload and its headers look like, all copies have them as published."""
+    identity: dict[str, Any] = {
+        "event_id": "e-1", "name": NAME, "service": "shop", "published_at": AT,
+        "correlation_id": None, "causation_id": None,
+    }  # fmt: skip
+    attributes = formats.new_attributes(**identity)
+    body = encoding.encode_payload(NAME, payload, form=form, attributes=attributes)
+    sent = encoding.event_message(
+        exchange="events", body=body, form=form, headers=headers, **identity
+    )
+    first = replace(returned(sent), exchange="events", routing_key=NAME)
+    event, _ = identify(first, trusted=False)
+    assert (event.id, event.name, event.service, event.headers) == ("e-1", NAME, "shop", headers)
+    for exchange in ("events", "", "billing:return"):
+        moved = replace(first, exchange=exchange)
+        assert decode(moved, 10_000).kwargs == payload
+    again = returned(retry(first))
+    assert decode(again, 10_000).kwargs == payload
+    assert identify(again, trusted=True)[0] == replace(event, attempt=2, due_at=AT)
+    archived = archive(first, event=event)
+    assert (archived.payload, archived.event) == (payload, event)
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"task": "x"}, {"task": 5, "id": 5, "compression": "none", "event-format": 7}]
+)
+@pytest.mark.parametrize(
+    "encoding", [None, "", "utf-8", "UTF-8", "identity", "binary", "8bit", "7bit"]
+)
+@pytest.mark.parametrize(
+    "content_type", [None, "", "application/json", "text/plain", "application/octet-stream"]
+)
+def test_foreign_json_is_a_payload(
+    content_type: Any, encoding: str | None, headers: dict[str, Any]
+) -> None:
+    payload = {"task": "a", "id": "b", "args": [], "kwargs": {}, "__type__": "date", "x": {}}
+    received = message(
+        payload, content_type, headers=headers, content_encoding=encoding, message_id="m-1"
+    )
+    event, _ = identify(received, trusted=False)
+    assert (event.id, event.name) == ("m-1", NAME)
+    for delivery in (received, returned(retry(received))):
+        assert decode(delivery, 1000).kwargs == payload
+    moved = replace(received, exchange="", routing_key=QUEUE)
+    assert identify(moved, trusted=False, only_event=NAME)[0].name == NAME
+    assert identify(moved, trusted=False)[0].name == QUEUE
+
+
+@pytest.mark.parametrize("name", ["event-correlation-id", "event-causation-id"])
+@pytest.mark.parametrize("value", [5, [], "x" * 256, "\0", "\ud800"])
+def test_an_invalid_id_of_another_event_is_left_out(name: str, value: Any) -> None:
+    received = message(PAYLOAD, headers={name: value}, message_id="m-1")
+    event, _ = identify(received, trusted=False)
+    assert (event.correlation_id, event.causation_id) == ("m-1", None)

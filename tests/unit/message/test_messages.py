@@ -388,9 +388,14 @@ def test_plain_values_arrive_as_they_were(payload: dict[str, Any]) -> None:
 def test_wrapped_celery_values_are_unwrapped() -> None:
     body = kombu_dumps([[], dict(PAYLOAD), {}]).encode()
     assert b"__type__" in body
-    assert decode(delivered(body=body), MAXIMUM) == decode(
+    foreign = {"task": "a.b", "id": "e-1"}
+    assert decode(delivered(body=body, headers=foreign), MAXIMUM) == decode(
         delivered(body=encode_payload("a.b", PAYLOAD)), MAXIMUM
     )
+    # A type that kombu does not have is the payload's own.
+    own = [[], {"a": {"__type__": "money", "__value__": 5}}, {}]
+    received = delivered(body=json.dumps(own).encode(), headers=foreign)
+    assert decode(received, MAXIMUM).kwargs == own[1]
 
 
 def test_a_nesting_that_a_pool_can_take() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,3 +59,48 @@ def test_a_worker_with_the_pid_of_a_killed_one_has_a_folder_of_its_own(
         Command()._share_metrics(settings)
     assert len({*started}) == len(started) == 2
     assert sorted(map(str, tmp_path.iterdir())) == sorted(started)
+
+
+COUNTING = """
+import os, sys
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+import django
+django.setup()
+from billiard.pool import Pool
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from django_amqp_events.monitor import metrics
+
+def count(number):
+    metrics.HANDLED.labels("a.b", "billing.h").inc()
+    metrics.SECONDS.labels("billing.h").observe(0.01)
+    return os.getpid()
+
+if __name__ == "__main__":
+    metrics.PUBLISHED.labels("a.b").inc()
+    pool = Pool(2, maxtasksperchild=1)
+    pids = {pool.apply(count, (number,)) for number in range(12)}
+    pool.close()
+    pool.join()
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    print(len(pids), len(os.listdir(os.environ["PROMETHEUS_MULTIPROC_DIR"])))
+    print(generate_latest(registry).decode())
+"""
+
+
+def test_a_pool_process_continues_the_files_of_the_one_before(tmp_path: Path) -> None:
+    """With worker_max_tasks_per_child, each process left two files until the worker ended."""
+    ended = subprocess.run(
+        [sys.executable, "-c", COUNTING],
+        env={**os.environ, metrics.FOLDER: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    processes, files = map(int, ended.stdout.splitlines()[0].split())
+    assert processes == 12
+    assert files <= 2 * 3, "of two pool processes and of the main process"
+    assert 'amqp_events_handled_total{event="a.b",handler="billing.h"} 12.0' in ended.stdout
+    assert 'amqp_events_handler_seconds_count{handler="billing.h"} 12.0' in ended.stdout
+    assert 'amqp_events_published_total{event="a.b"} 1.0' in ended.stdout

@@ -34,11 +34,11 @@ from django_amqp_events.conf import Settings
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
-from django_amqp_events.publish.direct_publisher import DirectPublisher
+from django_amqp_events.publish.direct_publisher import CommittedRows, DirectPublisher
 from django_amqp_events.publish.outbox import UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay
-from django_amqp_events.signals import event_published
+from django_amqp_events.signals import event_postponed, event_published
 from django_amqp_events.testing import override_events
 from tests.celery_app import app
 
@@ -109,15 +109,52 @@ def test_an_event_whose_row_is_not_deleted_yet_is_announced(
     seen: list[str] = []
     monkeypatch.setattr(outbox_rows, "record_answers", interrupted)
     answers = [Answer(Row(outbox_rows.new_id(), replace(MESSAGE, event_id="a")), None)]
+    commit = CommittedRows(rows=[answers[0].row], alias="default", began=time.monotonic())
+    commit.answers.set_result(answers)
     publisher = DirectPublisher(app, Settings(service="shop"))
+    monkeypatch.setattr(publisher, "_enqueue", lambda _: "")
     event_published.connect(published)
     try:
         with suppress(SoftTimeLimitExceeded, KeyboardInterrupt):
-            publisher._record("default", answers)
+            publisher.deliver(commit)
     finally:
         event_published.disconnect(published)
     assert seen == ["a"]
     assert [found[:2] for found in publisher._unrecorded] == [("default", answers)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_receivers_run_when_all_answers_are_recorded(monkeypatch: pytest.MonkeyPatch, late: bool):
+    """They may take longer than a lease: other events would be published twice, or late."""
+    done: list[str] = []
+
+    def published(event_id: str, **_: Any) -> None:
+        done.append(f"receiver of {event_id}")
+
+    def publish(messages: Any, **_: Any) -> list[None]:
+        done.append("publish")
+        return [None] * len(messages)
+
+    monkeypatch.setattr(outbox_rows, "record_answers", lambda alias, *_, **__: done.append(alias))
+    monkeypatch.setattr(outbox_rows, "release", lambda alias, _: done.append(f"release {alias}"))
+    publisher = DirectPublisher(app, Settings(service="shop"))
+    monkeypatch.setattr(publisher._channel, "publish", publish)
+    for alias in ("a", "b", "c"):
+        row = Row(outbox_rows.new_id(), replace(MESSAGE, event_id=alias))
+        began = time.monotonic() - (outbox_rows.LEASE if late and alias == "c" else 0)
+        commit = CommittedRows(rows=[row], alias=alias, began=began)
+        commit.answers.cancel()
+        publisher._leased.append(commit)
+    event_published.connect(published)
+    event_postponed.connect(published)
+    try:
+        publisher._publish_leased()
+    finally:
+        event_published.disconnect(published)
+        event_postponed.disconnect(published)
+    recorded = ["a", "b", *([] if late else ["c"])]
+    receivers = [f"receiver of {alias}" for alias in ("a", "b", "c")]
+    assert done == [*(["release c"] if late else []), "publish", *recorded, *receivers]
 
 
 @pytest.mark.django_db

@@ -157,3 +157,22 @@ def test_publisher_headers_reach_the_request_and_change_nothing_else() -> None:
     }  # fmt: skip
     fields = vars(traced).keys() - vars(plain).keys()
     assert fields == {"traceparent", "uber-trace-id", "b3"}
+
+
+@pytest.mark.parametrize("events", [["shop.paid"], ["shop.*"], ["shop.paid", "shop.sent"]])
+def test_a_message_that_was_moved_is_the_only_event_of_its_queue(events: list[str]) -> None:
+    """A shovel and "Move messages" publish to the default exchange, by the name of the queue."""
+    settings = Settings(
+        service="billing", handlers={"m.moved": {"handler": handle, "events": events}}
+    )
+    registry = build(settings)
+    received = Received(
+        queue=OWN, exchange="", routing_key=OWN, body=b"{}", headers={}, properties={}
+    )
+    reading = Reading(received=received)
+    result = Dispatcher(settings, registry, Names.of(settings)).read(reading)
+    if events == ["shop.paid"]:
+        assert reading.known[0].name == "shop.paid"
+    else:
+        assert isinstance(result, Verdict)
+        assert result.reason == "unknown"

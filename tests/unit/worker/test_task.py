@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -17,17 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from billiard.exceptions import TimeLimitExceeded
+from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery import Celery, Task, signals
+from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
 from celery.exceptions import WorkerShutdown
+from django.db import connection
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
+from django_amqp_events.models import InboxEntry
+from django_amqp_events.worker import inbox
+from django_amqp_events.worker import task as task_module
 from django_amqp_events.worker.binding import bind
-from django_amqp_events.worker.task import register, task_class, utc_now
+from django_amqp_events.worker.task import HandlerTask, _EventTask, register, task_class, utc_now
 from django_amqp_events.worker.tracing import trace as traced
 from django_amqp_events.worker.verdict import REQUEUE, InvalidArguments, Verdict
 
@@ -478,3 +484,136 @@ def test_an_event_travels_to_a_pool_process() -> None:
     assert all(getattr(event, name) for name in event.__slots__), "a loss would not be noticed"
     assert pickle.loads(pickle.dumps(event, protocol=5)) == event  # noqa: S301 - made here
     assert copy.deepcopy(event) == event
+
+
+# -- the user's class -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted({*vars(HandlerTask), *vars(_EventTask)}))
+def test_the_users_class_keeps_its_names(app: Celery, name: str) -> None:
+    """Ours are Celery's own, which ours call, or begin with ``amqp_``."""
+    celerys = name.startswith("__") or hasattr(Task, name)
+    if name in vars(_EventTask):
+        assert celerys or name.startswith("amqp_")
+        return
+    own = type("Own", (Task,), {"run": lambda _: None, name: lambda _: "theirs"})
+    fields = {key: getattr(HANDLER, key) for key in HANDLER.__slots__}
+    made = task_class(Handler(**{**fields, "name": "shop.own", "target": own}))
+    if not name.startswith(("__", "amqp_", "abstract")):
+        assert getattr(made, name)(made) == "theirs"
+
+
+class Base(Task):
+    """What a project's tasks have in common."""
+
+    handler = event = _call = _handle = _failed = _span = _stored = _run = run_of = "theirs"
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        ran.append("retry")
+        return super().retry(*args, **options)
+
+
+class BySuper(Base):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ran.append("before")
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            ran.append("after")
+
+
+class ByRun(Base):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        ran.append("before")
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            ran.append("after")
+
+
+class Twice(BySuper):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("base", [BySuper, ByRun, Twice])
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize(
+    ("how", "kind"), [("return", "handled"), ("raise", "retry"), ("retry", "retry")]
+)
+def test_a_base_class_is_called_as_by_celery(
+    app: Celery, base: type[Task], is_async: bool, protected: bool, how: str, kind: str
+) -> None:
+    """In a pool process, Celery protects the stack of requests."""
+
+    def work(self: Task, order_id: int) -> None:
+        assert self.request.amqp_event.id == "1"
+        assert (self.event, self._call, self.handler) == ("theirs",) * 3
+        ran.append(f"run {order_id}")
+        if how == "raise":
+            raise ValueError("no")
+        if how == "retry":
+            self.retry(countdown=60)
+
+    async def later(self: Task, order_id: int) -> None:
+        work(self, order_id)
+
+    target = type("Target", (base,), {"run": later if is_async else work})
+    if protected:
+        trace._install_stack_protection()  # type: ignore[attr-defined]
+    try:
+        verdict = verdict_of(app, target, {"order_id": 5})
+    finally:
+        if protected:
+            trace.reset_worker_optimizations(app)
+    assert verdict.kind == kind
+    expected = ["before", "run 5", *(["retry"] if how == "retry" else []), "after"]
+    assert sorted(ran) == sorted(expected)
+    assert is_async or ran == expected
+    if how == "retry":
+        assert verdict.due_at is not None
+        assert (verdict.due_at - datetime.now(UTC)).total_seconds() > 50
+
+
+# -- a soft time limit that comes late -----------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("where", ["handler", "check", "before commit", "after commit", "span"])
+def test_a_run_that_has_ended_is_handled(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, where: str, once: bool
+) -> None:
+    """With ``once``, if its transaction is committed."""
+
+    def limit(*_: Any, **__: Any) -> Any:
+        raise SoftTimeLimitExceeded
+
+    def work() -> None:
+        if where == "handler":
+            limit()
+
+    commit = connection._commit
+
+    def late() -> None:
+        commit()
+        limit()
+
+    if where == "check":
+        monkeypatch.setattr(inbox.transaction, "get_rollback", limit)
+    elif where == "before commit":
+        monkeypatch.setattr(connection, "_commit", limit)
+    elif where == "after commit":
+        monkeypatch.setattr(connection, "_commit", late)
+    elif where == "span":
+        stack = contextlib.ExitStack()
+        stack.callback(limit)
+        monkeypatch.setattr(task_module, "_span", lambda *_: stack)
+    verdict = verdict_of(app, work, {}, once=once, policy=RetryPolicy(max_retries=0))
+    monkeypatch.undo()
+    committed = InboxEntry.objects.exists()
+    if where != "before commit":  # SQLite commits when Django switches autocommit on
+        assert committed == (once and where in ("after commit", "span"))
+    ended = committed if once else where != "handler"
+    assert (verdict.kind == "handled") is ended

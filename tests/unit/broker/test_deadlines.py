@@ -1,0 +1,85 @@
+"""A time-out is for the whole, however many addresses and steps there are."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from django_amqp_events.broker.confirms import ConfirmChannel, accepts_publishes
+from django_amqp_events.broker.connection import connect
+from django_amqp_events.broker.provisioning.management_api import ManagementApi
+from django_amqp_events.broker.publisher_pool import PublisherPool
+from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.message.types import Message
+from django_amqp_events.publish.relay import OutboxChannel
+
+TIMEOUT = 0.6
+MESSAGE = Message(exchange="events", routing_key="a.b", body=b"{}", headers={}, properties={})
+
+
+def publish(target: PublisherPool | ConfirmChannel) -> None:
+    [error] = target.publish([MESSAGE], mandatory=True)
+    assert error is not None
+    raise error
+
+
+def busy(app: Celery) -> None:
+    """Wait for the only connection, and then for RabbitMQ."""
+    app.conf.broker_pool_limit = 1
+    pool = PublisherPool(app, timeout=TIMEOUT)
+    channel = pool._acquire(time.monotonic() + TIMEOUT)
+    assert channel is not None
+    channel.broken = True
+    pool._changed.wait = lambda _: time.sleep(TIMEOUT / 2) or not pool._release(channel)  # type: ignore[method-assign, func-returns-value, assignment]
+    publish(pool)
+
+
+def read_management(_: Celery) -> None:
+    ManagementApi("http://rabbit:15672", vhost="/", timeout=TIMEOUT).get("overview")
+
+
+WAYS: dict[str, Callable[[Celery], object]] = {
+    "connect": lambda app: connect(app, timeout=TIMEOUT),
+    "pool": lambda app: publish(PublisherPool(app, timeout=TIMEOUT)),
+    "busy pool": busy,
+    "reach": lambda app: PublisherPool(app, timeout=TIMEOUT).reach(),
+    "channel": lambda app: publish(ConfirmChannel(app, timeout=TIMEOUT)),
+    "relay": lambda app: publish(OutboxChannel(app, timeout=TIMEOUT)),
+    "question": lambda app: accepts_publishes(app, TIMEOUT),
+    "management": read_management,
+}
+
+
+@pytest.mark.parametrize("addresses", [1, 3])
+@pytest.mark.parametrize("urls", [["amqp://rabbit"], ["amqp://rabbit", "amqp://hare"]])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_time_out_is_for_the_whole(
+    way: Callable[[Celery], object],
+    urls: list[str],
+    addresses: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 9))
+    tried: list[float] = []
+
+    def stall(self: socket.socket, _: Any) -> None:
+        tried.append(self.gettimeout() or 0.0)
+        time.sleep(tried[-1])
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [entry] * addresses)
+    monkeypatch.setattr(socket.socket, "connect", stall)
+    app = Celery(set_as_current=False)
+    app.conf.broker_url = urls
+    began = time.monotonic()
+    with suppress(AmqpEventsError, OSError):
+        assert not way(app)
+    assert time.monotonic() - began < TIMEOUT + 0.25
+    hosts = 1 if way is read_management else len(urls)
+    assert len(tried) == addresses * hosts
