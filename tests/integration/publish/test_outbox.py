@@ -26,6 +26,7 @@ from django_amqp_events import (
     Options,
     OutboxError,
     PublishError,
+    PublishTimeoutError,
     event,
     publish_event,
     publish_many,
@@ -512,6 +513,27 @@ def test_endless_lease_is_reported(wire: Wire):
     state = outbox.count_pending(ALIAS, "shop")
     assert (state.held, state.stuck, state.severity) == (2, 2, "warning")
     assert "more than 10 minutes" in str(state.meaning)
+
+
+def test_expired_lease_is_taken_over(wire: Wire):
+    left = leave(3)
+    taken = outbox_rows.claim(ALIAS, "shop", limit=10, failed=False)
+    assert [row.message.event_id for row in taken] == left
+    assert outbox_rows.claim(ALIAS, "shop", limit=10, failed=False) == []
+    make_due()
+    again = outbox_rows.claim(ALIAS, "shop", limit=10, failed=False)
+    assert [row.id for row in again] == [row.id for row in taken]
+    # It was only slow: its late updates touch no row leased by another relay.
+    before = list(table().values_list("pk", "claim", "due_at", "attempts"))
+    outbox_rows.release(ALIAS, taken)
+    outbox_rows.renew(ALIAS, taken)
+    outbox_rows.record_failures(ALIAS, [Answer(row, PublishTimeoutError("late")) for row in taken])
+    assert list(table().values_list("pk", "claim", "due_at", "attempts")) == before
+    # But what it says is confirmed, is.
+    outbox_rows.delete_confirmed(ALIAS, taken[:1])
+    outbox_rows.release(ALIAS, again)
+    assert relay() == RelayCounts(published=2)
+    assert wire.ids() == left[1:]
 
 
 def test_a_lease_is_renewed_before_a_connection_is_made(
