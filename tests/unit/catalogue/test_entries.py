@@ -286,7 +286,7 @@ def test_each_option_is_written_as_in_json() -> None:
     values: dict[str, Any] = {
         "time_limit": 30, "soft_time_limit": 1.5, "rate_limit": "5/m", "ignore_result": False,
         "once": True, "using": "default", "bind": True, "strict": True, "validate": True,
-        "search": ["order_number", "invoice.number"],
+        "search": ["order_number", "invoice.number"], "newest": ["order_id", "version"],
     }  # fmt: skip
     elsewhere = {"contract", "format", "publisher", "events", "handler", "enabled", "queue"}
     retries = {name for name in HANDLER_OPTIONS if "retr" in name}
