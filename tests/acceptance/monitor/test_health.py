@@ -51,7 +51,8 @@ def test_a_worker_and_its_services(core: Service, fresh_eyes: Eyes) -> None:
     until(lambda: ready(core, *options), 60, "everything is ready")
     code, found = health(core, "--live")
     assert code == 0
-    assert set(found) == {"worker", "reaper", "mirror", "snapshots", "relay", "batches"}
+    services = {"reaper", "mirror", "snapshots", "relay", "batches"}
+    assert set(found) == {"worker", "companion", *services}
     assert set(found.values()) == {""}
     assert worker.stop() == 0
     until(lambda: health(core, "--live")[0] == 1, what="nothing runs")

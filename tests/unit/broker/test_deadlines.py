@@ -80,6 +80,6 @@ def test_a_time_out_is_for_the_whole(
     began = time.monotonic()
     with suppress(AmqpEventsError, OSError):
         assert not way(app)
-    assert time.monotonic() - began < TIMEOUT + 0.25
+    assert time.monotonic() - began < 1.8 * TIMEOUT
     hosts = 1 if way is read_management else len(urls)
     assert len(tried) == addresses * hosts

@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from django_amqp_events import liveness
+from django_amqp_events.conf import get_settings
+from django_amqp_events.management.commands import events_worker
+from django_amqp_events.testing import override_events
+from tests.waiting import until
+
 #: Prepares what a plain `python -m django` would not have, as django-configurations does.
 MANAGE = """
 import sys
@@ -91,3 +97,19 @@ def test_a_child_starts_as_its_parent(tmp_path: Path, how: list[str], where: str
     assert "born Dev" in ended.stdout, ended.stderr
     assert ended.stdout.endswith("[]\n"), ended.stdout
     assert ("'error'] True" in ended.stdout) is ("-X" in how)
+
+
+def test_a_companion_that_does_not_start_is_a_problem_of_its_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Otherwise nothing is mirrored or relayed, and probes report a worker that is ready."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with override_events(SERVICE="shop"):
+        with events_worker.beside(("events_missing",)):
+
+            def problems() -> list[str]:
+                states = liveness.read(get_settings()) or []
+                return [state.problem for state in states if state.part == "companion"]
+
+            until(lambda: problems() == ["events_missing ended with exit code 1"], "it is told")
+        assert problems() == []
