@@ -38,6 +38,7 @@ class Entry:
     Attributes:
         own_id: of its row, unless it is the end of a replay.
         id, failure_id: of its rows.
+        now: when it is stored, by the database's clock.
     """
 
     archived: Archived
@@ -54,9 +55,9 @@ class Entry:
         self.failed_at = valid_moment(self.archived.last_failed_at) or self.now
         self.failure_id = self.archived.occurrence(self.own_id)
 
-    def begin(self) -> None:
+    def begin(self, now: datetime) -> None:
         """Forget what a transaction that was rolled back has found."""
-        self.id, self.replay = self.own_id, None
+        self.id, self.replay, self.now = self.own_id, None, now
 
 
 Item = Entry | Outcome

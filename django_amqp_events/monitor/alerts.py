@@ -29,6 +29,7 @@ from ..models import (
     clean,
     visible,
 )
+from ..publish import outbox_rows
 from ..reasons import Reason, translated
 
 logger = logging.getLogger(__name__)
@@ -200,6 +201,23 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
     return conditions
 
 
+def gone(document: Mapping[str, Any], settings: Settings) -> dict[Which, Reason | None]:
+    """Return the open alerts about databases and queues that the service no longer has, as ended.
+
+    Makes one query.
+    """
+    outboxes = outbox_rows.aliases(settings) if settings.backend == "amqp" else ()
+    # Empty while RabbitMQ is unreachable.
+    queues = document["queues"]
+    conditions: dict[Which, Reason | None] = {}
+    for kind, key in open_alerts(settings.service).values_list("kind", "key"):
+        if (kind == "outbox_lag" and key not in outboxes) or (
+            kind == "abyss" and queues and key not in queues
+        ):
+            conditions[kind, key] = None
+    return conditions
+
+
 def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | None]:
     """Return the groups to alert about, for :func:`update_alerts`: new and reopened ones.
 
@@ -258,13 +276,8 @@ def check_snapshots(settings: Settings, now: datetime) -> bool:
     """
     if settings.alerts.stale is None:
         return False
-    newest = (
-        Snapshot.objects.using(router.db_for_write(Snapshot))
-        .filter(service=settings.service)
-        .order_by("-at")
-        .values_list("at", flat=True)
-        .first()
-    )
+    rows = Snapshot.objects.using(router.db_for_write(Snapshot)).filter(service=settings.service)
+    newest = rows.order_by("-pk").values_list("at", flat=True).first()
     if newest is not None and now - newest <= timedelta(seconds=settings.alerts.stale):
         return False
     problem = Reason("alert-stale-never")

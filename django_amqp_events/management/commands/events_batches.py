@@ -8,7 +8,7 @@ at once, and events_worker starts one. With an action it does that and ends:
   show ID         one batch, and why events were not replayed
   pause ID        publish nothing more (up to one chunk may be in progress)
   resume ID       continue
-  cancel ID       end; events not published yet stay in the archive
+  cancel ID       end, or delete a draft; events not published yet stay in the archive
 
 An id may be shortened to its first characters, if they are unique.
 
@@ -84,12 +84,14 @@ class Command(ServiceCommand):
         batch = self._batch(service, options["id"], action)
         if action == "show":
             return self._show(batch)
-        done = _CHANGES[action](batch.pk, by=requested_by(self.name))
+        done = _CHANGES[action](batch.pk, by=requested_by(self.name), seen=batch.version)
         # refresh_from_db() would ask a router, which may name a replica.
-        batch = batch_states.rows().get(pk=batch.pk)
+        now = batch_states.rows().filter(pk=batch.pk).first()
+        if now is None:
+            return self._finish(document(batch), [f"deleted {describe(batch)}"])
         if not done:
-            raise self.wrong(f"it is {batch.get_state_display()}: {describe(batch)}")
-        return self._finish(document(batch), [describe(batch)])
+            raise self.wrong(f"it is {now.get_state_display()}: {describe(now)}")
+        return self._finish(document(now), [describe(now)])
 
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
