@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from django.core.mail import mail_admins
 from django.db import IntegrityError, router, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import override
 
@@ -24,6 +24,7 @@ from ..conf import Settings, get_settings
 from ..models import (
     LENGTH,
     Alert,
+    ArchivedEvent,
     FailureGroup,
     Snapshot,
     clean,
@@ -252,9 +253,11 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
             conditions[kind, key] = _of_group(group)
     if not settings.alerts.groups:
         return conditions
+    # By when they were mirrored: the mirror may have been down, or the clock of a worker wrong.
+    events = ArchivedEvent.objects.using(groups.db).filter(group=OuterRef("pk"))
+    old = Exists(events.filter(mirrored_at__lte=now - NEW_AGE))
     news = groups.filter(
-        Q(reopened_at__gt=now - NEW_AGE) | Q(resolved_at=None, first_seen__gt=now - NEW_AGE),
-        open__gt=0,
+        Q(reopened_at__gt=now - NEW_AGE) | Q(~old, resolved_at=None), open__gt=0
     ).exclude(pk__in=ids)
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
         kind = "group_new" if group.reopened_at is None else "group_back"
