@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode
@@ -361,7 +361,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _path(self, route: str, view: Callable[..., Any], name: str) -> URLPattern:
         label = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
-        return path(route, self.admin_site.admin_view(non_atomic(view)), name=label)
+        return path(route, self.admin_site.admin_view(non_atomic(partial(view))), name=label)
 
     def _url(self, name: str, /, *args: Any, **query: str) -> str:
         return self.url_of(self.model, name, *args, **query)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
-from django.db import DatabaseError
+from django.db import DatabaseError, Error
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils.timezone import localtime
@@ -24,7 +24,7 @@ from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
 from .action_pages import ReasonForm, tell
 from .archived_event_actions import of_report
-from .base import alias_of, as_file, head_of
+from .base import alias_of, as_file, head_of, problem
 from .payload_pages import PayloadPages
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
@@ -168,9 +168,11 @@ class EditingPages(PayloadPages):
                     messages.info(request, _("The edit is kept as a revision."))
                 return self._redirect(request, "change", event.pk)
             draft = editing.draft(event, where, payload)
-        except InvalidEditError as exc:
-            for problem in exc.problems:
-                form.add_error("payload", text(problem, TEXT))
+        except (AmqpEventsError, Error) as exc:
+            # The page keeps what the user has written.
+            problems = exc.problems if isinstance(exc, InvalidEditError) else (problem(exc),)
+            for why in problems:
+                form.add_error("payload", text(why, TEXT))
             return self._editor(request, context, form)
         if step == "review":
             form = EditForm(required=True, initial={"payload": request.POST["payload"]})

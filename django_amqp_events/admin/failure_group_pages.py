@@ -321,7 +321,7 @@ def _ask(
     if len(seen) > limit and action.publishes:
         told = _(
             "More than %(limit)s events are open. Replay them in the background, here or with "
-            "`manage.py events_replay --background --group %(group)s`."
+            "`manage.py events_replay --background --group %(group)s --comment TEXT`."
         )
         messages.error(request, code(told % {"limit": number(limit), "group": group.pk}))
         return None

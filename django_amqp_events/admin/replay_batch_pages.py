@@ -12,6 +12,7 @@ from uuid import UUID
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import SEARCH_VAR
+from django.db import Error
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -25,6 +26,7 @@ from django.utils.translation import gettext_lazy
 from ..archive import states, tables
 from ..archive.batches import batch_states, preview
 from ..archive.selection import Selection, parse_uuid
+from ..exceptions import AmqpEventsError
 from ..models import (
     ArchivedEvent,
     FailureGroup,
@@ -34,9 +36,9 @@ from ..models import (
     State,
 )
 from ..reasons import Reason
-from ..templatetags.amqp_events import ago, line
+from ..templatetags.amqp_events import ago, code, line, text
 from .action_pages import across, as_listed
-from .base import WAITING_SECONDS, Pages
+from .base import WAITING_SECONDS, Pages, problem
 from .charts import progress
 from .filters import GroupFilter, TimeFilter
 from .formatting import number
@@ -415,7 +417,11 @@ def freeze(
     if batch is None:
         messages.warning(request, _("None of the selected events can be replayed now."))
         return None
-    preview.preview_batch(batch)
+    try:
+        preview.preview_batch(batch)
+    except (AmqpEventsError, Error) as exc:
+        # The page of the batch has a button for it.
+        messages.error(request, code(text(problem(exc, partly=True), 1_000)))
     return HttpResponseRedirect(pages.url_of(ReplayBatch, "change", batch.pk))
 
 
