@@ -346,7 +346,7 @@ class ArchivedEventAdmin(EditingPages):
         made = event.replay_set.using(using).select_related("revision")
         made = made.filter(Q(number__isnull=False) | Q(state=Replay.State.RETURNED))
         replays = list(made.defer("revision__body").order_by("-requested_at", "-pk")[:REPLAYS])
-        actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
+        actions = list(event.action_set.using(using).order_by("-pk")[:REPLAYS])
         # The row describes the last failure that took effect.
         last = next((failed for failed in failures if not failed.late), None) or last_failure(event)
         document = last.about if last is not None else {}

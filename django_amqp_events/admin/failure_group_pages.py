@@ -337,7 +337,7 @@ def _ask(
 def _conflict(group: FailureGroup) -> str:
     """Return what another user has written since the form was opened."""
     written = group.action_set.using(alias_of(group))
-    last = written.order_by("-at", "-pk").first()
+    last = written.order_by("-pk").first()
     return _(
         "Nothing was saved: %(who)s changed this group since you opened it. It now has note "
         "%(note)s, assignee %(assignee)s, ticket %(ticket)s. Save again to replace that with your "

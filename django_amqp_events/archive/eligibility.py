@@ -316,7 +316,7 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
     if not ids:
         return {}
     actions = ArchiveAction.objects.using(tables.database())
-    newest = actions.filter(event=OuterRef("pk")).order_by("-at", "-pk").values("pk")[:1]
+    newest = actions.filter(event=OuterRef("pk")).order_by("-pk").values("pk")[:1]
     newest_of_each = tables.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
     newest_ids = list(newest_of_each.exclude(last=None).values_list("last", flat=True))
     return {action.event_id: action for action in actions.filter(pk__in=newest_ids)}

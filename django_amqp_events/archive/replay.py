@@ -92,12 +92,14 @@ class Report:
     Attributes:
         published: confirmed by the broker.
         returned: back in the archive, because they were not published or not confirmed.
+        unconfirmed: how many of the returned may have been published.
         skipped: not changed.
         stopped: why the rest was not attempted; ``None`` if all events were.
     """
 
     published: list[UUID] = field(default_factory=list)
     returned: list[Skipped] = field(default_factory=list)
+    unconfirmed: int = 0
     skipped: list[Skipped] = field(default_factory=list)
     stopped: Reason | None = None
 
@@ -322,6 +324,7 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
             UnpublishedReplay(claimed=taken, error=error, unconfirmed=unconfirmed, general=general)
         )
         report.returned.append(Skipped.of(taken.event, error))
+        report.unconfirmed += unconfirmed
 
     for taken in claimed:
         message = _message(taken)

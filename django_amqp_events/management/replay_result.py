@@ -44,7 +44,7 @@ class Result:
     @property
     def code(self) -> int:
         report = self.report
-        if report.stopped and not report.published:
+        if report.stopped and not (report.published or report.unconfirmed):
             return 2
         left = self.missing or report.returned or report.skipped or report.stopped
         return 1 if left else 0

@@ -26,7 +26,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any, Final
 
-from django.core.management.base import no_translations
+from django.core.management.base import CommandError, no_translations
 
 from django_amqp_events import conf
 from django_amqp_events.archive.batches import batch_states
@@ -73,8 +73,9 @@ class Command(ServiceCommand):
     def run(self, options: dict[str, Any]) -> int:
         action = options["action"]
         if options["id"] and action in ("run", "list"):
-            raise self.wrong(
-                f"{action} is about all batches; show, pause, resume and cancel take an id"
+            raise CommandError(
+                f"{action} is about all batches; show, pause, resume and cancel take an id",
+                returncode=2,
             )
         if action == "run":
             return super().run(options)
@@ -111,7 +112,9 @@ class Command(ServiceCommand):
 
     def _batch(self, service: str, text: str | None, action: str) -> ReplayBatch:
         if not text:
-            raise self.wrong(f"{action} needs the id of a batch; see `events_batches list`")
+            raise CommandError(
+                f"{action} needs the id of a batch; see `events_batches list`", returncode=2
+            )
         digits = text.replace("-", "").lower()
         batches = batch_states.rows().filter(service=service)
         # Not by range: MariaDB does not order these ids by their digits.

@@ -807,7 +807,7 @@ def test_a_batch_of_ids_reports_those_that_do_not_exist() -> None:
 def test_a_command_about_all_batches_refuses_an_id(action: str) -> None:
     batch = started()
     code, _, err = run_command("events_batches", action, str(batch.pk), "--until-done")
-    assert (code, "is about all batches" in err) == (1, True)
+    assert (code, "is about all batches" in err) == (2, True)
     assert again(batch).state == "running"
 
 

@@ -35,6 +35,8 @@ RUNS: list[tuple[int, list[str]]] = [
     (1, ["events_batches", "resume", "BATCH"]),
     (0, ["events_batches", "cancel", "BATCH"]),
     (1, ["events_batches", "show", "MISSING"]),
+    (2, ["events_batches", "show"]),
+    (2, ["events_batches", "list", "BATCH"]),
     (0, ["events_catalogue"]),
     (0, ["events_catalogue", "--format", "asyncapi"]),
     (2, ["events_catalogue", "--check", "MISSING"]),
