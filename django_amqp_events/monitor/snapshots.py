@@ -103,7 +103,7 @@ class SnapshotTaker:
             "consumed": {name: at for name, at in consumed.items() if not queues or name in queues},
             "drift": self._drift(last.get("drift", {}), now) if status else last.get("drift", {}),
             "archive": {**asdict(standing), "new_hour": self._new_hour(now)},
-            "outbox": self._outbox(now),
+            "outbox": self._outbox(),
             "mirror": self._mirror(queues, last.get("mirror", {}), now),
         }
         text = json.dumps(document, default=_text, separators=(",", ":"))
@@ -179,7 +179,7 @@ class SnapshotTaker:
             now - statistics.HOUR, cap, looked, service=self.settings.service
         )
 
-    def _outbox(self, now: datetime) -> list[dict[str, Any]]:
+    def _outbox(self) -> list[dict[str, Any]]:
         if self.settings.backend != "amqp":
             return []
         parts = []
@@ -190,6 +190,8 @@ class SnapshotTaker:
                 "meaning": status.meaning,
             }
             if isinstance(status, outbox.OutboxStatus):
+                # Each database has a clock of its own.
+                now = databases.clock(status.alias)
                 lag = (now - status.oldest).total_seconds() if status.oldest else 0.0
                 part |= {"total": status.total, "oldest": status.oldest, "lag": max(0.0, lag)}
             parts.append(part)

@@ -152,6 +152,20 @@ def test_an_event_of_the_outbox_that_was_discarded_again_is_not_restored(root: C
     assert row.discarded_by == "bob"
 
 
+@pytest.mark.parametrize("action", ["replay", "discard", "background"])
+def test_all_means_what_the_list_showed(root: Client, action: str) -> None:
+    rows = [make(state_since=tables.clock()) for _ in range(60)]
+    shown = page(root.get(world.url("changelist")))
+    for _ in range(3):
+        make(state_since=tables.clock() + timedelta(seconds=1))
+    form = {**shown.fields, **select(rows[:50], action, select_across="1")}
+    answer = root.post(world.url("changelist"), form, follow=True)
+    if action == "background":
+        assert batch_states.rows().get().total == 60
+    else:
+        assert answer.context["count"] == 60
+
+
 def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
     make()
     failure_groups.rebuild()

@@ -166,7 +166,7 @@ def test_another_outbox_that_is_empty_is_no_longer_behind(archive_database: Data
     settings = read()
     taker = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
     with routed_by():
-        judged = alerts.evaluate(document(outbox=taker._outbox(NOW)), settings)
+        judged = alerts.evaluate(document(outbox=taker._outbox()), settings)
     assert judged["outbox_lag", archive_database.alias] is None
 
 
@@ -433,7 +433,7 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
         problems = alerts.evaluate(
             document(
                 archive={"new_hour": taker._new_hour(NOW)},
-                outbox=taker._outbox(NOW),
+                outbox=taker._outbox(),
                 mirror=taker._mirror(queues, {"empty_at": late.isoformat()}, NOW),
             ),
             settings,
