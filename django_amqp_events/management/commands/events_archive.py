@@ -70,12 +70,13 @@ class Command(ReportCommand):
         sight: redaction.Sight = "redacted" if redacted else "raw"
         with _output(options["output"], self.stdout, self.stopped) as out:
             for line in export.export(_selected(options).queryset(), sight=lambda _: sight):
+                if out is self.stdout and self.pipe.closed_by_reader:
+                    self.stopping = True
+                if self.stopping:
+                    break
                 out.write(line)
                 count += 1
                 self.progress(f"{count} exported")
-                self.stopping = self.stopping or (out is self.stdout and self.pipe.closed_by_reader)
-                if self.stopping:
-                    break
         summary = f"{counted(count, 'event')} exported" + (", redacted" if redacted else "")
         to_stdout = options["output"] == "-"
         if self.stopping:
