@@ -127,6 +127,7 @@ class EventsCommand(BaseCommand):
             raise self.wrong(f"database error ({error_line(exc)}). {remedy}") from exc
         finally:
             self.stdout.flush()
+            self.stderr.flush()
         if code:
             sys.exit(code)
 

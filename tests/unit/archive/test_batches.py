@@ -21,6 +21,7 @@ from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.broker.queue_depth import Depth
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -395,7 +396,8 @@ def test_runners_that_restart_wait_no_longer(clock: Clock, canary: int | None) -
     began, clock.step = clock.at, 20
     while again(batch).state == "running" and clock.at < began + 10_000:
         run(limit=200)
-    assert clock.at - began < eligibility.OVERDUE_SECONDS + 500
+    patience = eligibility.patience(*get_registry().handlers.values())
+    assert clock.at - began < patience.total_seconds() + 300
     found = again(batch)
     assert found.state == ("done" if canary is None else "paused")
     assert found.note == Reason(

@@ -427,6 +427,8 @@ def settle_in_a_new_group(settled: str) -> None:
 
 
 @pytest.mark.parametrize("settled", ["discarded", "succeeded"])
+@ONE
+@database
 def test_a_group_whose_events_were_settled_when_it_was_made_reopens(settled: str) -> None:
     settle_in_a_new_group(settled)
     group = only()
@@ -436,6 +438,8 @@ def test_a_group_whose_events_were_settled_when_it_was_made_reopens(settled: str
     assert only().reopened_at is not None
 
 
+@ONE
+@database
 def test_an_older_failure_does_not_reopen_a_group() -> None:
     """Mirrored late, such as after an outage of the mirror."""
     keep(archived(received("1"), at=NOW))
