@@ -79,10 +79,10 @@ def _obstacle(action: Action, row: OutboxEvent, version: int) -> Reason | None:
     state = outbox.row_state(row, _now(row))
     if state not in action.states:
         return Reason(f"outbox-{state}")
-    return None if _version(row) == version else Reason("outbox-changed")
+    return None if version_of(row) == version else Reason("outbox-changed")
 
 
-def _version(row: OutboxEvent) -> int:
+def version_of(row: OutboxEvent) -> int:
     """Return what tells one discard of a row from another; 0 for a row that is not discarded."""
     at = row.discarded_at
     return 0 if at is None else int(at.timestamp() * 1000) % 2**31
@@ -297,7 +297,7 @@ class OutboxEventAdmin(PayloadPages):
         return by_id
 
     def freeze(self, queryset: QuerySet[Any]) -> dict[UUID, int]:
-        return {row.pk: _version(row) for row in queryset[: self.limit + 1]}
+        return {row.pk: version_of(row) for row in queryset[: self.limit + 1]}
 
     def find(self, request: HttpRequest, object_id: str) -> OutboxEvent | None:
         pk = parse_uuid(object_id)
@@ -368,7 +368,7 @@ class OutboxEventAdmin(PayloadPages):
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
             "archived_url": self.list_url(request, ArchivedEvent, q=row.event_id),
-            "buttons": self._buttons(request, row, _version(row), offered),
+            "buttons": self._buttons(request, row, version_of(row), offered),
         }
         title = _("%(name)s of %(service)s (%(id)s)") % {
             "name": line(row.name),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TextIO, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
@@ -92,7 +92,8 @@ class EventsCommand(BaseCommand):
 
     def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
         self.pipe = Pipe(stdout or sys.stdout)
-        super().__init__(self.pipe, Pipe(stderr or sys.stderr), **options)
+        err: Any = Pipe(stderr or sys.stderr)
+        super().__init__(cast("TextIO", self.pipe), err, **options)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         summary, _, details = (self.help or "").partition("\n\n")

@@ -331,8 +331,11 @@ def test_disabled_editing_hides_the_editor(ada, wire):
     row = make()
     with override_settings(AMQP_EVENTS={**SETTINGS, "EDITING": False}):
         assert "Edit and replay" not in page(ada.get(url("change", row.pk))).words
-        assert ada.get(url("edit", row.pk)).status_code == 403
-        assert ada.post(url("edit", row.pk), publish(row)).status_code == 403
+        for answer in (
+            ada.get(url("edit", row.pk), follow=True),
+            ada.post(url("edit", row.pk), publish(row), follow=True),
+        ):
+            assert "EDITING" in said(answer)[0]
     assert not wire.messages
 
 
@@ -453,8 +456,11 @@ def test_redact_hook_applies_to_pages(ada, wire):
 def test_redacted_values_are_never_published(ada, wire):
     row = make()
     with hooked(f"{__name__}.redact"):
-        assert ada.get(url("edit", row.pk)).status_code == 403
-        assert ada.post(url("edit", row.pk), publish(row)).status_code == 403
+        for answer in (
+            ada.get(url("edit", row.pk), follow=True),
+            ada.post(url("edit", row.pk), publish(row), follow=True),
+        ):
+            assert "EDITING" in said(answer)[0]
         words = page(ada.get(url("change", row.pk))).words
         assert "no permission for “Edit and replay” (“view_raw_archivedevent”)" in words
         boss = client_of(user(*RIGHTS, "view_raw", name="boss"))

@@ -441,12 +441,14 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
         return {kind for (kind, _key), problem in problems.items() if problem is not None}
 
     def fill(service: str, at: datetime) -> None:
-        for _ in range(3):
-            make(service=service, first_failed_at=at, last_failed_at=at)
-        FailureGroup.objects.create(
+        group = FailureGroup.objects.create(
             pk=uuid4(), algorithm=1, service=service, handler="send", exception="Error",
             reason="failed", frame="f", first_seen=at, last_seen=at, open=3,
         )  # fmt: skip
+        for _ in range(3):
+            make(
+                service=service, group=group, first_failed_at=at, last_failed_at=at, mirrored_at=at
+            )
         OutboxEvent.objects.create(
             id=uuid4(), service=service, event_id=str(uuid4()), name="shop.order.created",
             exchange="events", envelope="{}", body=b"{}", size=2, created_at=at, due_at=at,
