@@ -153,7 +153,7 @@ def leave_queued(*rows: ArchivedEvent, hours: int = 1) -> dict[UUID, str]:
         handlers={row.pk: "send_invoice" for row in rows},
         by="ada",
         reason="",
-        now=replay._now() - timedelta(hours=hours),
+        now=tables.clock() - timedelta(hours=hours),
     )
     assert len(claimed) == len(rows)
     return {each.event.pk: str(each.replay.pk) for each in claimed}

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from celery import Celery
 from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import override_settings
@@ -548,3 +549,47 @@ def test_export_is_redacted_without_raw_permission():
 def test_export_refuses_unknown_lookups():
     boss = client_of(user("view", "view_payload", "export"))
     assert boss.get(url("export"), {"body__contains": "x"}).status_code == 400
+
+
+def unenforceable(order_id: Celery) -> None:
+    """Has a type hint that pydantic cannot enforce."""
+
+
+#: Payloads with values that a database, a template or RabbitMQ may refuse.
+ODD = (
+    '{"order_id": "\\ud800"}',
+    '{"\\udfff": 1}',
+    '{"order_id": "\\u0000"}',
+    '{"order_id": 1e999}',
+    '{"order_id": ' + "9" * 5000 + "}",
+    '{"order_id": ' + "[" * 3000 + "]" * 3000 + "}",
+    '{"order_id": NaN}',
+    "[]",
+    "",
+    "\x7f",
+)
+
+
+@pytest.mark.parametrize("handler", ["send_invoice", "strict", "typed"])
+@pytest.mark.parametrize("payload", ODD)
+def test_the_editor_survives_any_payload(ada, wire, payload, handler):
+    typed = {"EVENTS": ["shop.order.*"], "HANDLER": f"{__name__}.unenforceable", "VALIDATE": True}
+    handlers = {**SETTINGS["HANDLERS"], "typed": typed}
+    with override_settings(AMQP_EVENTS={**SETTINGS, "HANDLERS": handlers}):
+        row = make(handler=handler)
+        for step in ("edit", "review", "publish"):
+            given = form(row, payload, step=step, reason="why")
+            answer = ada.post(url("edit", row.pk), given)
+            assert answer.status_code in (200, 302), (step, payload[:40])
+            if answer.status_code == 302:
+                page(ada.get(answer["Location"]))
+
+
+def test_an_edit_is_kept_when_its_settings_are_wrong(ada, wire):
+    typed = {"EVENTS": ["shop.order.*"], "HANDLER": f"{__name__}.unenforceable", "VALIDATE": True}
+    with override_settings(AMQP_EVENTS={**SETTINGS, "HANDLERS": {"typed": typed}}):
+        row = make(handler="typed")
+        shown = page(ada.post(url("edit", row.pk), form(row, {"order_id": "mine"})))
+    assert "cannot be enforced" in shown.words
+    assert "mine" in shown.words
+    assert wire.messages == []

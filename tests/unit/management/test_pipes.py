@@ -62,6 +62,16 @@ RUNS: list[tuple[int, list[str]]] = [
     (0, ["events_replay", "ID", "OTHER", "--limit", "1", "--dry-run"]),
     (2, ["events_replay"]),
     (0, ["events_roles"]),
+    # RabbitMQ is unreachable.
+    (2, ["events_declare"]),
+    (2, ["events_declare", "--check"]),
+    (2, ["events_declare", "--dry-run"]),
+    (0, ["events_find", "ID"]),
+    (1, ["events_find", "MISSING"]),
+    (2, ["events_recover"]),
+    (2, ["events_recover", "--dry-run"]),
+    (2, ["events_replay", "ID"]),
+    (2, ["events_status"]),
 ]
 
 
