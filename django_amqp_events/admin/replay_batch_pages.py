@@ -414,7 +414,7 @@ def freeze(
         title=title,
         group=group,
     )
-    if batch is None:
+    if not batch.total:
         messages.warning(request, _("None of the selected events can be replayed now."))
         return None
     try:

@@ -95,10 +95,10 @@ def freeze(
     by: str,
     title: Reason | str | None = None,
     group: UUID | None = None,
-) -> ReplayBatch | None:
+) -> ReplayBatch:
     """Create a batch of the events that a queryset matches now; nothing is published.
 
-    Without events there is no batch: ``None``.
+    A batch without events is not stored; its total is 0.
 
     The database copies ids and versions in one statement, in the order of the last failures, so
     that a million events never come into this process.
@@ -125,7 +125,7 @@ def freeze(
         batch.total = batch.pending = _copy(batch, events_to_copy)
         if not batch.total:
             transaction.set_rollback(True, using=using)
-            return None
+            return batch
         batch.save(using=using, update_fields=["total", "pending"])
         _note(batch.pk, _Action.FREEZE, by=by)
     return batch

@@ -312,13 +312,13 @@ class Command(ReportCommand):
         fixed = chosen.ids or options["limit"] is not None
         title = None if fixed else chosen.title()
         batch = batch_states.freeze(events, by=by, title=title)
-        if batch is not None:
+        if batch.total:
             batch_states.start(batch.pk, by=by, **_batch_options(options))
 
         def show() -> None:
             show_reasons(self, "skipped", left.report.skipped)
             show_missing(self, left.missing)
-            if batch is not None:
+            if batch.total:
                 self.tell(
                     f"{counted(batch.total, 'event')} in batch {batch.pk}; events_batches replays "
                     f"them, and `events_batches show {str(batch.pk)[:8]}` prints the progress"
@@ -327,9 +327,9 @@ class Command(ReportCommand):
                 self.tell("nothing to replay: no archived event matches")
 
         document = {
-            "result": "nothing" if batch is None else "begun",
-            "fits": 0 if batch is None else batch.total,
-            "batch": None if batch is None else batch.pk,
+            "result": "begun" if batch.total else "nothing",
+            "fits": batch.total,
+            "batch": batch.pk if batch.total else None,
             "skipped": [columns(skip, "id", "title", "why") for skip in left.report.skipped],
             "missing": left.missing,
         }

@@ -317,7 +317,7 @@ class Archive(RuleBasedStateMachine):
     @rule(who=who, start=st.booleans(), canary=st.sampled_from([None, 1]))
     def freeze(self, who: str, start: bool, canary: int | None) -> None:
         batch = batch_states.freeze(tables.rows().filter(state=State.ARCHIVED), by=who)
-        if batch is None:
+        if not batch.total:
             return
         self.batches.append(batch.pk)
         if start:

@@ -14,7 +14,7 @@ from django.db import InterfaceError, OperationalError
 from django.test import Client
 from django.urls import URLResolver, get_resolver, reverse
 
-from django_amqp_events.archive import replay, states, tables
+from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
@@ -53,7 +53,6 @@ def url(model: str, name: str, *args: Any) -> str:
 def batch_in(state: str) -> ReplayBatch:
     make()
     batch = batch_states.freeze(tables.rows(), by="ada")
-    assert batch is not None
     if state != "draft":
         batch_states.start(batch.pk, by="ada", reason="fixed")
     if state == "paused":
@@ -199,7 +198,7 @@ def test_a_ticket_is_a_url(root: Client, ticket: str) -> None:
 
 def locked() -> Exception:
     cause = sqlite3.OperationalError("database is locked")
-    cause.sqlite_errorcode = sqlite3.SQLITE_BUSY  # type: ignore[misc]
+    cause.sqlite_errorcode = sqlite3.SQLITE_BUSY
     exc = OperationalError("database is locked")
     exc.__cause__ = cause
     return exc
@@ -309,7 +308,7 @@ def test_what_was_done_before_an_error_is_told(
             raise exc if isinstance(exc, OperationalError) else OperationalError("a mistake")
         return real(*args, **options)
 
-    monkeypatch.setitem(replay._DECISIONS, replay.DISCARD, discard)
+    monkeypatch.setitem(replay._DECISIONS, eligibility.DISCARD, discard)
     form = {"seen": world.frozen(*rows), "reason": "old"}
     told = said(root.post(world.url("discard"), form, follow=True))
     assert told[0] == "2 events discarded."
@@ -369,12 +368,12 @@ def test_no_url_answers_with_a_bare_refusal(root: Client) -> None:
 
 
 def _names() -> list[str]:
-    names = []
+    names: list[str] = []
     for pattern in get_resolver().url_patterns:
         if isinstance(pattern, URLResolver) and pattern.namespace == "admin":
             for model in pattern.url_patterns:
                 if isinstance(model, URLResolver):
-                    names += [each.name for each in model.url_patterns if each.name]
+                    names += [str(getattr(each, "name", "")) for each in model.url_patterns]
     theirs = ("_add", "_delete", "_history")
     return [
         name

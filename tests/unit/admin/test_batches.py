@@ -237,7 +237,7 @@ def test_start_pause_resume_cancel(ada: Client) -> None:
         batch.refresh_from_db()
         assert batch.state == state
     late = "Nothing was done: the batch has changed. It is cancelled now."
-    form = {"reason": "late", "version": batch.version}
+    form = {"reason": "late", "version": str(batch.version)}
     for act in ("pause", "start"):
         assert said(ada.post(url(act, batch.pk), form, follow=True))[-1] == late
     assert not LogEntry.objects.exists()

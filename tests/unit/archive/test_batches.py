@@ -236,7 +236,7 @@ def test_any_queryset_can_be_frozen() -> None:
     for name, (found, numbers) in querysets().items():
         batch = freeze(found)
         if not numbers:
-            assert batch is None
+            assert (batch.total, batch_states.rows().filter(pk=batch.pk).count()) == (0, 0)
             continue
         rows = batch_states.events(batch.pk).order_by("position")
         names = list(rows.values_list("event__event_id", flat=True))

@@ -22,7 +22,7 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, State
+from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, Revision, State
 from django_amqp_events.publish import publisher
 from tests.archive_rows import NOW, Broker, again, make, seen
 
@@ -103,7 +103,6 @@ def start(way: str) -> tuple[ArchivedEvent, UUID | None]:
     if way != "batch":
         return row, None
     batch = batch_states.freeze(tables.rows(), by="ada")
-    assert batch is not None
     batch_states.start(batch.pk, by="ada", reason="fixed")
     return row, batch.pk
 
@@ -162,7 +161,7 @@ def test_what_may_be_published_is_counted_once(
 def test_a_process_that_died_after_its_publish_loses_no_audit(way: str, end: str) -> None:
     row, batch = start(way)
     handlers = {row.pk: "send_invoice"}
-    edit = replay.Revision(body=b"[[],{},{}]", base=0) if way == "edit" else None
+    edit = Revision(body=b"[[],{},{}]", base=0) if way == "edit" else None
     [taken] = states.claim(
         seen(again(row)),
         handlers=handlers,

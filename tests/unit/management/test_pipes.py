@@ -104,7 +104,6 @@ def filled(arguments: list[str], folder: Path) -> list[str]:
     row, other = world.make(), world.make()
     done = world.make(State.SUCCEEDED)
     batch = batch_states.freeze(tables.rows().filter(pk=other.pk), by="ada")
-    assert batch is not None
     batch_states.start(batch.pk, by="ada", reason="fixed")
     values = {
         "ID": row.event_id,

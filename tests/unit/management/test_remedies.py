@@ -78,4 +78,5 @@ def test_the_page_about_a_renamed_service(settings: Any) -> None:
     assert run_command(*command.split()[1:])[0] == 0
     assert "1 open  send_invoice" in run_command("events_groups")[1]
     event = tables.rows().select_related("group").get()
+    assert event.group is not None
     assert (event.group.service, event.group.note) == ("new", "wait for the release")
