@@ -310,7 +310,7 @@ def _backlog(service: str, now: datetime) -> Chart:
     since = now - statistics.DAY
     step = statistics.DAY / CURVE_POINTS
     newest: dict[int, tuple[datetime, int]] = {}
-    taken = snapshots.rows(service).filter(at__gte=since).order_by("at")
+    taken = snapshots.rows(service).filter(at__range=(since, now)).order_by("at")
     for at, number in taken.values_list("at", "open")[: statistics.READ_ROWS]:
         newest[int((at - since) / step)] = (at, number)
     return curve(

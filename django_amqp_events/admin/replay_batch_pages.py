@@ -223,7 +223,7 @@ class ReplayBatchAdmin(Pages):
         self, request: HttpRequest, batch: ReplayBatch, form: StartForm | None = None
     ) -> TemplateResponse:
         """Show the dry run of a draft, else the progress."""
-        now = datetime.now(UTC)
+        now = tables.clock()
         draft = batch.state == _State.DRAFT
         group = self._group(request, batch)
         history = ReplayBatchAction.objects.using(tables.database()).filter(batch=batch)

@@ -12,6 +12,7 @@ import pytest
 from django_amqp_events import conf, signals
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     ExchangeMissingError,
@@ -195,3 +196,20 @@ def test_a_second_user_is_audited_too(broker: Broker) -> None:
     actions = ArchiveAction.objects.order_by("pk").values_list("action", "by", "reason")
     assert list(actions) == [("edit", "ada", "wrong id"), ("replay", "bob", "again")]
     assert conf.get_settings().service == "billing"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("TaxError", 1),
+        ("taxerror", 0),
+        ("billing.errors.TaxError", 1),
+        ("Billing.errors.TaxError", 0),
+        ("errors.TaxError", 1),
+        ("Error", 0),
+        ("%", 0),
+    ],
+)
+def test_a_filter_by_exception_tells_cases_apart(name: str, found: int) -> None:
+    make(exception="billing.errors.TaxError")
+    assert Selection(exceptions=[name]).queryset().count() == found
