@@ -148,7 +148,7 @@ def test_discarded_event_is_published_only_after_restore(wire: Wire, ada: Client
     assert relay() == RelayCounts()
     state = outbox.count_pending(ALIAS, "shop")
     assert (state.total, state.severity, str(state.meaning)) == (0, "ok", "empty")
-    assert post(ada, "restore", row) == ["1 event restored. A relay publishes it."]
+    assert post(ada, "restore", kept) == ["1 event restored. A relay publishes it."]
     found = table().get()
     assert (found.discarded_at, found.discarded_by, found.discard_reason) == (None, "", "")
     assert relay() == RelayCounts(published=1)
