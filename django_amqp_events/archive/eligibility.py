@@ -21,7 +21,7 @@ from ..declare.registry import Handler, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import ArchiveAction, ArchivedEvent, State, visible
 from ..reasons import Reason
-from . import tables
+from . import states, tables
 from .states import Seen
 
 #: Most events that are examined, claimed, published and recorded together.
@@ -294,8 +294,8 @@ def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None =
     if event.version == version:
         return state_reason(event)
     changed = Reason("changed", state=Reason.named("state", event.state))
-    # The audit has no replay that is not published.
-    if last is None or event.state == State.QUEUED or event.error:
+    # The audit has no replay that was not published.
+    if last is None or event.error:
         return changed
     return Reason(
         "changed-by",
@@ -312,11 +312,17 @@ def state_reason(event: ArchivedEvent) -> Reason:
 
 
 def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
-    """Return the last action on each of these events, in two statements."""
+    """Return the last action on each of these events, or the one that is underway."""
     if not ids:
         return {}
+    # First: what is published meanwhile has an action then.
+    queued = states.queued(states.replays().filter(event__in=ids))
+    underway = {replay.event_id: replay for replay in queued}
     actions = ArchiveAction.objects.using(tables.database())
     newest = actions.filter(event=OuterRef("pk")).order_by("-pk").values("pk")[:1]
     newest_of_each = tables.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
     newest_ids = list(newest_of_each.exclude(last=None).values_list("last", flat=True))
-    return {action.event_id: action for action in actions.filter(pk__in=newest_ids)}
+    last = {action.event_id: action for action in actions.filter(pk__in=newest_ids)}
+    return last | {
+        pk: states.action_of(replay, replay.requested_at) for pk, replay in underway.items()
+    }

@@ -298,9 +298,7 @@ def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
         # A replay that reports back was published, confirmed or not.
         row.unconfirmed, row.error = False, None
     row.version += 1
-    row.first_failed_at = min(
-        row.first_failed_at, valid_moment(archived.first_failed_at) or failed_at
-    )
+    row.first_failed_at = min(row.first_failed_at, entry.first_failed_at)
     # A replay is later than what it replays, whatever the clocks say: RabbitMQ's times in x-death
     # are whole seconds.
     if replay is not None or failed_at >= row.last_failed_at:
@@ -343,7 +341,7 @@ def _row(entry: Entry) -> ArchivedEvent:
         correlation_id=clean(event.correlation_id if event else "", LENGTH),
         causation_id=clean(event.causation_id if event else "", LENGTH),
         published_at=valid_moment(event.published_at) if event else None,
-        first_failed_at=valid_moment(archived.first_failed_at) or entry.failed_at,
+        first_failed_at=entry.first_failed_at,
         last_failed_at=entry.failed_at,
         mirrored_at=entry.now,
         state_since=entry.now,

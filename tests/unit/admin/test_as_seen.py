@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -20,8 +21,10 @@ from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
 from django_amqp_events.models import (
     ArchivedEvent,
+    ArchivedFailure,
     FailureGroup,
     OutboxEvent,
+    Replay,
     ReplayBatch,
     State,
 )
@@ -380,3 +383,26 @@ def _names() -> list[str]:
         for name in names
         if name.startswith("django_amqp_events_") and not name.endswith(theirs)
     ]
+
+
+# -- the clock of another machine ---------------------------------------------------------
+
+
+def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
+    """Although the worker of the first run has a clock that is ahead."""
+    now = tables.clock()
+    row = make(replays=1, failure=world.document(traceback="of the first run"))
+    ArchivedFailure.objects.update(failed_at=now + timedelta(hours=2))
+    ArchivedFailure.objects.create(
+        pk=uuid4(),
+        event=row,
+        replay=world.add_replay(row, state=Replay.State.FAILED),
+        reason="exhausted",
+        attempts=1,
+        failed_at=now,
+        mirrored_at=now,
+        document=json.dumps(world.document(traceback="of the replay")),
+    )
+    shown = page(root.get(world.url("change", row.pk))).words
+    assert "of the replay" in shown
+    assert "of the first run" not in shown
