@@ -27,7 +27,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "body-too-large-for-page": _(
         "the body has %(size)s bytes, too many for a page; use `manage.py "
-        "events_replay --edit %(pk)s --payload FILE`"
+        "events_replay --edit %(pk)s --payload FILE --comment TEXT`"
     ),
     "body-unreadable": _(
         "the body is not a valid payload, so a replay would fail again; discard the event"

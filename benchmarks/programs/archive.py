@@ -99,7 +99,7 @@ def inserted(number: int) -> dict[str, Any]:
             rows, failures = [], []
             for entry in read_entries(batch.messages, found):
                 assert isinstance(entry, Entry)  # noqa: S101
-                entry.begin()
+                entry.begin(entry.now)
                 rows.append(row_writer._row(entry))  # noqa: SLF001
                 failures.append(row_writer._failure(entry, late=False))  # noqa: SLF001
             with transaction.atomic():

@@ -18,16 +18,17 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import DatabaseError
-from django.db.models import QuerySet, Value
+from django.db import Error
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext_lazy
 
+from ..archive import tables
 from ..archive.eligibility import Skipped
 from ..archive.states import REASON_CHARACTERS, Seen
-from ..databases import non_atomic, parts
+from ..databases import parts
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
@@ -210,7 +211,7 @@ def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: str) -> QueryS
     try:
         listed = datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
     except (ValueError, OverflowError):
-        listed = datetime.now(UTC)
+        listed = tables.clock()
     return rows.filter(**{f"{changed}__lte": listed})
 
 
@@ -227,7 +228,7 @@ class ActionPages(Pages):
     """
 
     row_actions: ClassVar[Mapping[str, Action]]
-    version: ClassVar[Any] = Value(0)
+    version: ClassVar[Any]
     limit: ClassVar[int] = LIMIT
     too_many: ClassVar[Any]
     gone: ClassVar[Reason]
@@ -262,9 +263,7 @@ class ActionPages(Pages):
 
     def get_urls(self) -> list[URLPattern]:
         decide = [
-            self._path(
-                f"decide/{name}/", non_atomic(partial(self.action_view, action=action)), name
-            )
+            self._path(f"decide/{name}/", partial(self.action_view, action=action), name)
             for name, action in self.row_actions.items()
         ]
         return [*decide, *super().get_urls()]
@@ -411,8 +410,8 @@ def _run(decision: Decision) -> Result:
         rows = replace(decision, seen={pk: decision.seen[pk] for pk in part})
         try:
             result.add(decision.action.run(rows))
-        except (AmqpEventsError, DatabaseError) as exc:
-            result.stopped = problem(exc)
+        except (AmqpEventsError, Error) as exc:
+            result.stopped = problem(exc, partly=bool(result.done))
         if result.stopped:
             break
     return result

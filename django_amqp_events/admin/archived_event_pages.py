@@ -65,6 +65,8 @@ REPLAYS = 100
 VALUES = 4
 #: Paths of search values that the list names at most.
 PATHS = 8
+#: The newest failure first: a replay is later than what it replays, whatever the clocks say.
+_NEWEST = (F("replay__number").desc(nulls_last=True), "-failed_at", "-pk")
 _ATTEMPTS = ngettext_lazy("%(count)s attempt", "%(count)s attempts", "count")
 _REPLAYS = ngettext_lazy("%(count)s replay", "%(count)s replays", "count")
 _TOO_MANY = gettext_lazy(
@@ -142,7 +144,9 @@ class ArchivedEventAdmin(EditingPages):
 
     def listed(self, request: HttpRequest, rows: Iterable[Any]) -> list[Any]:
         visible = super().listed(request, rows)
+        now = tables.clock()
         for row in visible:
+            row.overdue = eligibility.is_overdue(row, now)
             if self.sight(request, row) == "none":
                 row.searched = ()
         return visible
@@ -263,12 +267,12 @@ class ArchivedEventAdmin(EditingPages):
             '<span class="ae-state ae-{}">{}</span>', event.state, event.get_state_display()
         )
 
-    def _note(self, event: ArchivedEvent) -> str:
+    def _note(self, event: Any) -> str:
         if event.unconfirmed:
             return _("last replay not confirmed")
         if event.error:
             return _("last replay not published")
-        return _("overdue") if eligibility.is_overdue(event) else ""
+        return _("overdue") if event.overdue else ""
 
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, event: ArchivedEvent) -> str:
@@ -319,7 +323,8 @@ class ArchivedEventAdmin(EditingPages):
             event.body = bytes(event.head)
         return event
 
-    def detail_view(self, request: HttpRequest, row: ArchivedEvent) -> TemplateResponse:
+    def detail_view(self, request: HttpRequest, row: Any) -> TemplateResponse:
+        row.overdue = eligibility.is_overdue(row)
         context = {
             **self._about(request, row),
             **self._content(request, row),
@@ -334,13 +339,14 @@ class ArchivedEventAdmin(EditingPages):
         }
         return self._render(request, "detail", title, context)
 
-    def _about(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, Any]:
+    def _about(self, request: HttpRequest, event: Any) -> dict[str, Any]:
         """Return everything but payload and headers."""
         using = alias_of(event)
-        failures = list(event.failure_set.using(using).order_by("-failed_at", "-pk")[:FAILURES])
-        made = event.replay_set.using(using).exclude(number=None).select_related("revision")
-        replays = list(made.defer("revision__body").order_by("-number")[:REPLAYS])
-        actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
+        failures = list(event.failure_set.using(using).order_by(*_NEWEST)[:FAILURES])
+        made = event.replay_set.using(using).select_related("revision")
+        made = made.filter(Q(number__isnull=False) | Q(state=Replay.State.RETURNED))
+        replays = list(made.defer("revision__body").order_by("-requested_at", "-pk")[:REPLAYS])
+        actions = list(event.action_set.using(using).order_by("-pk")[:REPLAYS])
         # The row describes the last failure that took effect.
         last = next((failed for failed in failures if not failed.late), None) or last_failure(event)
         document = last.about if last is not None else {}
@@ -355,7 +361,7 @@ class ArchivedEventAdmin(EditingPages):
             "meaning": meaning,
             "remedy": remedy,
             "note": self._note(event),
-            "overdue": eligibility.is_overdue(event),
+            "overdue": event.overdue,
             "going": event.state in (State.QUEUED, State.REPLAYING),
             "live": WAITING_SECONDS,
             "now": datetime.now(UTC),
@@ -397,13 +403,12 @@ class ArchivedEventAdmin(EditingPages):
             "types": [line(t) for t in (event.content_type, event.content_encoding) if t],
         }
 
-    def _event_buttons(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, Any]:
+    def _event_buttons(self, request: HttpRequest, event: Any) -> dict[str, Any]:
         """Return the buttons of an event, and why others are missing."""
         offered = [
             action
             for action in ACTIONS.values()
-            if event.state == action.rule.state
-            and (not action.rule.overdue or eligibility.is_overdue(event))
+            if event.state == action.rule.state and (not action.rule.overdue or event.overdue)
         ]
         buttons = self._buttons(request, event, event.version, offered)
         if event.state == State.ARCHIVED:
@@ -439,7 +444,7 @@ class ArchivedEventAdmin(EditingPages):
 def last_failure(event: ArchivedEvent) -> ArchivedFailure | None:
     """Return the last failure of an event that took effect."""
     effective = event.failure_set.using(alias_of(event)).filter(late=False)
-    return effective.order_by("-failed_at", "-pk").first()
+    return effective.order_by(*_NEWEST).first()
 
 
 def _texts(value: object) -> Sequence[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode
@@ -20,7 +20,7 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
-from django.db import DatabaseError
+from django.db import Error
 from django.db.models import BinaryField, Func, Model, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Substr
 from django.http import (
@@ -34,12 +34,13 @@ from django.urls import URLPattern, URLResolver, path, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
+from ..archive import tables
 from ..archive.selection import parse_uuid, starts_with
-from ..databases import error_line, is_locked, is_passing
+from ..databases import error_line, is_locked, is_passing, non_atomic
 from ..exceptions import AmqpEventsError
 from ..models import LENGTH, Dashboard, clean
 from ..reasons import Reason
-from ..templatetags.amqp_events import line
+from ..templatetags.amqp_events import code, line, text
 from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
 
@@ -86,7 +87,7 @@ class ListActionForm(ActionForm):
         label="",
         required=False,
         widget=forms.HiddenInput,
-        initial=lambda: datetime.now(UTC).isoformat(),
+        initial=lambda: tables.clock().isoformat(),
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -196,7 +197,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         return [self._guarded(pattern) for pattern in self.get_urls()]
 
     def _guarded(self, pattern: Any) -> Any:
-        """Wrap the view of a pattern: clean its query, and say which permissions are missing.
+        """Wrap the view of a pattern: clean its query, and tell why it is refused or fails.
 
         PostgreSQL refuses NUL, and other charsets than UTF-8 can yield lone surrogates. Django
         refuses both in forms only.
@@ -221,6 +222,12 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                     raise
                 context = {"lacking": quoted(lacking)}
                 return self._render(request, "refused", _("No permission"), context, status=403)
+            except (AmqpEventsError, Error) as exc:
+                if request.method != "POST":
+                    raise
+                messages.error(request, code(text(problem(exc), 1_000)))
+                page = ("change", kwargs["pk"]) if "pk" in kwargs else ("changelist",)
+                return self._redirect(request, *page)
 
         return URLPattern(pattern.pattern, run, pattern.default_args, pattern.name)
 
@@ -328,9 +335,13 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         raise NotImplementedError
 
     def row_view(
-        self, view: Callable[..., HttpResponse], *permissions: str
+        self, view: Callable[..., HttpResponse], *permissions: str, posted: bool = False
     ) -> Callable[..., HttpResponse]:
-        """Return a view of a row for users with all these permissions, who may see the row."""
+        """Return a view of a row for users with all these permissions, who may see the row.
+
+        Args:
+            posted: of a form; after a login, a browser asks for its URL, and gets the row's page.
+        """
 
         def run(request: HttpRequest, pk: UUID, **kwargs: Any) -> HttpResponse:
             if not self.allows(request, None, *permissions):
@@ -340,6 +351,8 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                 return self._missing(request, pk)
             if not self.allows(request, row, *permissions):
                 raise Refused(self.lacking(request, *permissions))
+            if posted and request.method != "POST":
+                return self._redirect(request, "change", pk)
             return view(request, row, **kwargs)
 
         return run
@@ -348,7 +361,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _path(self, route: str, view: Callable[..., Any], name: str) -> URLPattern:
         label = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
-        return path(route, self.admin_site.admin_view(view), name=label)
+        return path(route, self.admin_site.admin_view(non_atomic(partial(view))), name=label)
 
     def _url(self, name: str, /, *args: Any, **query: str) -> str:
         return self.url_of(self.model, name, *args, **query)
@@ -419,14 +432,23 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         )
 
 
-def problem(error: AmqpEventsError | DatabaseError) -> Reason:
-    """Return what a user is told of an error; raise it if it is a mistake of a program."""
+def problem(error: AmqpEventsError | Error, *, partly: bool = False) -> Reason:
+    """Return what a user is told of an error.
+
+    Args:
+        partly: something was done before it.
+
+    Raises:
+        Error: it is a mistake of a program, and nothing was done.
+    """
     if isinstance(error, AmqpEventsError):
         return Reason.of(error)
     if not is_passing(error):
+        if partly:
+            return Reason.of(error_line(error))
         raise error
-    code = "database-locked" if is_locked(error) else "database-unreachable"
-    return Reason(code, error=error_line(error))
+    kind = "database-locked" if is_locked(error) else "database-unreachable"
+    return Reason(kind, error=error_line(error))
 
 
 def quoted(codenames: Iterable[str]) -> str:

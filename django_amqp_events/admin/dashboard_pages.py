@@ -7,7 +7,7 @@ The pages read only the database. Broker data comes from the snapshots of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.contrib.admin.views.main import SEARCH_VAR
@@ -87,7 +87,7 @@ class DashboardAdmin(Pages):
     ) -> HttpResponse:
         """Show the status of the service."""
         self._check(request)
-        now = datetime.now(UTC)
+        now = snapshots.clock()
         configured = settings_and_registry()
         service = configured[0].service if configured else ""
         seen = _Seen(service, now)
@@ -117,7 +117,7 @@ class DashboardAdmin(Pages):
         self._check(request)
         value = request.GET.get(SEARCH_VAR, "").strip()[:VALUE_CHARACTERS]
         configured = settings_and_registry()
-        seen = _Seen(configured[0].service if configured else "", datetime.now(UTC))
+        seen = _Seen(configured[0].service if configured else "", snapshots.clock())
         context: dict[str, Any] = {
             "value": value,
             "configured": configured is not None,
@@ -134,7 +134,7 @@ class DashboardAdmin(Pages):
         """Show queues, what waits in them, their handlers' retries, and bindings."""
         self._check(request)
         configured = settings_and_registry()
-        seen = _Seen(configured[0].service if configured else "", datetime.now(UTC))
+        seen = _Seen(configured[0].service if configured else "", snapshots.clock())
         declared = topology.build(*configured) if configured else None
         # Many queues have an exchange of their own, with their name.
         routes = [
@@ -167,7 +167,7 @@ class DashboardAdmin(Pages):
         context = {
             "tabs": [(self._url(tab), title, tab == name) for tab, title in titles.items()],
             "seen": seen,
-            "now": datetime.now(UTC),
+            "now": snapshots.clock(),
             "live": WATCHED_SECONDS if seen else 0,
             "archive_url": self.list_url(request, ArchivedEvent),
             "outbox_url": self.list_url(request, OutboxEvent),
@@ -310,7 +310,7 @@ def _backlog(service: str, now: datetime) -> Chart:
     since = now - statistics.DAY
     step = statistics.DAY / CURVE_POINTS
     newest: dict[int, tuple[datetime, int]] = {}
-    taken = snapshots.rows(service).filter(at__gte=since).order_by("at")
+    taken = snapshots.rows(service).filter(at__range=(since, now)).order_by("at")
     for at, number in taken.values_list("at", "open")[: statistics.READ_ROWS]:
         newest[int((at - since) / step)] = (at, number)
     return curve(

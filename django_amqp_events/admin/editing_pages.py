@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
-from uuid import UUID
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
-from django.db import DatabaseError
+from django.db import DatabaseError, Error
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils.timezone import localtime
@@ -19,14 +16,13 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
-from ..databases import non_atomic
 from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
 from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
-from .action_pages import ReasonForm, Result, tell
+from .action_pages import ReasonForm, tell
 from .archived_event_actions import of_report
 from .base import alias_of, as_file, head_of, problem
 from .payload_pages import PayloadPages
@@ -59,7 +55,7 @@ class EditingPages(PayloadPages):
     """Editing, for :class:`.archived_event_pages.ArchivedEventAdmin`."""
 
     def get_urls(self) -> list[URLPattern]:
-        edit = non_atomic(self.row_view(self.edit_view, "edit"))
+        edit = self.row_view(self.edit_view, "edit")
         revision = self.row_view(self.revision_view, "view_raw")
         return [
             self._path("<uuid:pk>/edit/", edit, "edit"),
@@ -141,9 +137,9 @@ class EditingPages(PayloadPages):
         """Edit (GET), show what it would change, and publish it (POST)."""
         data = request.POST if request.method == "POST" else request.GET
         version = _number(data.get("version", str(event.version)))
-        if not conf.load()[0].editing:
-            raise PermissionDenied
         where = self._editable(event, -1 if version is None else version)
+        if not conf.load()[0].editing:
+            where = replay.EDITING_OFF
         if isinstance(where, Reason) or version is None:
             messages.error(
                 request, code(_("Nothing was published: %(why)s") % {"why": text(where)})
@@ -157,15 +153,26 @@ class EditingPages(PayloadPages):
         try:
             payload = editing.parse(request.POST.get("payload", ""))
             if step == "publish" and form.is_valid():
-                result = _publish(request, event.pk, version, payload, form, context["base"])
+                result = of_report(
+                    replay.edit(
+                        event.pk,
+                        version,
+                        payload,
+                        by=request.user.get_username(),
+                        reason=form.cleaned_data["reason"],
+                        base=context["base"],
+                    )
+                )
                 tell(request, _PUBLISHED, result, 1)
                 if result.returned:
                     messages.info(request, _("The edit is kept as a revision."))
                 return self._redirect(request, "change", event.pk)
             draft = editing.draft(event, where, payload)
-        except InvalidEditError as exc:
-            for problem in exc.problems:
-                form.add_error("payload", text(problem, TEXT))
+        except (AmqpEventsError, Error) as exc:
+            # The page keeps what the user has written.
+            problems = exc.problems if isinstance(exc, InvalidEditError) else (problem(exc),)
+            for why in problems:
+                form.add_error("payload", text(why, TEXT))
             return self._editor(request, context, form)
         if step == "review":
             form = EditForm(required=True, initial={"payload": request.POST["payload"]})
@@ -236,24 +243,6 @@ class EditingPages(PayloadPages):
             "payload": request.POST.get("payload", ""),
         }
         return self._render(request, "review", title, context)
-
-
-def _publish(
-    request: HttpRequest,
-    pk: UUID,
-    version: int,
-    payload: Mapping[str, Any],
-    form: EditForm,
-    base: int,
-) -> Result:
-    user: Any = request.user
-    by, reason = user.get_username(), form.cleaned_data["reason"]
-    try:
-        return of_report(replay.edit(pk, version, payload, by=by, reason=reason, base=base))
-    except InvalidEditError:
-        raise
-    except (AmqpEventsError, DatabaseError) as exc:
-        return Result(stopped=problem(exc))
 
 
 def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:

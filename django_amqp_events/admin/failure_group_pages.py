@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Final
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import PermissionDenied
-from django.core.validators import URLValidator
+from django.core.validators import RegexValidator, URLValidator
 from django.db import connections
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Collate
@@ -25,7 +24,6 @@ from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 from ..archive import tables
 from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import Selection
-from ..databases import non_atomic
 from ..models import LENGTH, ArchivedEvent, FailureGroup, State
 from ..monitor import statistics
 from ..templatetags.amqp_events import ago, breakable, code, line, text
@@ -102,7 +100,8 @@ class GroupForm(forms.Form):
         label=gettext_lazy("Ticket URL"),
         required=False,
         max_length=LENGTH,
-        validators=[URLValidator(schemes=["http", "https"])],
+        # A host of an intranet may have no dot.
+        validators=[RegexValidator(r"\Ahttps?://[^\s/?#]\S*\Z", URLValidator.message)],
     )
     edits = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=2**31 - 2)
 
@@ -208,17 +207,15 @@ class FailureGroupAdmin(Pages):
 
     def get_urls(self) -> list[URLPattern]:
         views = {
-            name: non_atomic(self.row_view(partial(self.events_view, name=name)))
+            name: self.row_view(partial(self.events_view, name=name), posted=True)
             for name in (*ALL, "batch")
         }
-        views["write"] = self.row_view(self.write_view, "assign")
+        views["write"] = self.row_view(self.write_view, "assign", posted=True)
         ours = [self._path(f"<uuid:pk>/{name}/", view, name) for name, view in views.items()]
         return [*ours, *super().get_urls()]
 
     def write_view(self, request: HttpRequest, group: FailureGroup) -> HttpResponse:
         """Write note, assignee and ticket."""
-        if request.method != "POST":
-            raise PermissionDenied
         data = request.POST.copy()
         if "mine" in data:
             data["assignee"] = request.user.get_username()
@@ -230,7 +227,7 @@ class FailureGroupAdmin(Pages):
             group.pk,
             seen=given.pop("edits"),
             by=request.user.get_username(),
-            now=datetime.now(UTC),
+            now=tables.clock(),
             **given,
         )
         if changed is None:
@@ -247,8 +244,6 @@ class FailureGroupAdmin(Pages):
     def events_view(self, request: HttpRequest, group: FailureGroup, *, name: str) -> HttpResponse:
         """Freeze the open events of a group now, for an action or a batch."""
         events = self._events(request)
-        if request.method != "POST":
-            raise PermissionDenied
         if events is None:
             raise Refused(self._lacking(request))
         permission = "bulk_replay" if name == "batch" else ACTIONS[name].permission
@@ -326,7 +321,7 @@ def _ask(
     if len(seen) > limit and action.publishes:
         told = _(
             "More than %(limit)s events are open. Replay them in the background, here or with "
-            "`manage.py events_replay --background --group %(group)s`."
+            "`manage.py events_replay --background --group %(group)s --comment TEXT`."
         )
         messages.error(request, code(told % {"limit": number(limit), "group": group.pk}))
         return None
@@ -342,7 +337,7 @@ def _ask(
 def _conflict(group: FailureGroup) -> str:
     """Return what another user has written since the form was opened."""
     written = group.action_set.using(alias_of(group))
-    last = written.order_by("-at", "-pk").first()
+    last = written.order_by("-pk").first()
     return _(
         "Nothing was saved: %(who)s changed this group since you opened it. It now has note "
         "%(note)s, assignee %(assignee)s, ticket %(ticket)s. Save again to replace that with your "

@@ -311,6 +311,15 @@ def _archived(failure: ArchivedFailure, number: int | None) -> str:
 
 
 def _replayed(replay: Replay) -> Iterator[Step]:
+    if replay.number is None:
+        yield Step(
+            at=replay.requested_at,
+            what=replay.get_state_display(),
+            who=who(replay.requested_by),
+            note=visible(translated(replay.error or ""), TEXT),
+            kind="bad",
+        )
+        return
     number = {"number": replay.number}
     yield Step(
         at=replay.requested_at,

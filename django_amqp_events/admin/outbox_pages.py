@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from django.contrib import admin
-from django.db import transaction
+from django.db import Error, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
@@ -45,7 +45,7 @@ from .action_pages import (
     by_reason,
     in_list,
 )
-from .base import alias_of, head_of
+from .base import alias_of, head_of, problem
 from .database_filter import DatabaseFilter, aliases, chosen
 from .filters import settings_and_registry
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
@@ -56,8 +56,8 @@ from .payload_pages import PayloadPages
 
 def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
     eligible, skipped = [], []
-    for pk in seen:
-        if why := _obstacle(action, rows[pk]):
+    for pk, version in seen.items():
+        if why := _obstacle(action, rows[pk], version):
             skipped.append(Skipped.of(rows[pk], why))
         else:
             eligible.append(rows[pk])
@@ -74,10 +74,18 @@ def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
     return [row.pk for row in eligible], skipped, details
 
 
-def _obstacle(action: Action, row: OutboxEvent) -> Reason | None:
+def _obstacle(action: Action, row: OutboxEvent, version: int) -> Reason | None:
     """Return why an action skips a row, ``None`` if it does not."""
     state = outbox.row_state(row, _now(row))
-    return None if state in action.states else Reason(f"outbox-{state}")
+    if state not in action.states:
+        return Reason(f"outbox-{state}")
+    return None if version_of(row) == version else Reason("outbox-changed")
+
+
+def version_of(row: OutboxEvent) -> int:
+    """Return what tells one discard of a row from another; 0 for a row that is not discarded."""
+    at = row.discarded_at
+    return 0 if at is None else int(at.timestamp() * 1000) % 2**31
 
 
 def _idle(aliases: Iterable[str], services: Iterable[str]) -> list[str]:
@@ -99,14 +107,18 @@ def _run(decision: Decision) -> Result:
     }
     result = Result()
     rows = [decision.rows[pk] for pk in decision.seen]
-    allowed = [row for row in rows if _obstacle(action, row) is None]
+    allowed = [row for row in rows if _obstacle(action, row, decision.seen[row.pk]) is None]
     for alias in sorted(set(map(alias_of, allowed))):
         ids = sorted(row.pk for row in allowed if alias_of(row) == alias)
         # In the order of the ids, so that two actions on the same rows do not wait for each other.
-        with transaction.atomic(using=alias):
-            done = [pk for pk in ids if acts[action.name]([pk], alias=alias)]
-        result.done += done
-        decision.log(done)
+        try:
+            with transaction.atomic(using=alias):
+                done = [pk for pk in ids if acts[action.name]([pk], alias=alias)]
+            result.done += done
+            decision.log(done)
+        except Error as exc:
+            result.stopped = problem(exc, partly=bool(result.done))
+            return result
     result.skipped = _missed(decision, set(result.done))
     return result
 
@@ -119,7 +131,10 @@ def _missed(decision: Decision, done: set[UUID]) -> list[Skipped]:
         unchanged = outbox.rows(alias).filter(pk__in=missed).defer(*OutboxEvent.LARGE)
         now |= {row.pk: row for row in unchanged.annotate(at=Now())}
     return [
-        Skipped.of(now[pk], _obstacle(decision.action, now[pk]) or Reason("outbox-changed"))
+        Skipped.of(
+            now[pk],
+            _obstacle(decision.action, now[pk], decision.seen[pk]) or Reason("outbox-changed"),
+        )
         if pk in now
         else Skipped(id=pk, title="", why=OutboxEventAdmin.gone)
         for pk in missed
@@ -281,6 +296,9 @@ class OutboxEventAdmin(PayloadPages):
                 by_id |= {row.pk: row for row in rows.using(alias).filter(pk__in=left)}
         return by_id
 
+    def freeze(self, queryset: QuerySet[Any]) -> dict[UUID, int]:
+        return {row.pk: version_of(row) for row in queryset[: self.limit + 1]}
+
     def find(self, request: HttpRequest, object_id: str) -> OutboxEvent | None:
         pk = parse_uuid(object_id)
         return self.rows_of(request, [pk]).get(pk) if pk is not None else None
@@ -350,7 +368,7 @@ class OutboxEventAdmin(PayloadPages):
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
             "archived_url": self.list_url(request, ArchivedEvent, q=row.event_id),
-            "buttons": self._buttons(request, row, 0, offered),
+            "buttons": self._buttons(request, row, version_of(row), offered),
         }
         title = _("%(name)s of %(service)s (%(id)s)") % {
             "name": line(row.name),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -11,7 +12,7 @@ from uuid import UUID
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.db import DatabaseError
+from django.db import Error
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -193,7 +194,7 @@ class ReplayBatchAdmin(Pages):
 
     @admin.display(description=gettext_lazy("created by"))
     def asked(self, batch: ReplayBatch) -> str:
-        return line(batch.started_by or batch.created_by)
+        return line(batch.created_by)
 
     @admin.display(description=gettext_lazy("created"))
     def age(self, batch: ReplayBatch) -> str:
@@ -206,7 +207,9 @@ class ReplayBatchAdmin(Pages):
             self._path("<uuid:pk>/events/", self.row_view(self.events_view), "events"),
             *(
                 self._path(
-                    f"<uuid:pk>/{act}/", self.row_view(partial(self.act_view, act=act), "run"), act
+                    f"<uuid:pk>/{act}/",
+                    self.row_view(partial(self.act_view, act=act), "run", posted=True),
+                    act,
                 )
                 for act in ("start", "look", "pause", "resume", "cancel")
             ),
@@ -220,7 +223,7 @@ class ReplayBatchAdmin(Pages):
         self, request: HttpRequest, batch: ReplayBatch, form: StartForm | None = None
     ) -> TemplateResponse:
         """Show the dry run of a draft, else the progress."""
-        now = datetime.now(UTC)
+        now = tables.clock()
         draft = batch.state == _State.DRAFT
         group = self._group(request, batch)
         history = ReplayBatchAction.objects.using(tables.database()).filter(batch=batch)
@@ -298,35 +301,37 @@ class ReplayBatchAdmin(Pages):
 
     def act_view(self, request: HttpRequest, batch: ReplayBatch, *, act: str) -> HttpResponse:
         """Run the action of a button."""
-        if request.method == "POST":
-            form = StartForm(request.POST) if act == "start" else None
-            if form is not None and not form.is_valid():
-                return self.detail_view(request, batch, form)
-            try:
-                if act != "look":
-                    self._act(request, batch, act, form.cleaned_data if form is not None else {})
-                elif batch.state == _State.DRAFT:
-                    preview.preview_batch(batch)
-            except (AmqpEventsError, DatabaseError) as exc:
-                messages.error(request, code(text(problem(exc), 1_000)))
-        return HttpResponseRedirect(self._url("change", batch.pk))
+        form = StartForm(request.POST) if act == "start" else None
+        if form is not None and not form.is_valid():
+            return self.detail_view(request, batch, form)
+        if act != "look":
+            return self._act(request, batch, act, form.cleaned_data if form is not None else {})
+        if batch.state == _State.DRAFT:
+            preview.preview_batch(batch)
+        return self._redirect(request, "change", batch.pk)
 
     def _act(
         self, request: HttpRequest, batch: ReplayBatch, act: str, options: Mapping[str, Any]
-    ) -> None:
-        """Change the state of a batch, and tell the user."""
-        reason = f": {options['reason']}" if options else ""
-        if getattr(batch_states, act)(batch.pk, by=request.user.get_username(), **options):
+    ) -> HttpResponse:
+        """Change the state that the page showed, and tell the user."""
+        shown = request.POST.get("version", "")
+        seen = int(shown) if re.fullmatch("[0-9]{1,9}", shown) else -1
+        by = request.user.get_username()
+        done = getattr(batch_states, act)(batch.pk, by=by, seen=seen, **options)
+        # refresh_from_db() would ask a router, which may name a replica.
+        now = self.find(request, str(batch.pk))
+        if done and now is None:
+            messages.success(request, _("Draft deleted."))
+        elif done:
+            reason = f": {options['reason']}" if options else ""
             messages.success(request, f"{_DONE[act]}{reason}")
         else:
-            # refresh_from_db() would ask a router, which may name a replica.
-            batch = self.find(request, str(batch.pk)) or batch
-            messages.warning(
-                request,
-                _(
-                    "Nothing was done: the batch is {state}. Another user or tab changed it first."
-                ).format(state=batch.get_state_display()),
-            )
+            state = (now or batch).get_state_display()
+            told = _("Nothing was done: the batch has changed. It is {state} now.")
+            messages.warning(request, told.format(state=state))
+        if now is None:
+            return self._redirect(request, "changelist")
+        return self._redirect(request, "change", now.pk)
 
 
 def bar(batch: ReplayBatch) -> SafeString:
@@ -403,17 +408,20 @@ def freeze(
     For *title* and *group*, see
     :func:`django_amqp_events.archive.batches.batch_states.freeze`.
     """
-    try:
-        batch = batch_states.freeze(
-            pages.within(request, queryset, "bulk_replay"),
-            by=request.user.get_username(),
-            title=title,
-            group=group,
-        )
-        preview.preview_batch(batch)
-    except (AmqpEventsError, DatabaseError) as exc:
-        messages.error(request, code(text(problem(exc), 1_000)))
+    batch = batch_states.freeze(
+        pages.within(request, queryset, "bulk_replay"),
+        by=request.user.get_username(),
+        title=title,
+        group=group,
+    )
+    if not batch.total:
+        messages.warning(request, _("None of the selected events can be replayed now."))
         return None
+    try:
+        preview.preview_batch(batch)
+    except (AmqpEventsError, Error) as exc:
+        # The page of the batch has a button for it.
+        messages.error(request, code(text(problem(exc, partly=True), 1_000)))
     return HttpResponseRedirect(pages.url_of(ReplayBatch, "change", batch.pk))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from ..declare.registry import Handler, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import ArchiveAction, ArchivedEvent, State, visible
 from ..reasons import Reason
-from . import tables
+from . import states, tables
 from .states import Seen
 
 #: Most events that are examined, claimed, published and recorded together.
@@ -173,7 +173,7 @@ def is_overdue(event: ArchivedEvent, now: datetime | None = None) -> bool:
     if event.state != State.REPLAYING:
         return False
     end: datetime = event.state_since + patience(*_possible_handlers(event))
-    return end <= (now or datetime.now(UTC))
+    return end <= (now or tables.clock())
 
 
 def _possible_handlers(event: ArchivedEvent) -> Iterable[Handler]:
@@ -190,7 +190,7 @@ def _possible_handlers(event: ArchivedEvent) -> Iterable[Handler]:
 
 def overdue(now: datetime | None = None) -> Q:
     """Express :func:`is_overdue` in SQL."""
-    now = now or datetime.now(UTC)
+    now = now or tables.clock()
     late = Q(state=State.REPLAYING, state_since__lte=now - patience())
     try:
         renamed, handlers = get_settings().renamed_handlers, get_registry().handlers
@@ -235,8 +235,9 @@ def _examine(
     examined.skipped += _changed(changed, chunk)
     unread = [event.pk for event in unchanged if rule.publishes and event.reason in UNREAD]
     bodies = tables.rows().in_bulk(unread) if unread else {}
+    now = tables.clock() if rule.overdue else None
     for event in unchanged:
-        decision = _decide(bodies.get(event.pk, event), rule)
+        decision = _decide(bodies.get(event.pk, event), rule, now)
         if isinstance(decision, Reason):
             examined.skipped.append(Skipped.of(event, decision))
             continue
@@ -245,14 +246,14 @@ def _examine(
             examined.handlers[event.pk] = decision
 
 
-def _decide(event: ArchivedEvent, rule: Rule) -> Handler | Reason | None:
+def _decide(event: ArchivedEvent, rule: Rule, now: datetime | None) -> Handler | Reason | None:
     """Return the handler that the rule needs, or why it does not allow the event."""
     handler = target(event) if rule.publishes else None
     if isinstance(handler, Reason):
         return handler
     if rule.overdue and event.service != get_settings().service:
         return other_service(event)
-    if rule.overdue and not is_overdue(event):
+    if rule.overdue and not is_overdue(event, now):
         return NOT_OVERDUE
     return handler
 
@@ -293,7 +294,8 @@ def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None =
     if event.version == version:
         return state_reason(event)
     changed = Reason("changed", state=Reason.named("state", event.state))
-    if last is None:
+    # The audit has no replay that was not published.
+    if last is None or event.error:
         return changed
     return Reason(
         "changed-by",
@@ -310,11 +312,17 @@ def state_reason(event: ArchivedEvent) -> Reason:
 
 
 def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
-    """Return the last action on each of these events, in two statements."""
+    """Return the last action on each of these events, or the one that is underway."""
     if not ids:
         return {}
+    # First: what is published meanwhile has an action then.
+    queued = states.queued(states.replays().filter(event__in=ids))
+    underway = {replay.event_id: replay for replay in queued}
     actions = ArchiveAction.objects.using(tables.database())
-    newest = actions.filter(event=OuterRef("pk")).order_by("-at", "-pk").values("pk")[:1]
+    newest = actions.filter(event=OuterRef("pk")).order_by("-pk").values("pk")[:1]
     newest_of_each = tables.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
     newest_ids = list(newest_of_each.exclude(last=None).values_list("last", flat=True))
-    return {action.event_id: action for action in actions.filter(pk__in=newest_ids)}
+    last = {action.event_id: action for action in actions.filter(pk__in=newest_ids)}
+    return last | {
+        pk: states.action_of(replay, replay.requested_at) for pk, replay in underway.items()
+    }

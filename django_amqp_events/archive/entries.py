@@ -38,6 +38,7 @@ class Entry:
     Attributes:
         own_id: of its row, unless it is the end of a replay.
         id, failure_id: of its rows.
+        now: when it is stored, by the database's clock.
     """
 
     archived: Archived
@@ -45,18 +46,22 @@ class Entry:
     service: str
     now: datetime
     own_id: UUID
+    first_failed_at: datetime = field(init=False)
     failed_at: datetime = field(init=False)
     id: UUID = field(init=False)
     failure_id: UUID = field(init=False)
     replay: Replay | None = None
 
     def __post_init__(self) -> None:
-        self.failed_at = valid_moment(self.archived.last_failed_at) or self.now
         self.failure_id = self.archived.occurrence(self.own_id)
 
-    def begin(self) -> None:
+    def begin(self, now: datetime) -> None:
         """Forget what a transaction that was rolled back has found."""
-        self.id, self.replay = self.own_id, None
+        self.id, self.replay, self.now = self.own_id, None, now
+        # The clock of a worker may be ahead: its failures would be the newest for so long.
+        self.failed_at = min(valid_moment(self.archived.last_failed_at) or now, now)
+        first = valid_moment(self.archived.first_failed_at) or now
+        self.first_failed_at = min(first, self.failed_at)
 
 
 Item = Entry | Outcome

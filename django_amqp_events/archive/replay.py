@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -92,12 +92,14 @@ class Report:
     Attributes:
         published: confirmed by the broker.
         returned: back in the archive, because they were not published or not confirmed.
+        unconfirmed: how many of the returned may have been published.
         skipped: not changed.
         stopped: why the rest was not attempted; ``None`` if all events were.
     """
 
     published: list[UUID] = field(default_factory=list)
     returned: list[Skipped] = field(default_factory=list)
+    unconfirmed: int = 0
     skipped: list[Skipped] = field(default_factory=list)
     stopped: Reason | None = None
 
@@ -300,7 +302,7 @@ def decide(
     """
     examined = examine(seen, rule, rows)
     allowed = {pk: seen[pk] for pk in examined.events}
-    done = _DECISIONS[rule](allowed, by=by, reason=reason, now=_now())
+    done = _DECISIONS[rule](allowed, by=by, reason=reason, now=tables.clock())
     return Report(published=done, skipped=examined.skipped + skipped_since(allowed, done))
 
 
@@ -322,6 +324,7 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
             UnpublishedReplay(claimed=taken, error=error, unconfirmed=unconfirmed, general=general)
         )
         report.returned.append(Skipped.of(taken.event, error))
+        report.unconfirmed += unconfirmed
 
     for taken in claimed:
         message = _message(taken)
@@ -335,7 +338,7 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         # The Celery app or the broker's URL is wrong; nothing was published.
         for taken, _ in sent:
             give_back(taken, Reason.of(exc), general=True)
-        _record(lambda: states.returned(back, now=_now()))
+        _record(lambda: states.returned(back, now=tables.clock()))
         raise
     for (taken, _), error in zip(sent, answers, strict=True):
         if error is None:
@@ -345,13 +348,13 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         give_back(taken, error.reason, known=known, general=general)
     if confirmed:
         report.published += [taken.event.pk for taken in confirmed]
-        _record(lambda: states.published(confirmed, now=_now()))
+        _record(lambda: states.published(confirmed, now=tables.clock()))
         for taken in confirmed:
             signals.event_replayed.send_robust(
                 get_settings().service, handler=taken.replay.handler, event=taken.event.event
             )
     if back:
-        _record(lambda: states.returned(back, now=_now()))
+        _record(lambda: states.returned(back, now=tables.clock()))
     if sent and all(error is not None and error.scope in _GENERAL for error in answers):
         report.stopped = report.returned[-len(sent)].why
 
@@ -371,7 +374,7 @@ def _message(claimed: ClaimedReplay) -> Message | Reason:
             service=claimed.event.service,
             handler=handler.name,
             replay_id=str(claimed.replay.pk),
-            forced=claimed.forced,
+            forced=claimed.replay.forced,
         )
     except Exception as exc:
         # A row that was changed by hand must not block the others.
@@ -409,7 +412,3 @@ def _record(write: Callable[[], None]) -> None:
         else:
             return
     write()
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -65,7 +65,7 @@ class Pruned:
 
 def due(ages: Ages, *, service: str, now: datetime | None = None) -> Pruned:
     """Count what :func:`prune` would delete; changes nothing."""
-    now = now or datetime.now(UTC)
+    now = now or tables.clock()
     counted = Pruned()
     for name, rows in _old(ages, service, now):
         counted.counts[name] += rows.count()
@@ -103,7 +103,7 @@ def prune(
         DatabaseError: the database is unreachable; committed transactions stay.
         ConfigurationError: nothing would be committed.
     """
-    now = now or datetime.now(UTC)
+    now = now or tables.clock()
     pruned = Pruned()
     deletions = _deletions(ages, service, now, batch_size)
     while not stop():
@@ -189,5 +189,5 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         # Django would read the bodies before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
         gone = {pk: before[pk] for pk in ids if pk in before}
-        group_counts.record_changes(gone, {}, now=datetime.now(UTC), using=using)
+        group_counts.record_changes(gone, {}, now=tables.clock(), using=using)
     return len(ids)

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -106,13 +106,13 @@ def store_items(items: Sequence[Item], blame: Blame = _raise) -> Counts:
             it was alone; unless it raises the error, the other items are stored.
     """
     check_commits(tables.database())
-    return _store(items, datetime.now(UTC), blame)
+    return _store(items, blame)
 
 
-def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool = False) -> Counts:
+def _store(entries: Sequence[Item], blame: Blame, *, again: bool = False) -> Counts:
     """Store entries together; those with one that cannot be stored, by halves."""
     try:
-        return _together(entries, now)
+        return _together(entries)
     except Exception as exc:  # noqa: BLE001 - passed on
         error = exc
     alone = len(entries) == 1
@@ -125,7 +125,7 @@ def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool 
     if not alone:
         counts, middle = Counts(), len(entries) // 2
         for half in filter(None, (entries[:middle], entries[middle:])):
-            counts.add(_store(half, now, blame, again=True))
+            counts.add(_store(half, blame, again=True))
         return counts
     [entry] = entries
     if isinstance(entry, Outcome) or entry.message.unreadable:
@@ -136,14 +136,15 @@ def _store(entries: Sequence[Item], now: datetime, blame: Blame, *, again: bool 
     logger.error("an archive message cannot be stored; its bytes are kept: %s", why, extra=about)
     # Of its own ids: the event may have a row.
     own_id = derived_id(entry.failure_id.hex, "bytes")
-    bare = bare_entry(entry.message, error, entry.service, now, own_id)
+    bare = bare_entry(entry.message, error, entry.service, entry.now, own_id)
     # The caller knows the entry, not what is stored for it.
-    return _store([bare], now, lambda exc, item: blame(exc, item and entry))
+    return _store([bare], lambda exc, item: blame(exc, item and entry))
 
 
 # Of an event that another mirror has stored, or that was pruned, a row is in the way or missing.
 @retry_on_conflict(tables.database, IntegrityError)
-def _together(items: Sequence[Item], now: datetime) -> Counts:
+def _together(items: Sequence[Item]) -> Counts:
+    now = tables.clock()
     counts = Counts()
     ends: dict[UUID, datetime] = {}
     entries: list[Entry] = []
@@ -152,7 +153,7 @@ def _together(items: Sequence[Item], now: datetime) -> Counts:
             counts.known += item.replay_id in ends
             ends[item.replay_id] = item.at
         else:
-            item.begin()
+            item.begin(now)
             entries.append(item)
     replays = _find_replays(entries, ends)
     failures = {entry.failure_id: entry for entry in entries}
@@ -297,9 +298,7 @@ def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
         # A replay that reports back was published, confirmed or not.
         row.unconfirmed, row.error = False, None
     row.version += 1
-    row.first_failed_at = min(
-        row.first_failed_at, valid_moment(archived.first_failed_at) or failed_at
-    )
+    row.first_failed_at = min(row.first_failed_at, entry.first_failed_at)
     # A replay is later than what it replays, whatever the clocks say: RabbitMQ's times in x-death
     # are whole seconds.
     if replay is not None or failed_at >= row.last_failed_at:
@@ -342,7 +341,7 @@ def _row(entry: Entry) -> ArchivedEvent:
         correlation_id=clean(event.correlation_id if event else "", LENGTH),
         causation_id=clean(event.causation_id if event else "", LENGTH),
         published_at=valid_moment(event.published_at) if event else None,
-        first_failed_at=valid_moment(archived.first_failed_at) or entry.failed_at,
+        first_failed_at=entry.first_failed_at,
         last_failed_at=entry.failed_at,
         mirrored_at=entry.now,
         state_since=entry.now,

@@ -10,7 +10,8 @@ from uuid import UUID
 
 from django.db import connections
 from django.db.models import OrderBy, Q, QuerySet
-from django.db.models.functions import Coalesce, Length
+from django.db.models.functions import Coalesce, Length, Right
+from django.db.models.lookups import Exact
 
 from ..databases import parts
 from ..models import ArchivedEvent, FailureGroup, SearchValue, State, clean
@@ -94,7 +95,9 @@ class Selection:
         if self.exceptions:
             condition = Q()
             for name in self.exceptions:
-                condition |= Q(exception=name) | Q(exception__endswith=f".{name}")
+                # SQLite's LIKE ignores case.
+                last = Exact(Right("exception", len(name) + 1), f".{name}")
+                condition |= Q(exception=name) | Q(last)
             events = events.filter(condition)
         paths: dict[str, list[SearchTerm]] = {}
         for term in map(SearchTerm.parse, self.search):

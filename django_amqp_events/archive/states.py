@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from django.db.models import Case, Exists, F, Max, OuterRef, QuerySet, Value, When
+from django.db.models import Case, F, Max, QuerySet, Value, When
 
 from ..databases import parts, pieces
 from ..models import LENGTH, ArchiveAction, ArchivedEvent, Replay, Revision, State, clean
@@ -40,15 +40,10 @@ _Replay = Replay.State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedReplay:
-    """A queued event that only this operation may publish, and its replay.
-
-    Attributes:
-        forced: it may run although an earlier replay has not reported back.
-    """
+    """A queued event that only this operation may publish, and its replay."""
 
     event: ArchivedEvent
     replay: Replay
-    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +117,7 @@ def claim(
 
     It is committed when this returns. A forced replay publishes what the one before it did, edited
     or not. A replay that was not confirmed is published again, under its id, and leaves its batch.
+    The audit has a replay when it is published, or may be.
 
     Args:
         handlers: the handler of each event.
@@ -154,13 +150,15 @@ def claim(
         _change(new.values(), State.QUEUED, now, replays=1, **_NO_ERROR)
         places = [pending[pk].pk for pk in claimable if pk in pending]
         _replays().filter(pk__in=places)._raw_delete(tables.database())  # noqa: SLF001
+        for replay in again.values():
+            replay.requested_at, replay.requested_by, replay.reason = now, by, reason
         _queue(again, handlers, pending)
         last = current if force else {}
-        started = _start(new, pending, seen, handlers, last, edit, by=by, reason=reason, now=now)
+        started = _start(
+            new, pending, seen, handlers, last, edit, force=force, by=by, reason=reason, now=now
+        )
         claimed = {pk: replay for pk in events if (replay := again.get(pk) or started.get(pk))}
-        action = _Action.EDIT if edit is not None else _Action.FORCE if force else _Action.REPLAY
-        _record_actions(claimed, events, action=action, by=by, reason=reason, now=now, batch=batch)
-    return _claimed(claimed, forced=force)
+    return _claimed(claimed)
 
 
 @tables.retry_on_conflict
@@ -212,6 +210,7 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
     """Record that the broker has confirmed replays; an outcome that came before is kept."""
     ids = [taken.replay.pk for taken in claimed]
     with tables.locking([taken.event.pk for taken in claimed], now=now) as events:
+        _record_published(_replays().filter(pk__in=ids), now=now)
         ended = When(state__in=(_Replay.SUCCEEDED, _Replay.FAILED), then=F("state"))
         _replays().filter(pk__in=ids).update(
             published_at=now,
@@ -233,29 +232,41 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
 def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> None:
     """Return replays that were not published or not confirmed to *archived*.
 
-    In a batch, those with a general error are pending again, unless they may have been published.
+    One that was not published does not count as a replay of its event; if it was forced, the one
+    before it is still *replaying*. In a batch, those with a general error are pending again, unless
+    they may have been published.
     Those with an outcome, and those claimed by another process since, are not changed.
     """
     given = {unsent.claimed.event.pk: unsent for unsent in unpublished}
     with tables.locking(given, now=now) as events:
         claimed = {pk: unsent.claimed.event.version for pk, unsent in given.items()}
         back = _as_seen(claimed, events, State.QUEUED)
+        maybe = [given[pk].claimed.replay.pk for pk in back if given[pk].unconfirmed]
+        _record_published(_replays().filter(pk__in=maybe), now=now)
+        forced = [pk for pk in back if given[pk].claimed.replay.forced]
+        earlier = _replays().filter(event__in=forced, number=F("event__replays") - 1)
+        since = dict(earlier.values_list("event_id", "published_at")) if forced else {}
         for pk, event in back.items():
             unsent, replay = given[pk], given[pk].claimed.replay
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
             event.unconfirmed = unsent.unconfirmed
             event.error = replay.error = unsent.error
-            replay.state = _Replay.UNCONFIRMED if unsent.unconfirmed else _Replay.RETURNED
-            if unsent.general and not unsent.unconfirmed and replay.batch_id is not None:
-                replay.state, replay.number, replay.publishes = _Replay.PENDING, None, 0
-                replay.version = event.version
+            if unsent.unconfirmed:
+                replay.state = _Replay.UNCONFIRMED
+                continue
+            event.replays -= 1
+            if (published_at := since.get(pk)) is not None:
+                event.state, event.state_since = State.REPLAYING, published_at
+            replay.state, replay.number = _Replay.RETURNED, None
+            if unsent.general and replay.batch_id is not None:
+                replay.state, replay.publishes, replay.version = _Replay.PENDING, 0, event.version
         _replays().bulk_update(
             [given[pk].claimed.replay for pk in back],
             ["state", "number", "version", "publishes", "error"],
         )
         tables.rows().bulk_update(
             back.values(),
-            ["state", "state_since", "version", "error", "unconfirmed"],
+            ["state", "state_since", "version", "error", "unconfirmed", "replays"],
         )
 
 
@@ -291,29 +302,16 @@ def failed_again(ends: Mapping[UUID, datetime]) -> None:
 
 def _current_replays(events: Mapping[UUID, ArchivedEvent]) -> dict[UUID, Any]:
     """Return the current replay of each of these events that has one, with its revision."""
-    actions = ArchiveAction.objects.using(tables.database())
-    by_force = actions.filter(replay=OuterRef("pk"), action=_Action.FORCE)
-    newest = (
-        _replays()
-        .filter(event__in=list(events), number=F("event__replays"))
-        .select_related("revision")
-        .annotate(was_forced=Exists(by_force))
-    )
+    newest = _replays().filter(event__in=list(events), number=F("event__replays"))
+    newest = newest.select_related("revision")
     current = {replay.event_id: replay for replay in newest}
     for pk, replay in current.items():
         replay.event = events[pk]
     return current
 
 
-def _claimed(replays: Mapping[UUID, Any], *, forced: bool = False) -> list[ClaimedReplay]:
-    return [
-        ClaimedReplay(
-            event=replay.event,
-            replay=replay,
-            forced=forced or getattr(replay, "was_forced", False),
-        )
-        for replay in replays.values()
-    ]
+def _claimed(replays: Mapping[UUID, Any]) -> list[ClaimedReplay]:
+    return [ClaimedReplay(event=replay.event, replay=replay) for replay in replays.values()]
 
 
 def _is_unconfirmed(replay: Replay | None) -> bool:
@@ -328,6 +326,7 @@ def _start(
     last: Mapping[UUID, Replay],
     edit: Revision | None,
     *,
+    force: bool,
     by: str,
     reason: str,
     now: datetime,
@@ -352,6 +351,7 @@ def _start(
             version=seen[pk],
             number=event.replays,
             revision=revision,
+            forced=force,
             handler=clean(handlers[pk], LENGTH),
             requested_at=now,
             requested_by=by,
@@ -379,6 +379,7 @@ def _queue(
         if places and pk in places:
             replay.batch_id, replay.position = places[pk].batch_id, places[pk].position
     columns = ["state", "error", "publishes", "handler", "batch", "position"]
+    columns += ["requested_at", "requested_by", "reason"]
     _replays().bulk_update(replays.values(), columns)
 
 
@@ -409,6 +410,8 @@ def _end(ends: Mapping[UUID, datetime], state: Replay.State) -> None:
     to_end = list(ended.only("pk"))
     if not to_end:
         return
+    # Their process has not recorded the publish.
+    _record_published(ended, now=tables.clock())
     for replay in to_end:
         replay.finished_at = ends[replay.pk]
     _replays().bulk_update(to_end, ["finished_at"])
@@ -482,31 +485,46 @@ def _decide_part(
         _change(others, after, now, **_NO_ERROR)
         _change(underway, after, now, unconfirmed=True, error=None)
         _record_actions(
-            dict.fromkeys(changed), events, action=action, by=by, reason=reason, now=now
+            ArchiveAction(
+                event=event,
+                at=now,
+                action=action,
+                by=clean(by, LENGTH),
+                reason=clean(reason),
+                group_id=event.group_id,
+            )
+            for event in changed.values()
         )
     return list(changed)
 
 
-def _record_actions(
-    replays: Mapping[UUID, Replay | None],
-    events: Mapping[UUID, ArchivedEvent],
-    *,
-    action: ArchiveAction.Action,
-    by: str,
-    reason: str,
-    now: datetime,
-    batch: UUID | None = None,
-) -> None:
-    ArchiveAction.objects.using(tables.database()).bulk_create(
-        ArchiveAction(
-            event_id=pk,
-            at=now,
-            action=action,
-            by=clean(by, LENGTH),
-            reason=clean(reason),
-            replay=replay,
-            batch_id=batch,
-            group_id=events[pk].group_id,
-        )
-        for pk, replay in replays.items()
+def _record_published(replays: QuerySet[Replay], *, now: datetime) -> None:
+    """Record the actions of those replays that are queued, and that may run."""
+    _record_actions(action_of(replay, now) for replay in queued(replays))
+
+
+def queued(replays: QuerySet[Replay]) -> QuerySet[Replay]:
+    """Return those replays that a process publishes now, with what their actions need."""
+    large = [f"event__{name}" for name in ArchivedEvent.LARGE]
+    underway = replays.filter(state=_Replay.QUEUED).select_related("event", "revision")
+    return underway.defer(*large, "revision__body")
+
+
+def action_of(replay: Replay, at: datetime) -> ArchiveAction:
+    """Return the action that the audit has of a replay when it is published; it is not saved."""
+    # One that was not confirmed may be requested again, by another user.
+    edited = replay.revision is not None and replay.revision.at == replay.requested_at
+    return ArchiveAction(
+        event=replay.event,
+        at=at,
+        action=_Action.FORCE if replay.forced else _Action.EDIT if edited else _Action.REPLAY,
+        by=replay.requested_by,
+        reason=replay.reason,
+        replay=replay,
+        batch_id=replay.batch_id,
+        group_id=replay.event.group_id,
     )
+
+
+def _record_actions(actions: Iterable[ArchiveAction]) -> None:
+    ArchiveAction.objects.using(tables.database()).bulk_create(actions)

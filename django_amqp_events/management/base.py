@@ -12,9 +12,10 @@ import threading
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, ClassVar, Final
+from pathlib import Path
+from typing import Any, ClassVar, Final, TextIO, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
@@ -40,10 +41,46 @@ class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
     """Print the options in Django's order, and the rest as it is written."""
 
 
+class Pipe:
+    """An output whose reader may close it, as ``| head -1`` does: what follows is discarded.
+
+    The work goes on, and ends with the exit code of its result.
+
+    Attributes:
+        closed_by_reader: nothing that is written arrives any more.
+    """
+
+    closed_by_reader = False
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+    def write(self, text: str) -> None:
+        self._pass_on(self._out.write, text)
+
+    def flush(self) -> None:
+        self._pass_on(self._out.flush)
+
+    def _pass_on(self, call: Callable[..., object], *args: str) -> None:
+        try:
+            call(*args)
+        except BrokenPipeError:
+            self.closed_by_reader = True
+            # Python writes what is left in its buffer when it exits.
+            with suppress(OSError), Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), self._out.fileno())
+
+
 class EventsCommand(BaseCommand):
     """A command whose help is its module's docstring: a summary, and what follows the options.
 
     Subclasses implement :meth:`run`.
+
+    Attributes:
+        pipe: stdout, unless the caller names another output.
     """
 
     requires_system_checks = ()
@@ -52,6 +89,11 @@ class EventsCommand(BaseCommand):
     as_json = False
     verbosity = 1
     stopping = False
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
+        self.pipe = Pipe(stdout or sys.stdout)
+        err: Any = Pipe(stderr or sys.stderr)
+        super().__init__(cast("TextIO", self.pipe), err, **options)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         summary, _, details = (self.help or "").partition("\n\n")
@@ -84,6 +126,9 @@ class EventsCommand(BaseCommand):
                 else "Completed work is committed; run the command again."
             )
             raise self.wrong(f"database error ({error_line(exc)}). {remedy}") from exc
+        finally:
+            self.stdout.flush()
+            self.stderr.flush()
         if code:
             sys.exit(code)
 

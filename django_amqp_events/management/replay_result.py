@@ -44,7 +44,7 @@ class Result:
     @property
     def code(self) -> int:
         report = self.report
-        if report.stopped and not report.published:
+        if report.stopped and not (report.published or report.unconfirmed):
             return 2
         left = self.missing or report.returned or report.skipped or report.stopped
         return 1 if left else 0
@@ -89,8 +89,8 @@ class Result:
             events = counted(self.matched, "event")
             verb = "published" if self.decision == "replay" else done
             command.tell(f"{len(report.published)} of {events} {verb}")
-            _show_reasons(command, "returned to the archive", report.returned)
-        _show_reasons(command, "would be skipped" if dry_run else "skipped", report.skipped)
+            show_reasons(command, "returned to the archive", report.returned)
+        show_reasons(command, "would be skipped" if dry_run else "skipped", report.skipped)
         show_missing(command, self.missing)
         if report.stopped and dry_run:
             command.stderr.write(f"stopped: {report.stopped}; the list is incomplete")
@@ -109,7 +109,8 @@ def show_missing(command: ReportCommand, ids: Iterable[str]) -> None:
         command.stderr.write(f"no archived event has the id {event_id!r}{hint if short else ''}")
 
 
-def _show_reasons(command: ReportCommand, what: str, left: list[Skipped]) -> None:
+def show_reasons(command: ReportCommand, what: str, left: list[Skipped]) -> None:
+    """Print why events were left out, the most frequent reasons first."""
     if not left:
         return
     command.tell(f"{len(left)} {what}")

@@ -502,6 +502,7 @@ class Migration(migrations.Migration):
                 ("trusted", models.BooleanField(default=False)),
                 ("threshold", models.PositiveSmallIntegerField(blank=True, null=True)),
                 ("note", models.TextField()),
+                ("version", models.PositiveIntegerField(default=0)),
                 ("created_at", models.DateTimeField(verbose_name="created")),
                 (
                     "created_by",
@@ -572,6 +573,7 @@ class Migration(migrations.Migration):
                 ("position", models.PositiveIntegerField(blank=True, null=True)),
                 ("version", models.PositiveIntegerField(default=0)),
                 ("number", models.PositiveIntegerField(blank=True, null=True)),
+                ("forced", models.BooleanField(default=False)),
                 ("handler", models.CharField(blank=True, max_length=255)),
                 (
                     "state",
@@ -856,9 +858,12 @@ class Migration(migrations.Migration):
                 ("document", models.TextField()),
             ],
             options={
-                "ordering": ["-at"],
+                "ordering": ["-pk"],
                 "default_permissions": (),
-                "indexes": [models.Index(fields=["service", "-at"], name="amqp_snapshots_at")],
+                "indexes": [
+                    models.Index(fields=["service", "-at"], name="amqp_snapshots_at"),
+                    models.Index(fields=["service", "-id"], name="amqp_snapshots_id"),
+                ],
             },
         ),
         migrations.CreateModel(

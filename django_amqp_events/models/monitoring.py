@@ -29,10 +29,12 @@ class Snapshot(models.Model):
     document = models.TextField()
 
     class Meta:
-        ordering: ClassVar = ["-at"]
+        ordering: ClassVar = ["-pk"]
         default_permissions = ()
         indexes: ClassVar = [
             models.Index(fields=["service", "-at"], name="amqp_snapshots_at"),
+            # The clock of a database may be set back, so the last one is not the newest.
+            models.Index(fields=["service", "-id"], name="amqp_snapshots_id"),
         ]
 
     def __str__(self) -> str:

@@ -31,6 +31,7 @@ class ReplayBatch(models.Model):
         trusted: the canary succeeded, or a person resumed the batch.
         threshold: percentage of failures among the last outcomes that pauses the batch.
         note: why it is paused, or what it is waiting for.
+        version: counts changes of state; an action names the one that its page showed.
         resumed_at: earlier outcomes do not count for the threshold.
         runner, leased_until: the process that holds it, and the end of its lease.
         total: events in the batch.
@@ -59,6 +60,7 @@ class ReplayBatch(models.Model):
     trusted = models.BooleanField(default=False)
     threshold = models.PositiveSmallIntegerField(null=True, blank=True)
     note = ReasonField()
+    version = models.PositiveIntegerField(default=0)
     created_at = Moment(_("created"))
     created_by = models.CharField(_("created by"), max_length=LENGTH, blank=True)
     started_at = Moment(null=True, blank=True)
@@ -143,8 +145,10 @@ class Replay(models.Model):
         batch: the one that claimed it last, ``None`` for a replay of its own.
         position: in the batch.
         version: the event is replayed only if it has this version.
-        number: 1 for the first replay of the event; ``None`` while it is pending or skipped.
+        number: 1 for the first replay of the event; ``None`` if it is pending, skipped or was not
+            published.
         revision: published in place of the event's own body, if set.
+        forced: it may run although an earlier replay has not reported back.
         handler: the destination, which may be the new name of the event's handler.
         state: changed in the transaction that changes the state of the event.
         requested_by: a user's name, or a command's.
@@ -185,6 +189,7 @@ class Replay(models.Model):
     revision = models.ForeignKey(
         Revision, models.RESTRICT, related_name="replay_set", null=True, blank=True
     )
+    forced = models.BooleanField(default=False)
     handler = models.CharField(max_length=LENGTH, blank=True)
     state = models.CharField(max_length=16, choices=State, default=State.QUEUED)
     requested_at = Moment()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from django.core.mail import mail_admins
 from django.db import IntegrityError, router, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import override
 
@@ -24,11 +24,13 @@ from ..conf import Settings, get_settings
 from ..models import (
     LENGTH,
     Alert,
+    ArchivedEvent,
     FailureGroup,
     Snapshot,
     clean,
     visible,
 )
+from ..publish import outbox_rows
 from ..reasons import Reason, translated
 
 logger = logging.getLogger(__name__)
@@ -200,6 +202,23 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
     return conditions
 
 
+def gone(document: Mapping[str, Any], settings: Settings) -> dict[Which, Reason | None]:
+    """Return the open alerts about databases and queues that the service no longer has, as ended.
+
+    Makes one query.
+    """
+    outboxes = outbox_rows.aliases(settings) if settings.backend == "amqp" else ()
+    # Empty while RabbitMQ is unreachable.
+    queues = document["queues"]
+    conditions: dict[Which, Reason | None] = {}
+    for kind, key in open_alerts(settings.service).values_list("kind", "key"):
+        if (kind == "outbox_lag" and key not in outboxes) or (
+            kind == "abyss" and queues and key not in queues
+        ):
+            conditions[kind, key] = None
+    return conditions
+
+
 def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | None]:
     """Return the groups to alert about, for :func:`update_alerts`: new and reopened ones.
 
@@ -234,9 +253,11 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
             conditions[kind, key] = _of_group(group)
     if not settings.alerts.groups:
         return conditions
+    # By when they were mirrored: the mirror may have been down, or the clock of a worker wrong.
+    events = ArchivedEvent.objects.using(groups.db).filter(group=OuterRef("pk"))
+    old = Exists(events.filter(mirrored_at__lte=now - NEW_AGE))
     news = groups.filter(
-        Q(reopened_at__gt=now - NEW_AGE) | Q(resolved_at=None, first_seen__gt=now - NEW_AGE),
-        open__gt=0,
+        Q(reopened_at__gt=now - NEW_AGE) | Q(~old, resolved_at=None), open__gt=0
     ).exclude(pk__in=ids)
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
         kind = "group_new" if group.reopened_at is None else "group_back"
@@ -258,13 +279,8 @@ def check_snapshots(settings: Settings, now: datetime) -> bool:
     """
     if settings.alerts.stale is None:
         return False
-    newest = (
-        Snapshot.objects.using(router.db_for_write(Snapshot))
-        .filter(service=settings.service)
-        .order_by("-at")
-        .values_list("at", flat=True)
-        .first()
-    )
+    rows = Snapshot.objects.using(router.db_for_write(Snapshot)).filter(service=settings.service)
+    newest = rows.order_by("-pk").values_list("at", flat=True).first()
     if newest is not None and now - newest <= timedelta(seconds=settings.alerts.stale):
         return False
     problem = Reason("alert-stale-never")

@@ -163,7 +163,7 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         close_old_connections()
         try:
-            newest = snapshots.rows(self.service).first()
+            newest, now = snapshots.rows(self.service).first(), snapshots.clock()
         except Error as exc:
             # The counters need no database.
             logger.warning("metrics have no snapshot: %s", error_line(exc))
@@ -173,7 +173,7 @@ class SnapshotCollector(Collector):
         document = newest.about if newest is not None else {}
         if newest is None or document.get("version") != snapshots.FORMAT:
             return
-        age = (datetime.now(UTC) - newest.at).total_seconds()
+        age = (now - newest.at).total_seconds()
         yield _gauge("snapshot_age_seconds", "Age of the snapshot.", age)
         yield _gauge("broker_up", "1 if RabbitMQ answered.", not document["broker"]["error"])
         yield _gauge("archive_open", "Open archived events.", newest.open)

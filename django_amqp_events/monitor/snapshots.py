@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from celery import Celery
 from django.db import connections, router
 from django.db.models import QuerySet
 
+from .. import databases
 from ..broker.provisioning import inspection
 from ..broker.provisioning.management_api import ManagementApiError
 from ..broker.topology import Topology
@@ -44,10 +45,15 @@ STOP_TIMEOUT: Final = 2.0
 DIFFERENCES: Final = 50
 
 
+def clock() -> datetime:
+    """Return the time of the snapshots' database."""
+    return databases.clock(router.db_for_write(Snapshot))
+
+
 def rows(service: str) -> QuerySet[Snapshot]:
-    """Return the snapshots of a service, newest first."""
+    """Return the snapshots of a service, the last stored first."""
     using = router.db_for_write(Snapshot)
-    return Snapshot.objects.using(using).filter(service=service).order_by("-at")
+    return Snapshot.objects.using(using).filter(service=service).order_by("-pk")
 
 
 @dataclass(slots=True)
@@ -97,7 +103,7 @@ class SnapshotTaker:
             "consumed": {name: at for name, at in consumed.items() if not queues or name in queues},
             "drift": self._drift(last.get("drift", {}), now) if status else last.get("drift", {}),
             "archive": {**asdict(standing), "new_hour": self._new_hour(now)},
-            "outbox": self._outbox(now),
+            "outbox": self._outbox(),
             "mirror": self._mirror(queues, last.get("mirror", {}), now),
         }
         text = json.dumps(document, default=_text, separators=(",", ":"))
@@ -173,7 +179,7 @@ class SnapshotTaker:
             now - statistics.HOUR, cap, looked, service=self.settings.service
         )
 
-    def _outbox(self, now: datetime) -> list[dict[str, Any]]:
+    def _outbox(self) -> list[dict[str, Any]]:
         if self.settings.backend != "amqp":
             return []
         parts = []
@@ -184,6 +190,8 @@ class SnapshotTaker:
                 "meaning": status.meaning,
             }
             if isinstance(status, outbox.OutboxStatus):
+                # Each database has a clock of its own.
+                now = databases.clock(status.alias)
                 lag = (now - status.oldest).total_seconds() if status.oldest else 0.0
                 part |= {"total": status.total, "oldest": status.oldest, "lag": max(0.0, lag)}
             parts.append(part)
@@ -248,11 +256,10 @@ class SnapshotLoop:
         Returns:
             the snapshot, ``None`` if another process has just taken one.
         """
-        now = now or datetime.now(UTC)
+        now = now or clock()
         settings = self.taker.settings
         newest = rows(settings.service).first()
         if newest is not None:
-            # The clocks of processes differ slightly.
             if timedelta() <= now - newest.at < timedelta(seconds=self.every * 0.8):
                 return None
             last = newest.about
@@ -262,6 +269,7 @@ class SnapshotLoop:
         document = self.taker.last
         if document is not None:
             conditions = {
+                **alerts.gone(document, settings),
                 **alerts.evaluate(document, settings),
                 **alerts.evaluate_groups(settings, now),
             }

@@ -4,12 +4,14 @@
 
     draft --start--> running <--resume/pause--> paused
       |                 |  +--all settled--> done |
-      +---cancel--> cancelled <-------------------+
+      +--cancel-->      +---cancel--> cancelled <-+
+         deleted
 
 :func:`freeze` makes a pending replay of each event in one statement; the batch contains exactly
 these events.
-Every change of state is a conditional UPDATE with a :class:`ReplayBatchAction`. Nothing here uses
-the broker.
+Every change of state is a conditional UPDATE with a :class:`ReplayBatchAction`. A user's action
+names the version that the page showed: if another one was faster, nothing is changed. Nothing here
+uses the broker.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from django.db.models import (
     CharField,
     Count,
     F,
+    Max,
     Min,
     Q,
     QuerySet,
@@ -95,6 +98,8 @@ def freeze(
 ) -> ReplayBatch:
     """Create a batch of the events that a queryset matches now; nothing is published.
 
+    A batch without events is not stored; its total is 0.
+
     The database copies ids and versions in one statement, in the order of the last failures, so
     that a million events never come into this process.
 
@@ -118,6 +123,9 @@ def freeze(
             created_by=clean(by, LENGTH),
         )
         batch.total = batch.pending = _copy(batch, events_to_copy)
+        if not batch.total:
+            transaction.set_rollback(True, using=using)
+            return batch
         batch.save(using=using, update_fields=["total", "pending"])
         _note(batch.pk, _Action.FREEZE, by=by)
     return batch
@@ -142,6 +150,7 @@ def _copy(batch: ReplayBatch, events_to_copy: QuerySet[ArchivedEvent]) -> int:
         "requested_at": Value(batch.created_at, Moment()),
         "requested_by": Value(batch.created_by),
         "publishes": Value(0),
+        "forced": Value(False),
         **dict.fromkeys(("handler", "reason", "error"), Value("")),
     }
     rows = tables.rows().filter(pk__in=chosen).order_by()
@@ -185,6 +194,7 @@ def start(
     *,
     by: str,
     reason: str,
+    seen: int | None = None,
     rate: float | None = None,
     canary: int | None = None,
     threshold: int | None = THRESHOLD,
@@ -193,6 +203,7 @@ def start(
 
     Args:
         reason: recorded in the history of each event.
+        seen: the version that the user saw; ``None`` for any, here and below.
         rate: events per second at most.
         canary: events that are published first; the others follow when all of these succeeded.
         threshold: percentage of failures among the last :data:`WINDOW` outcomes that pauses the
@@ -207,6 +218,7 @@ def start(
         pk,
         _Action.START,
         by=by,
+        seen=seen,
         note=reason,
         started_at=now,
         resumed_at=now,
@@ -218,34 +230,46 @@ def start(
     )
 
 
-def pause(pk: UUID, *, by: str, note: Reason | str | None = None) -> bool:
+def pause(
+    pk: UUID,
+    *,
+    by: str,
+    seen: int | None = None,
+    note: Reason | str | None = None,
+    runner: UUID | None = None,
+) -> bool:
     """Pause a running batch; return True if this call did it.
 
     At most one chunk is still published.
 
     Args:
         by: ``""`` for the runner.
+        runner: pause it only if this runner holds it.
     """
-    return _change(pk, _Action.PAUSE, by=by, note=note)
+    return _change(pk, _Action.PAUSE, by=by, seen=seen, note=note, runner=runner)
 
 
-def resume(pk: UUID, *, by: str) -> bool:
+def resume(pk: UUID, *, by: str, seen: int | None = None) -> bool:
     """Resume a paused batch; return True if this call did it.
 
     The canary counts as succeeded, and earlier outcomes do not count for the failure threshold.
     """
-    return _change(pk, _Action.RESUME, by=by, trusted=True, resumed_at=tables.clock())
+    return _change(pk, _Action.RESUME, by=by, seen=seen, trusted=True, resumed_at=tables.clock())
 
 
-def cancel(pk: UUID, *, by: str) -> bool:
-    """Cancel a batch; events not published yet stay archived. Return True if this call did it."""
-    return _change(pk, _Action.CANCEL, by=by, finished_at=tables.clock())
+def cancel(pk: UUID, *, by: str, seen: int | None = None) -> bool:
+    """Cancel a batch; events not published yet stay archived. Return True if this call did it.
+
+    A draft is deleted.
+    """
+    return _delete_draft(pk) or _change(
+        pk, _Action.CANCEL, by=by, seen=seen, finished_at=tables.clock()
+    )
 
 
 def finish(pk: UUID, runner: UUID, *, note: Reason | str | None = None) -> bool:
     """Finish a batch that this runner holds; return True if this call did it."""
-    mine = Q(runner=runner)
-    return _change(pk, _Action.FINISH, by="", note=note, only=mine, finished_at=tables.clock())
+    return _change(pk, _Action.FINISH, by="", note=note, runner=runner, finished_at=tables.clock())
 
 
 #: No runner holds the batch.
@@ -255,7 +279,7 @@ _CHANGES: Final[Mapping[ReplayBatchAction.Action, tuple[Sequence[str], str]]] = 
     _Action.START: ([_Batch.DRAFT], _Batch.RUNNING),
     _Action.PAUSE: ([_Batch.RUNNING], _Batch.PAUSED),
     _Action.RESUME: ([_Batch.PAUSED], _Batch.RUNNING),
-    _Action.CANCEL: ([_Batch.DRAFT, _Batch.RUNNING, _Batch.PAUSED], _Batch.CANCELLED),
+    _Action.CANCEL: ([_Batch.RUNNING, _Batch.PAUSED], _Batch.CANCELLED),
     _Action.FINISH: ([_Batch.RUNNING], _Batch.DONE),
 }
 
@@ -266,17 +290,20 @@ def _change(
     action: ReplayBatchAction.Action,
     *,
     by: str,
+    seen: int | None = None,
     note: Reason | str | None = None,
-    only: Q | None = None,
+    runner: UUID | None = None,
     **values: Any,
 ) -> bool:
     using = database()
     check_commits(using)
     before, after = _CHANGES[action]
     kept = None if action in (_Action.START, _Action.RESUME) else note
+    asked = {"version": seen, "runner": runner}
+    only = {name: value for name, value in asked.items() if value is not None}
+    values |= {"state": after, "note": kept, "version": F("version") + 1}
     with transaction.atomic(using=using):
-        changing = rows().filter(only or Q(), pk=pk, state__in=before)
-        if not changing.update(state=after, note=kept, **_FREE, **values):
+        if not rows().filter(pk=pk, state__in=before, **only).update(**values, **_FREE):
             return False
         _note(pk, action, by=by, note=note)
     return True
@@ -334,6 +361,13 @@ def set_note(batch: ReplayBatch, note: Reason | None) -> None:
 def mark_canary_succeeded(pk: UUID) -> None:
     """Let the other events follow the canary."""
     rows().filter(pk=pk).update(trusted=True)
+
+
+def waiting_since(batch: ReplayBatch) -> datetime:
+    """Return since when a batch only waits for outcomes."""
+    waiting = events(batch.pk).filter(state__in=(_Replay.QUEUED, _Replay.PUBLISHED))
+    last = waiting.aggregate(last=Max("requested_at"))["last"]
+    return max(filter(None, (last, batch.resumed_at)), default=tables.clock())
 
 
 def next_events(pk: UUID, limit: int) -> dict[UUID, int]:
@@ -431,6 +465,27 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
 # -- deleting -----------------------------------------------------------------------------
 
 
+@tables.retry_on_conflict
+def _delete_draft(pk: UUID) -> bool:
+    """Delete a batch that was not started; return True if this call did it."""
+    using = database()
+    check_commits(using)
+    with transaction.atomic(using=using):
+        # The UPDATE locks the row.
+        if not rows().filter(pk=pk, state=_Batch.DRAFT).update(total=F("total")):
+            return False
+        events(pk)._raw_delete(using)  # noqa: SLF001
+        _delete_row(pk)
+    return True
+
+
+def _delete_row(pk: UUID) -> None:
+    """Delete a batch without events, and its actions."""
+    using = database()
+    ReplayBatchAction.objects.using(using).filter(batch_id=pk)._raw_delete(using)  # noqa: SLF001
+    rows().filter(pk=pk)._raw_delete(using)  # noqa: SLF001
+
+
 def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayBatch]:
     """Return batches that ended before a time, and drafts that were never started."""
     return rows().filter(
@@ -463,6 +518,5 @@ def delete_batch(batches: QuerySet[ReplayBatch]) -> bool:
             if gone := [pk for pk in ids if pk not in kept]:
                 delete_by_id(Replay, using, gone)
             return False
-        ReplayBatchAction.objects.using(using).filter(batch_id=pk)._raw_delete(using)  # noqa: SLF001
-        rows().filter(pk=pk)._raw_delete(using)  # noqa: SLF001
+        _delete_row(pk)
     return True

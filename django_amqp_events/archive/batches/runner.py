@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Final
 from uuid import UUID, uuid4
@@ -29,7 +30,7 @@ from ...exceptions import AmqpEventsError, BrokerUnavailableError, Configuration
 from ...models import ReplayBatch, visible
 from ...reasons import Reason
 from ...service_loop import ServiceLoop
-from .. import eligibility, replay
+from .. import eligibility, replay, tables
 from . import batch_states
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ BACKOFF: Final = Backoff(1.0, 60.0)
 REFUSED_ATTEMPTS: Final = 5
 #: Events in a row that could not be published, each with its own error, after which it pauses.
 UNPUBLISHED_IN_A_ROW: Final = 10
-#: Most seconds that a batch waits for outcomes, whatever the retries of its handlers.
-OUTCOMES_TIMEOUT: Final = 86_400.0
+#: Longest time that a batch waits for outcomes, whatever the retries of its handlers.
+OUTCOMES_TIMEOUT: Final = timedelta(days=1)
 
 
 @dataclass(slots=True)
@@ -66,7 +67,6 @@ class _Work:
         tries: attempts since an event was published.
         refused: those that a reachable broker refused.
         fruitless: events in a row that could not be published.
-        quiet: time since which it only waits for outcomes.
     """
 
     pk: UUID
@@ -77,7 +77,6 @@ class _Work:
     tries: int = 0
     refused: int = 0
     fruitless: int = 0
-    quiet: float | None = None
 
     @property
     def taken(self) -> int:
@@ -186,7 +185,7 @@ class Runner:
             self._publish(batch, work, seen)
 
     def _publish(self, batch: ReplayBatch, work: _Work, seen: dict[UUID, int]) -> None:
-        work.quiet, began = None, time.monotonic()
+        began = time.monotonic()
         try:
             report = replay.replay(seen, by=batch.started_by, reason=batch.reason, batch=batch.pk)
         except ConfigurationError:
@@ -224,7 +223,6 @@ class Runner:
 
     def _wait(self, batch: ReplayBatch, work: _Work) -> None:
         """Wait for outcomes, or finish the batch."""
-        now = time.monotonic()
         self._count(work)
         work.due = work.counted
         pending, queued, published = (
@@ -233,8 +231,7 @@ class Runner:
         if not pending and not queued and not published:
             self._finish(work)
             return
-        work.quiet = now if work.quiet is None else work.quiet
-        out = now > work.quiet + self._patience
+        out = tables.clock() > batch_states.waiting_since(batch) + self._patience
         if pending and queued + published:
             batch_states.set_note(batch, Reason("waiting-for-canary"))
             if out:
@@ -262,7 +259,7 @@ class Runner:
 
     def _pause(self, work: _Work, why: Reason) -> None:
         self._held.pop(work.pk, None)
-        if batch_states.pause(work.pk, by="", note=why):
+        if batch_states.pause(work.pk, by="", note=why, runner=self.id):
             self.tell(f"batch {str(work.pk)[:8]} is paused: {visible(why, 300)}")
         batch_states.count(work.pk)
 
@@ -312,10 +309,9 @@ class Runner:
         return LEASE + 3 * self.settings.confirm_timeout
 
     @property
-    def _patience(self) -> float:
-        """Seconds to wait for outcomes."""
-        handlers = get_registry().handlers.values()
-        return min(OUTCOMES_TIMEOUT, eligibility.patience(*handlers).total_seconds())
+    def _patience(self) -> timedelta:
+        """Time to wait for outcomes."""
+        return min(OUTCOMES_TIMEOUT, eligibility.patience(*get_registry().handlers.values()))
 
     def _release(self) -> None:
         try:

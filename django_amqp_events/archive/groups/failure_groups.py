@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Final
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, F, OuterRef, QuerySet
 
 from ...callables import nothing
 from ...databases import check_commits
@@ -77,7 +77,7 @@ def fold_all_counts(stop: Callable[[], bool] = nothing) -> int:
     """Fold all group count changes into their groups; return how many were folded."""
     fold = tables.retry_on_conflict(group_counts.fold_changes)
     total = 0
-    while not stop() and (done := fold(using=tables.database(), now=datetime.now(UTC))):
+    while not stop() and (done := fold(using=tables.database(), now=tables.clock())):
         total += done
     return total
 
@@ -124,7 +124,7 @@ def rebuild(
             rebuilt.moved += _move(wrong)
         progress(rebuilt)
     correct = tables.retry_on_conflict(group_counts.recount)
-    rebuilt.corrected = correct(using=using, now=datetime.now(UTC))
+    rebuilt.corrected = correct(using=using, now=tables.clock())
     fold_all_counts(stop)
     outdated = _empty().exclude(algorithm=VERSION)
     rebuilt.gone = _delete(list(outdated.values_list("pk", flat=True)))
@@ -143,7 +143,7 @@ def prune(*, before: datetime | None, service: str) -> int:
     check_commits(using)
     fold_all_counts()
     group_counts.delete_old_hours(
-        using=using, before=datetime.now(UTC) - timedelta(hours=group_counts.KEPT_HOURS)
+        using=using, before=tables.clock() - timedelta(hours=group_counts.KEPT_HOURS)
     )
     if before is None:
         return 0
@@ -170,12 +170,15 @@ def write(
         "ticket": clean(ticket, LENGTH),
     }
     with transaction.atomic(using=using):
-        # The conditional UPDATE locks the row.
-        if not groups().filter(pk=pk, edits=seen).update(edits=seen + 1):
+        # The UPDATE locks the row.
+        if not groups().filter(pk=pk).update(edits=F("edits")):
             return None
         group = groups().get(pk=pk)
         changed = [name for name, value in given.items() if getattr(group, name) != value]
-        groups().filter(pk=pk).update(**given)
+        if not changed:
+            return []
+        if not groups().filter(pk=pk, edits=seen).update(edits=seen + 1, **given):
+            return None
         GroupAction.objects.using(using).bulk_create(
             GroupAction(
                 group=group,
@@ -240,7 +243,7 @@ def history(group: FailureGroup, limit: int) -> list[Step]:
 
 @tables.retry_on_conflict
 def _move(ids: Collection[UUID]) -> int:
-    now = datetime.now(UTC)
+    now = tables.clock()
     using = tables.database()
     with transaction.atomic(using=using):
         before = tables.lock(ids)
@@ -271,7 +274,7 @@ def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
     noted = groups().filter(pk__in=[pk for pk in old if pk is not None])
     for group in noted.exclude(note="", assignee="", ticket="").order_by("last_seen"):
         groups().filter(pk=new, note="", assignee="", ticket="").update(
-            note=group.note, assignee=group.assignee, ticket=group.ticket
+            note=group.note, assignee=group.assignee, ticket=group.ticket, edits=F("edits") + 1
         )
 
 

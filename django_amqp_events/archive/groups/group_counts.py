@@ -265,13 +265,15 @@ def _add(group: FailureGroup, change: GroupCountChange) -> None:
     if change.first_at is not None and change.last_at is not None:
         group.first_seen = min(group.first_seen, change.first_at)
         group.last_seen = max(group.last_seen, change.last_at)
-    if before > 0 >= after:
+    if after <= 0 and (before > 0 or group.resolved_at is None):
+        # Its events may have been settled before it was made.
         group.resolved_at, group.reopened_at = change.at, None
     elif after > 0 >= before and group.resolved_at is not None:
-        if change.last_at is not None:
+        if change.last_at is not None and change.last_at > group.resolved_at:
             group.reopened_at = change.at
         else:
-            # A restored event does not reopen a group: it was not resolved.
+            # A restored event, or one that failed before, does not reopen a group: it was not
+            # resolved.
             group.resolved_at = None
 
 

@@ -12,12 +12,11 @@ exit codes:
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from django_amqp_events import conf
 from django_amqp_events.management.base import ReportCommand, columns
-from django_amqp_events.monitor import alerts
+from django_amqp_events.monitor import alerts, snapshots
 
 
 class Command(ReportCommand):
@@ -25,7 +24,7 @@ class Command(ReportCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
-        alerts.check_snapshots(settings, datetime.now(UTC))
+        alerts.check_snapshots(settings, snapshots.clock())
         opened = list(alerts.open_alerts(settings.service))
 
         def show() -> None:

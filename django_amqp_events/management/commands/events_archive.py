@@ -9,7 +9,7 @@ was restarted. It can be repeated.
 
 exit codes:
   0  done
-  1  the command was stopped
+  1  the command was stopped, or stdout was closed
   2  nothing was done: wrong arguments or settings, file or database unreachable
 """
 
@@ -70,16 +70,20 @@ class Command(ReportCommand):
         sight: redaction.Sight = "redacted" if redacted else "raw"
         with _output(options["output"], self.stdout, self.stopped) as out:
             for line in export.export(_selected(options).queryset(), sight=lambda _: sight):
+                if out is self.stdout and self.pipe.closed_by_reader:
+                    self.stopping = True
                 if self.stopping:
                     break
                 out.write(line)
                 count += 1
                 self.progress(f"{count} exported")
         summary = f"{counted(count, 'event')} exported" + (", redacted" if redacted else "")
+        to_stdout = options["output"] == "-"
         if self.stopping:
-            summary += f"; stopped, the incomplete export is in {options['output']}.part"
+            rest = "" if to_stdout else f", the incomplete export is in {options['output']}.part"
+            summary += f"; stopped{rest}"
         code = 1 if self.stopping else 0
-        if options["output"] == "-":
+        if to_stdout:
             if not self.as_json:
                 self.tell(summary)
             return code

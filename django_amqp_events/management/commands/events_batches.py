@@ -8,7 +8,7 @@ at once, and events_worker starts one. With an action it does that and ends:
   show ID         one batch, and why events were not replayed
   pause ID        publish nothing more (up to one chunk may be in progress)
   resume ID       continue
-  cancel ID       end; events not published yet stay in the archive
+  cancel ID       end, or delete a draft; events not published yet stay in the archive
 
 An id may be shortened to its first characters, if they are unique.
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any, Final
 
-from django.core.management.base import no_translations
+from django.core.management.base import CommandError, no_translations
 
 from django_amqp_events import conf
 from django_amqp_events.archive.batches import batch_states
@@ -73,8 +73,9 @@ class Command(ServiceCommand):
     def run(self, options: dict[str, Any]) -> int:
         action = options["action"]
         if options["id"] and action in ("run", "list"):
-            raise self.wrong(
-                f"{action} is about all batches; show, pause, resume and cancel take an id"
+            raise CommandError(
+                f"{action} is about all batches; show, pause, resume and cancel take an id",
+                returncode=2,
             )
         if action == "run":
             return super().run(options)
@@ -84,12 +85,14 @@ class Command(ServiceCommand):
         batch = self._batch(service, options["id"], action)
         if action == "show":
             return self._show(batch)
-        done = _CHANGES[action](batch.pk, by=requested_by(self.name))
+        done = _CHANGES[action](batch.pk, by=requested_by(self.name), seen=batch.version)
         # refresh_from_db() would ask a router, which may name a replica.
-        batch = batch_states.rows().get(pk=batch.pk)
+        now = batch_states.rows().filter(pk=batch.pk).first()
+        if now is None:
+            return self._finish(document(batch), [f"deleted {describe(batch)}"])
         if not done:
-            raise self.wrong(f"it is {batch.get_state_display()}: {describe(batch)}")
-        return self._finish(document(batch), [describe(batch)])
+            raise self.wrong(f"it is {now.get_state_display()}: {describe(now)}")
+        return self._finish(document(now), [describe(now)])
 
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
@@ -109,7 +112,9 @@ class Command(ServiceCommand):
 
     def _batch(self, service: str, text: str | None, action: str) -> ReplayBatch:
         if not text:
-            raise self.wrong(f"{action} needs the id of a batch; see `events_batches list`")
+            raise CommandError(
+                f"{action} needs the id of a batch; see `events_batches list`", returncode=2
+            )
         digits = text.replace("-", "").lower()
         batches = batch_states.rows().filter(service=service)
         # Not by range: MariaDB does not order these ids by their digits.

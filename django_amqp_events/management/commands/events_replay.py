@@ -55,8 +55,14 @@ from django_amqp_events.databases import error_line, parts
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, requested_by
-from django_amqp_events.management.replay_result import DONE, RULES, Result, show_missing
+from django_amqp_events.management.base import ReportCommand, columns, requested_by
+from django_amqp_events.management.replay_result import (
+    DONE,
+    RULES,
+    Result,
+    show_missing,
+    show_reasons,
+)
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import ArchivedEvent, clean, visible
 from django_amqp_events.options import suggestion
@@ -260,14 +266,15 @@ class Command(ReportCommand):
         matches: list[tuple[datetime, UUID, int]] = []
         for part in chosen.parts():
             matched: set[str] = set()
-            events = part.queryset().order_by("last_failed_at", "pk")[:limit]
+            # Of ids, each has to match.
+            events = part.queryset().order_by("last_failed_at", "pk")
+            events = events if part.ids else events[:limit]
             rows = events.values_list("last_failed_at", "pk", "version", "event_id")
             for failed_at, pk, version, event_id in rows.iterator(chunk_size=2000):
                 matches.append((failed_at, pk, version))
                 if part.ids:
                     matched |= {str(pk), event_id}
-            # A limit leaves events out on purpose.
-            if limit is None and (unmatched := _without(part.ids, matched)):
+            if unmatched := _without(part.ids, matched):
                 self._explain(unmatched, part, result)
         # Each part has its own order, and may have an event of another part.
         seen = dict(islice({pk: version for _, pk, version in sorted(matches)}.items(), limit))
@@ -295,6 +302,9 @@ class Command(ReportCommand):
 
     def _start_batch(self, chosen: Selection, options: dict[str, Any]) -> int:
         by = requested_by("events_replay")
+        left = Result()
+        if chosen.ids:
+            self._find(chosen, None, left)
         events = chosen.queryset()
         if options["limit"] is not None:
             events = events.order_by("last_failed_at", "pk")[: options["limit"]]
@@ -304,15 +314,10 @@ class Command(ReportCommand):
         batch = batch_states.freeze(events, by=by, title=title)
         if batch.total:
             batch_states.start(batch.pk, by=by, **_batch_options(options))
-        else:
-            batch_states.cancel(batch.pk, by=by)
-
-        there = Selection(ids=chosen.ids, state=None).queryset().values_list("pk", "event_id")
-        known = {str(value) for row in there for value in row} if chosen.ids else set[str]()
-        missing = _without(chosen.ids, known)
 
         def show() -> None:
-            show_missing(self, missing)
+            show_reasons(self, "skipped", left.report.skipped)
+            show_missing(self, left.missing)
             if batch.total:
                 self.tell(
                     f"{counted(batch.total, 'event')} in batch {batch.pk}; events_batches replays "
@@ -321,9 +326,14 @@ class Command(ReportCommand):
             else:
                 self.tell("nothing to replay: no archived event matches")
 
-        result = "begun" if batch.total else "nothing"
-        document = {"result": result, "fits": batch.total, "batch": batch.pk, "missing": missing}
-        return self.finish(1 if missing else 0, document, show)
+        document = {
+            "result": "begun" if batch.total else "nothing",
+            "fits": batch.total,
+            "batch": batch.pk if batch.total else None,
+            "skipped": [columns(skip, "id", "title", "why") for skip in left.report.skipped],
+            "missing": left.missing,
+        }
+        return self.finish(left.code, document, show)
 
     def _examine(self, seen: dict[UUID, int], rule: Rule, result: Result) -> None:
         report = result.report

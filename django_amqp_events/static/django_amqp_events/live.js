@@ -1,8 +1,8 @@
 /* Refreshes the parts of a page that have no controls (data-live), and says when another part
    (data-watch) has changed: what a click does does not change under the pointer.
 
-   A part is not replaced while it has the focus, a selection or an open table. Without this
-   script, the page stays as it was loaded. */
+   A part is not replaced while it has the focus, a selection, an open table or the pointer on a
+   link. Without this script, the page stays as it was loaded. */
 "use strict";
 {
     const control = document.querySelector(".ae-live");
@@ -25,7 +25,7 @@
     const isRead = (part) => {
         const selection = getSelection();
         return part.contains(document.activeElement) ||
-            part.querySelector("details[open]") !== null ||
+            part.querySelector("details[open], a:hover") !== null ||
             !selection.isCollapsed && selection.containsNode(part, true);
     };
     const update = (part, fresh) => {

@@ -171,6 +171,17 @@ def test_of_two_mirrors_one_takes_it(billing):
     assert Snapshot.objects.count() == 2
 
 
+def test_a_snapshot_from_a_clock_that_was_ahead_hides_no_later_one(billing):
+    """Such as that of a database before a failover."""
+    ahead = watcher(billing).look(NOW + timedelta(hours=2))
+    later = watcher(billing).look(NOW)
+    assert snapshots.rows("billing").first() == later
+    assert None not in (ahead, later)
+    assert not alerts.check_snapshots(billing.settings, NOW + timedelta(seconds=1))
+    limit = timedelta(seconds=billing.settings.alerts.stale + 1)
+    assert alerts.check_snapshots(billing.settings, NOW + limit)
+
+
 @pytest.mark.slow
 @ONE
 def test_broker_restart_is_recorded(archive_database, service, private_node, told):

@@ -875,5 +875,5 @@ def test_pages_ask_no_replica(archive_database, wire):
         address = reverse(f"{pages}failuregroup_change", args=[group.pk])
         assert big.detail in page(root.get(address)).words
         address = reverse(f"{pages}replaybatch_start", args=[batch.pk])
-        for word in ("Started", "the batch is running"):
-            assert word in said(root.post(address, {"reason": "so"}))[-1]
+        for word in ("Started", "It is running now"):
+            assert word in said(root.post(address, {"reason": "so", "version": 0}))[-1]

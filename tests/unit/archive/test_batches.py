@@ -21,6 +21,7 @@ from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.broker.queue_depth import Depth
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -127,9 +128,11 @@ def broker(monkeypatch: pytest.MonkeyPatch, billing: Any) -> Broker:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock(step=0.1)
+    made, real = Clock(step=0.1), tables.clock
+    began = made.at
     monkeypatch.setattr(runner, "time", made)
     monkeypatch.setattr(service_loop, "time", made)
+    monkeypatch.setattr(tables, "clock", lambda: real() + timedelta(seconds=made.at - began))
     return made
 
 
@@ -231,6 +234,9 @@ def test_any_queryset_can_be_frozen() -> None:
             SearchValue.objects.create(event=event, path=path, value="1")
     for name, (found, numbers) in querysets().items():
         batch = freeze(found)
+        if not numbers:
+            assert (batch.total, batch_states.rows().filter(pk=batch.pk).count()) == (0, 0)
+            continue
         rows = batch_states.events(batch.pk).order_by("position")
         names = list(rows.values_list("event__event_id", flat=True))
         assert names == [f"order-{number}" for number in sorted(numbers)], name
@@ -345,6 +351,34 @@ def test_a_batch_without_outcomes_ends_when_they_are_overdue(broker: Broker, clo
     end(late.pk, SUCCEED)
     assert batch_states.awaiting_outcomes("billing") == [batch.pk]
     assert batch_states.count(batch.pk)["succeeded"] == 1
+
+
+@ONE
+@pytest.mark.parametrize("canary", [None, 2])
+def test_runners_that_restart_wait_no_longer(clock: Clock, canary: int | None) -> None:
+    batch = started(4, canary=canary)
+    began, clock.step = clock.at, 20
+    while again(batch).state == "running" and clock.at < began + 10_000:
+        run(limit=200)
+    patience = eligibility.patience(*get_registry().handlers.values())
+    assert clock.at - began < patience.total_seconds() + 300
+    found = again(batch)
+    assert found.state == ("done" if canary is None else "paused")
+    assert found.note == Reason(
+        "outcomes-missing" if canary is None else "canary-silent", count=canary or 4
+    )
+
+
+@ONE
+def test_a_runner_does_not_pause_what_a_user_has_resumed(broker: Broker) -> None:
+    """Its canary has failed, and before it says so, a user resumes the batch nevertheless."""
+    broker.report = lambda message: FAIL
+    batch = started(3, canary=1)
+    run()
+    batch_states.resume(batch.pk, by="ada")
+    stale = Runner(app=app, settings=conf.get_settings())
+    assert not batch_states.pause(batch.pk, by="", note="late", runner=stale.id)
+    assert again(batch).state == "running"
 
 
 @ONE
@@ -702,7 +736,7 @@ def test_a_batch_of_ids_reports_those_that_do_not_exist() -> None:
 def test_a_command_about_all_batches_refuses_an_id(action: str) -> None:
     batch = started()
     code, _, err = run_command("events_batches", action, str(batch.pk), "--until-done")
-    assert (code, "is about all batches" in err) == (1, True)
+    assert (code, "is about all batches" in err) == (2, True)
     assert again(batch).state == "running"
 
 

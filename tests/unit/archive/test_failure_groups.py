@@ -262,11 +262,11 @@ def test_a_group_that_was_put_right_and_fails_again_says_so() -> None:
     group = only()
     assert group.resolved_at is not None
     assert group.reopened_at is None
-    keep(archived(received("3"), at=NOW))
+    keep(archived(received("3"), at=datetime.now(UTC)))
     failure_groups.fold_all_counts()
     assert only().reopened_at >= group.resolved_at
     since = only().reopened_at
-    keep(archived(received("4"), at=NOW))
+    keep(archived(received("4"), at=datetime.now(UTC)))
     failure_groups.fold_all_counts()
     assert only().reopened_at == since
     discard(*ArchivedEvent.objects.filter(state=State.ARCHIVED))
@@ -279,7 +279,7 @@ def test_a_group_that_was_put_right_and_fails_again_says_so() -> None:
 def test_all_of_that_between_two_looks() -> None:
     keep(archived(received("1"), at=NOW))
     discard(ArchivedEvent.objects.get())
-    keep(archived(received("2"), at=NOW))
+    keep(archived(received("2"), at=NOW + timedelta(seconds=1)))
     failure_groups.fold_all_counts()
     group = only()
     assert (group.open, group.reopened_at is not None) == (1, True)
@@ -407,6 +407,54 @@ class Chaos:
             after = self.random.choice(times) + timedelta.resolution
             pruned = retention.prune({state: 0}, service=conf.get_settings().service, now=after)
             self.did["pruned"] += pruned.counts[state]
+
+
+def settle_in_a_new_group(settled: str) -> None:
+    """Make a group by a rebuild, when all of its events are settled."""
+    keep(archived(received("1"), at=NOW))
+    row = ArchivedEvent.objects.get()
+    if settled == "discarded":
+        discard(row)
+    else:
+        states.finish({UUID(replayed(row)): NOW}, now=NOW)
+    failure_groups.fold_all_counts()
+    GroupCountChange.objects.all().delete()
+    ArchivedEvent.objects.update(group=None)
+    FailureGroup.objects.all().delete()
+    failure_groups.rebuild()
+    assert only().open == 0
+
+
+@pytest.mark.parametrize("settled", ["discarded", "succeeded"])
+@ONE
+@database
+def test_a_group_whose_events_were_settled_when_it_was_made_reopens(settled: str) -> None:
+    settle_in_a_new_group(settled)
+    group = only()
+    assert (group.resolved_at is not None, group.reopened_at) == (True, None)
+    keep(archived(received("2"), at=datetime.now(UTC)))
+    failure_groups.fold_all_counts()
+    assert only().reopened_at is not None
+
+
+@ONE
+@database
+def test_an_older_failure_does_not_reopen_a_group() -> None:
+    """Mirrored late, such as after an outage of the mirror."""
+    keep(archived(received("1"), at=NOW))
+    failure_groups.fold_all_counts()
+    at = datetime.now(UTC) - timedelta(minutes=1)
+    states.discard(seen(ArchivedEvent.objects.get()), by="ada", reason="old", now=at)
+    failure_groups.fold_all_counts()
+    keep(archived(received("2"), at=at - timedelta(minutes=5)))
+    failure_groups.fold_all_counts()
+    group = only()
+    assert (group.open, group.resolved_at, group.reopened_at) == (1, None, None)
+    states.discard(seen(ArchivedEvent.objects.get(event_id="2")), by="ada", reason="old", now=at)
+    failure_groups.fold_all_counts()
+    keep(archived(received("3"), at=at + timedelta(seconds=1)))
+    failure_groups.fold_all_counts()
+    assert only().reopened_at is not None
 
 
 @pytest.mark.timeout(300)

@@ -282,3 +282,11 @@ def test_any_messages_are_stored_and_counted(messages):
     assert again.messages == len(messages)
     assert (again.events, again.failures) == (0, 0)
     ArchivedEvent.objects.all().delete()
+
+
+def test_a_worker_whose_clock_is_ahead_is_not_believed(archive_database):
+    ahead = datetime.now(UTC) + timedelta(hours=2)
+    keep(archived(received("1"), at=ahead))
+    [row] = ArchivedEvent.objects.all()
+    assert row.first_failed_at == row.last_failed_at <= row.mirrored_at < ahead
+    assert row.failure_set.get().failed_at == row.last_failed_at

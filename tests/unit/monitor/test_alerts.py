@@ -17,7 +17,7 @@ from django.utils.translation import override
 from django_amqp_events import conf, signals
 from django_amqp_events.broker import topology
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.models import Alert, FailureGroup, OutboxEvent, Snapshot
+from django_amqp_events.models import Alert, ArchivedEvent, FailureGroup, OutboxEvent, Snapshot
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
 from django_amqp_events.publish.outbox import OutboxStatus
@@ -165,7 +165,7 @@ def test_another_outbox_that_is_empty_is_no_longer_behind(archive_database: Data
     settings = read()
     taker = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
     with routed_by():
-        judged = alerts.evaluate(document(outbox=taker._outbox(NOW)), settings)
+        judged = alerts.evaluate(document(outbox=taker._outbox()), settings)
     assert judged["outbox_lag", archive_database.alias] is None
 
 
@@ -217,6 +217,51 @@ def test_keys_and_texts_that_no_database_takes_are_written(heard: Any) -> None:
 
 
 @DATABASES
+def test_alerts_about_what_is_gone_end(heard: Any, settings: Any) -> None:
+    """Databases and queues that the service had under an earlier configuration."""
+    mine = read()
+    for which in (
+        ("outbox_lag", "default"),
+        ("outbox_lag", "moved"),
+        ("abyss", "billing:abyss"),
+        ("abyss", "old:billing:abyss"),
+        ("stock", "A-1"),
+    ):
+        alerts.update_alert(*which, "x", now=NOW, settings=mine)
+    heard.clear()
+
+    def look(**more: Any) -> list[tuple[str, str, str]]:
+        heard.clear()
+        about = document(**more)
+        conditions = {**alerts.gone(about, mine), **alerts.evaluate(about, mine)}
+        alerts.update_alerts(conditions, now=NOW, settings=mine)
+        return sorted(names(heard))
+
+    unknown = [{"database": "default", "meaning": "no answer"}]
+    # While RabbitMQ or a database is unreachable, nothing is known of their alerts.
+    assert look(queues={}, outbox=unknown) == [("ended", "outbox_lag", "moved")]
+    assert look(outbox=[]) == [
+        ("ended", "abyss", "billing:abyss"),
+        ("ended", "abyss", "old:billing:abyss"),
+    ]
+    assert look() == [("ended", "outbox_lag", "default")]
+
+
+@DATABASES
+def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
+    """After a night without a mirror, and with a worker whose clock is wrong."""
+    for hours in (-2, 8, 9_000):
+        group = FailureGroup.objects.create(
+            pk=uuid4(), algorithm=1, service="billing", exception="TaxError", open=1,
+            first_seen=NOW - timedelta(hours=hours), last_seen=NOW,
+        )  # fmt: skip
+        make(group=group, mirrored_at=NOW - timedelta(minutes=1))
+    settings = read()
+    alerts.update_alerts(alerts.evaluate_groups(settings, NOW), now=NOW, settings=settings)
+    assert [(name, kind) for name, kind, _ in names(heard)] == [("raised", "group_new")] * 3
+
+
+@DATABASES
 def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     def group(age: float, **more: Any) -> FailureGroup:
         seen = NOW - timedelta(hours=age)
@@ -224,6 +269,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
             pk=uuid4(), algorithm=1, handler="send_invoice", exception="TaxError",
             **{"service": "billing", "first_seen": seen, "last_seen": NOW, "open": 1, **more},
         )  # fmt: skip
+        make(group=found, mirrored_at=seen)
         return found
 
     def look(now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
@@ -247,6 +293,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     assert look() == []
     FailureGroup.objects.filter(pk=new.pk).update(going=0, resolved_at=NOW)
     assert look() == [("ended", "group_new", str(new.pk))]
+    ArchivedEvent.objects.filter(group=back).delete()
     FailureGroup.objects.filter(pk=back.pk).delete()
     assert look() == [("ended", "group_back", str(back.pk))]
     many = {str(group(0.1).pk) for _ in range(alerts.GROUPS + 3)}
@@ -357,7 +404,7 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
         problems = alerts.evaluate(
             document(
                 archive={"new_hour": taker._new_hour(NOW)},
-                outbox=taker._outbox(NOW),
+                outbox=taker._outbox(),
                 mirror=taker._mirror(queues, {"empty_at": late.isoformat()}, NOW),
             ),
             settings,
@@ -365,12 +412,14 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
         return {kind for (kind, _key), problem in problems.items() if problem is not None}
 
     def fill(service: str, at: datetime) -> None:
-        for _ in range(3):
-            make(service=service, first_failed_at=at, last_failed_at=at)
-        FailureGroup.objects.create(
+        group = FailureGroup.objects.create(
             pk=uuid4(), algorithm=1, service=service, handler="send", exception="Error",
             reason="failed", frame="f", first_seen=at, last_seen=at, open=3,
         )  # fmt: skip
+        for _ in range(3):
+            make(
+                service=service, group=group, first_failed_at=at, last_failed_at=at, mirrored_at=at
+            )
         OutboxEvent.objects.create(
             id=uuid4(), service=service, event_id=str(uuid4()), name="shop.order.created",
             exchange="events", envelope="{}", body=b"{}", size=2, created_at=at, due_at=at,

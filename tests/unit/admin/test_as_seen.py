@@ -1,0 +1,408 @@
+"""An action does what its page showed, and any error is told: a table of all actions and faults."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import InterfaceError, OperationalError
+from django.test import Client
+from django.urls import URLResolver, get_resolver, reverse
+
+from django_amqp_events.archive import eligibility, replay, states, tables
+from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
+    OutboxEvent,
+    Replay,
+    ReplayBatch,
+    State,
+)
+from django_amqp_events.publish import outbox
+
+from . import admin_world as world
+from .admin_world import client_of, make, page, said, select
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> Any:
+        raise BrokerUnavailableError("there is none here")
+
+    monkeypatch.setattr(preview, "session", away)
+
+
+@pytest.fixture
+def root() -> Client:
+    return client_of(User.objects.create_superuser("root", password="secret"))
+
+
+def url(model: str, name: str, *args: Any) -> str:
+    return reverse(f"admin:django_amqp_events_{model}_{name}", args=args)
+
+
+def batch_in(state: str) -> ReplayBatch:
+    make()
+    batch = batch_states.freeze(tables.rows(), by="ada")
+    if state != "draft":
+        batch_states.start(batch.pk, by="ada", reason="fixed")
+    if state == "paused":
+        batch_states.pause(batch.pk, by="ada")
+    return batch_states.rows().get(pk=batch.pk)
+
+
+def outbox_row(**more: Any) -> OutboxEvent:
+    now = datetime.now(UTC)
+    return OutboxEvent.objects.create(
+        **{
+            "pk": uuid4(),
+            "service": "billing",
+            "event_id": str(uuid4()),
+            "name": "shop.order.created",
+            "exchange": "events",
+            "envelope": '{"headers": {}, "properties": {}}',
+            "body": b"{}",
+            "size": 2,
+            "created_at": now - timedelta(hours=1),
+            "due_at": now + timedelta(hours=1),
+            "attempts": 1,
+            **more,
+        }
+    )
+
+
+# -- what the page showed -----------------------------------------------------------------
+
+
+def resumed_and_paused(pk: UUID) -> None:
+    batch_states.resume(pk, by="bob")
+    batch_states.pause(pk, by="", note="the canary failed")
+
+
+def paused_and_resumed(pk: UUID) -> None:
+    batch_states.pause(pk, by="bob")
+    batch_states.resume(pk, by="bob")
+
+
+#: The state that a page shows, its button, and what happens before the click.
+STALE: list[tuple[str, str, Callable[[UUID], object]]] = [
+    ("paused", "resume", resumed_and_paused),
+    ("paused", "resume", lambda pk: batch_states.resume(pk, by="bob")),
+    ("paused", "resume", lambda pk: batch_states.cancel(pk, by="bob")),
+    ("paused", "cancel", resumed_and_paused),
+    ("running", "pause", paused_and_resumed),
+    ("running", "pause", lambda pk: batch_states.pause(pk, by="", note="the canary failed")),
+    ("running", "cancel", paused_and_resumed),
+    ("draft", "start", lambda pk: batch_states.start(pk, by="bob", reason="mine")),
+    ("draft", "cancel", lambda pk: batch_states.start(pk, by="bob", reason="mine")),
+]
+
+
+@pytest.mark.parametrize(("state", "act", "meanwhile"), STALE)
+def test_a_button_changes_only_what_its_page_showed(
+    root: Client, state: str, act: str, meanwhile: Callable[[UUID], object]
+) -> None:
+    batch = batch_in(state)
+    shown = page(root.get(url("replaybatch", "change", batch.pk)))
+    meanwhile(batch.pk)
+    [before] = batch_states.rows().values()
+    form = {**shown.fields, "reason": "fixed"}
+    answer = root.post(url("replaybatch", act, batch.pk), form, follow=True)
+    assert said(answer)[0].startswith("Nothing was done: the batch has changed.")
+    assert [before] == list(batch_states.rows().values())
+
+
+@pytest.mark.parametrize("version", ["", "x", "-1", "1.5", "9" * 30])
+def test_a_button_without_a_version_does_nothing(root: Client, version: str) -> None:
+    batch = batch_in("paused")
+    root.post(url("replaybatch", "resume", batch.pk), {"version": version})
+    assert batch_states.rows().get().state == "paused"
+
+
+def test_a_draft_that_is_deleted_is_gone(root: Client) -> None:
+    batch = batch_in("draft")
+    shown = page(root.get(url("replaybatch", "change", batch.pk)))
+    answer = root.post(url("replaybatch", "cancel", batch.pk), shown.fields, follow=True)
+    assert said(answer) == ["Draft deleted."]
+    assert not batch_states.rows().exists()
+    assert not batch_states.events(batch.pk).exists()
+
+
+def test_an_event_of_the_outbox_that_was_discarded_again_is_not_restored(root: Client) -> None:
+    row = outbox_row(discarded_at=datetime.now(UTC) - timedelta(minutes=1), attempts=2)
+    shown = page(root.get(url("outboxevent", "change", row.pk)))
+    [link] = [link for link in shown.links if "/restore/" in link]
+    asked = page(root.get(link))
+    outbox.restore([row.pk], alias="default")
+    outbox.discard([row.pk], alias="default", by="bob", reason="it must not be published")
+    form = {**asked.fields, "reason": ""}
+    answer = root.post(link.partition("?")[0], form, follow=True)
+    assert "1 event skipped" in said(answer)[0]
+    row.refresh_from_db()
+    assert row.discarded_by == "bob"
+
+
+@pytest.mark.parametrize("action", ["replay", "discard", "background"])
+def test_all_means_what_the_list_showed(root: Client, action: str) -> None:
+    rows = [make(state_since=tables.clock()) for _ in range(60)]
+    shown = page(root.get(world.url("changelist")))
+    for _ in range(3):
+        make(state_since=tables.clock() + timedelta(seconds=1))
+    form = {**shown.fields, **select(rows[:50], action, select_across="1")}
+    answer = root.post(world.url("changelist"), form, follow=True)
+    if action == "background":
+        assert batch_states.rows().get().total == 60
+    else:
+        assert answer.context["count"] == 60
+
+
+def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
+    make()
+    failure_groups.rebuild()
+    group = FailureGroup.objects.get()
+    form = {"note": "", "assignee": "", "ticket": "", "edits": group.edits}
+    address = url("failuregroup", "write", group.pk)
+    assert root.post(address, form).status_code == 302
+    ticket = {"ticket": "https://jira/browse/BILL-7"}
+    assert said(root.post(address, {**form, **ticket}, follow=True)) == ["Saved: ticket."]
+    # The same values again, as after a double click.
+    assert root.post(address, {**form, **ticket}).status_code == 302
+    late = page(root.post(address, {**form, "note": "mine"}))
+    assert "root changed this group" in late.words
+    group.refresh_from_db()
+    assert (group.ticket, group.note) == ("https://jira/browse/BILL-7", "")
+
+
+@pytest.mark.parametrize(
+    "ticket", ["javascript:alert(1)", "http://", "https:///x", "ftp://host/1", "http://a b", "x"]
+)
+def test_a_ticket_is_a_url(root: Client, ticket: str) -> None:
+    make()
+    failure_groups.rebuild()
+    group = FailureGroup.objects.get()
+    root.post(url("failuregroup", "write", group.pk), {"ticket": ticket, "edits": 0})
+    assert FailureGroup.objects.get().ticket == ""
+
+
+# -- every form and every fault -----------------------------------------------------------
+
+
+def locked() -> Exception:
+    cause = sqlite3.OperationalError("database is locked")
+    cause.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    exc = OperationalError("database is locked")
+    exc.__cause__ = cause
+    return exc
+
+
+FAULTS: dict[str, Callable[[], Exception]] = {
+    "locked": locked,
+    "unreachable": lambda: OperationalError("server closed the connection"),
+    "closed": lambda: InterfaceError("connection already closed"),
+    "settings": lambda: ConfigurationError("SERVICE is missing"),
+}
+
+
+def forms() -> dict[str, Callable[[], tuple[str, dict[str, Any], Any, str]]]:
+    """Return a function for each form: its URL and fields, and the function that fails."""
+
+    def decide(name: str) -> tuple[str, dict[str, Any], Any, str]:
+        row = world.overdue() if name in ("force", "resolve") else make(world.BEFORE[name])
+        function = "replay" if name in ("replay", "force") else "decide"
+        return world.url(name), {"seen": world.frozen(row), "reason": "x"}, replay, function
+
+    def listed(action: str) -> tuple[str, dict[str, Any], Any, str]:
+        row = make()
+        return world.url("changelist"), select([row], action), batch_states, "freeze"
+
+    def of_outbox(name: str) -> tuple[str, dict[str, Any], Any, str]:
+        more = {"discarded_at": datetime.now(UTC)} if name == "restore" else {}
+        row = outbox_row(**more)
+        asked = page(client.get(url("outboxevent", "change", row.pk)))
+        [link] = [link for link in asked.links if f"/decide/{name}/" in link]
+        form = {**page(client.get(link)).fields, "reason": "x"}
+        function = {"publish": "publish_now"}.get(name, name)
+        return url("outboxevent", name), form, outbox, function
+
+    def of_batch(act: str) -> tuple[str, dict[str, Any], Any, str]:
+        state = {"pause": "running", "resume": "paused", "start": "draft", "look": "draft"}
+        batch = batch_in(state.get(act, "running"))
+        form = {"version": batch.version, "reason": "fixed"}
+        module, name = (preview, "preview_batch") if act == "look" else (batch_states, act)
+        return url("replaybatch", act, batch.pk), form, module, name
+
+    def of_group(name: str) -> tuple[str, dict[str, Any], Any, str]:
+        make()
+        failure_groups.rebuild()
+        group = FailureGroup.objects.get()
+        broken = {"write": (failure_groups, "write"), "batch": (batch_states, "freeze")}
+        form = {"note": "x", "edits": group.edits}
+        return url("failuregroup", name, group.pk), form, *broken[name]
+
+    client = client_of(User.objects.create_superuser("helper", password="secret"))
+    made: dict[str, Any] = {}
+    made |= {f"event {name}": (lambda name=name: decide(name)) for name in world.DECISIONS}
+    made |= {"list background": lambda: listed("background")}
+    made |= {
+        f"outbox {name}": (lambda name=name: of_outbox(name))
+        for name in ("publish", "discard", "restore")
+    }
+    made |= {
+        f"batch {act}": (lambda act=act: of_batch(act))
+        for act in ("start", "look", "pause", "resume", "cancel")
+    }
+    made |= {f"group {name}": (lambda name=name: of_group(name)) for name in ("write", "batch")}
+    return made
+
+
+FORMS = (
+    *(f"event {name}" for name in world.DECISIONS),
+    "list background",
+    *(f"outbox {name}" for name in ("publish", "discard", "restore")),
+    *(f"batch {act}" for act in ("start", "look", "pause", "resume", "cancel")),
+    *(f"group {name}" for name in ("write", "batch")),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_tells_an_error(
+    root: Client, monkeypatch: pytest.MonkeyPatch, form: str, fault: str
+) -> None:
+    address, fields, module, function = forms()[form]()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        exc = FAULTS[fault]()
+        raise exc
+
+    monkeypatch.setattr(module, function, fail)
+    answer = root.post(address, fields)
+    assert answer.status_code == 302, answer.content[:300]
+    told = said(root.get(answer["Location"]))
+    words = {"locked": "locked", "settings": "SERVICE is missing"}.get(fault, "unreachable")
+    assert [each for each in told if words in each], told
+
+
+@pytest.mark.parametrize("exc", [locked(), ValueError("a mistake")], ids=["locked", "mistake"])
+def test_what_was_done_before_an_error_is_told(
+    root: Client, monkeypatch: pytest.MonkeyPatch, exc: Exception
+) -> None:
+    monkeypatch.setattr(
+        "django_amqp_events.admin.action_pages.parts", lambda ids: [ids[:2], ids[2:]]
+    )
+    rows = [make() for _ in range(3)]
+    real, calls = states.discard, []
+
+    def discard(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) > 1:
+            raise exc if isinstance(exc, OperationalError) else OperationalError("a mistake")
+        return real(*args, **options)
+
+    monkeypatch.setitem(replay._DECISIONS, eligibility.DISCARD, discard)
+    form = {"seen": world.frozen(*rows), "reason": "old"}
+    told = said(root.post(world.url("discard"), form, follow=True))
+    assert told[0] == "2 events discarded."
+    assert told[1].startswith("1 event not processed. Stopped: ")
+    assert ArchivedEvent.objects.filter(state=State.DISCARDED).count() == 2
+
+
+# -- after a login ------------------------------------------------------------------------
+
+
+def posted() -> list[str]:
+    """Return the names of all views of a row that only forms use."""
+    return [
+        "failuregroup_replay",
+        "failuregroup_discard",
+        "failuregroup_batch",
+        "failuregroup_write",
+        *(f"replaybatch_{act}" for act in ("start", "look", "pause", "resume", "cancel")),
+    ]
+
+
+@pytest.mark.parametrize("name", posted())
+def test_after_a_login_the_url_of_a_form_leads_to_its_page(root: Client, name: str) -> None:
+    batch = batch_in("running")
+    failure_groups.rebuild()
+    group = FailureGroup.objects.get()
+    model = name.partition("_")[0]
+    pk = group.pk if model == "failuregroup" else batch.pk
+    answer = root.get(url(*name.split("_"), pk))
+    assert (answer.status_code, answer["Location"]) == (302, url(model, "change", pk))
+    assert batch_states.rows().get().state == "running"
+
+
+def test_no_url_answers_with_a_bare_refusal(root: Client) -> None:
+    """Every URL of these pages, asked for as after a login."""
+    batch, row, waiting = batch_in("running"), make(), outbox_row()
+    failure_groups.rebuild()
+    ids = {
+        "archivedevent": row.pk,
+        "outboxevent": waiting.pk,
+        "replaybatch": batch.pk,
+        "failuregroup": FailureGroup.objects.values_list("pk", flat=True)[0],
+    }
+    found = 0
+    for name in _names():
+        model = name.split("_")[3]
+        args: list[Any]
+        for args in ([], [ids.get(model)], [ids.get(model), 1]):
+            try:
+                address = reverse(f"admin:{name}", args=args)
+            except Exception:  # noqa: BLE001, S112 - it has other arguments
+                continue
+            found += 1
+            assert root.get(address).status_code in (200, 302), address
+            break
+    assert found > 20
+
+
+def _names() -> list[str]:
+    names: list[str] = []
+    for pattern in get_resolver().url_patterns:
+        if isinstance(pattern, URLResolver) and pattern.namespace == "admin":
+            for model in pattern.url_patterns:
+                if isinstance(model, URLResolver):
+                    names += [str(getattr(each, "name", "")) for each in model.url_patterns]
+    theirs = ("_add", "_delete", "_history")
+    return [
+        name
+        for name in names
+        if name.startswith("django_amqp_events_") and not name.endswith(theirs)
+    ]
+
+
+# -- the clock of another machine ---------------------------------------------------------
+
+
+def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
+    """Although the worker of the first run has a clock that is ahead."""
+    now = tables.clock()
+    row = make(replays=1, failure=world.document(traceback="of the first run"))
+    ArchivedFailure.objects.update(failed_at=now + timedelta(hours=2))
+    ArchivedFailure.objects.create(
+        pk=uuid4(),
+        event=row,
+        replay=world.add_replay(row, state=Replay.State.FAILED),
+        reason="exhausted",
+        attempts=1,
+        failed_at=now,
+        mirrored_at=now,
+        document=json.dumps(world.document(traceback="of the replay")),
+    )
+    shown = page(root.get(world.url("change", row.pk))).words
+    assert "of the replay" in shown
+    assert "of the first run" not in shown

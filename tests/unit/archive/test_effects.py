@@ -1,0 +1,215 @@
+"""What is counted and audited is what was published, or may have been: all ways, all answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from django_amqp_events import conf, signals
+from django_amqp_events.archive import eligibility, replay, states, tables
+from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.selection import Selection
+from django_amqp_events.exceptions import (
+    BrokerUnavailableError,
+    ExchangeMissingError,
+    MessageTooLargeError,
+    PublishError,
+    PublishInterruptedError,
+    PublishNackedError,
+    PublishTimeoutError,
+    UnroutableError,
+)
+from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, Revision, State
+from django_amqp_events.publish import publisher
+from tests.archive_rows import NOW, Broker, again, make, seen
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+#: Errors after which a message is certainly in no queue, and those after which it may be in one.
+NOT_PUBLISHED = (
+    BrokerUnavailableError,
+    ExchangeMissingError,
+    UnroutableError,
+    MessageTooLargeError,
+)
+MAYBE = (PublishTimeoutError, PublishInterruptedError, PublishNackedError)
+WAYS = ("replay", "force", "edit", "batch")
+
+
+def handle(**_: Any) -> None:
+    """Handles anything."""
+
+
+@pytest.fixture(autouse=True)
+def broker(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Broker:
+    settings.AMQP_EVENTS = {
+        "SERVICE": "billing",
+        "AUTODISCOVER": [],
+        "EDITING": True,
+        "HANDLERS": {
+            "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": f"{__name__}.handle"}
+        },
+    }
+    made = Broker()
+    monkeypatch.setattr(publisher, "backend", lambda settings: made)
+    return made
+
+
+@pytest.fixture
+def told() -> Iterator[list[Any]]:
+    heard: list[Any] = []
+
+    def hear(sender: object, *, event: Any, **_: Any) -> None:
+        heard.append(event.id)
+
+    signals.event_replayed.connect(hear)
+    yield heard
+    signals.event_replayed.disconnect(hear)
+
+
+def overdue() -> ArchivedEvent:
+    """An event whose first replay has no outcome."""
+    at = tables.clock() - timedelta(days=3)
+    row = make(state=State.REPLAYING, replays=1, at=at)
+    Replay.objects.create(
+        pk=uuid4(),
+        event=row,
+        number=1,
+        handler=row.handler,
+        requested_at=at,
+        published_at=at,
+        state=Replay.State.PUBLISHED,
+        publishes=1,
+    )
+    return row
+
+
+def press(way: str, row: ArchivedEvent, batch: UUID | None) -> None:
+    """Replay a row as it is now."""
+    row = again(row)
+    if way == "edit":
+        replay.edit(row.pk, row.version, {"order_id": 8}, by="ada", reason="fixed")
+    else:
+        pk = None if batch is None else batch
+        version = seen(row) if pk is None else batch_states.next_events(pk, 10)
+        replay.replay(version, by="ada", reason="fixed", force=way == "force", batch=pk)
+
+
+def start(way: str) -> tuple[ArchivedEvent, UUID | None]:
+    row = overdue() if way == "force" else make()
+    if way != "batch":
+        return row, None
+    batch = batch_states.freeze(tables.rows(), by="ada")
+    batch_states.start(batch.pk, by="ada", reason="fixed")
+    return row, batch.pk
+
+
+@pytest.mark.parametrize("kind", NOT_PUBLISHED)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_not_published_is_not_counted(
+    broker: Broker, told: list[Any], way: str, kind: type[PublishError]
+) -> None:
+    row, batch = start(way)
+    before = again(row)
+    broker.answer = lambda message: kind("no")
+    tries = 6 if kind.scope in ("broker", "exchange") or way != "batch" else 1
+    for _ in range(tries):
+        press(way, row, batch)
+    now = again(row)
+    assert (now.replays, now.state, now.unconfirmed) == (before.replays, before.state, False)
+    assert str(now.error) == "no"
+    assert eligibility.is_overdue(now) == (way == "force")
+    assert not ArchiveAction.objects.exists()
+    assert not told
+    assert len(broker.messages) == tries
+    if tries == 1:
+        return
+    broker.answer = lambda message: None
+    press(way, row, batch)
+    now = again(row)
+    assert (now.replays, now.state) == (before.replays + 1, State.REPLAYING)
+    [action] = ArchiveAction.objects.all()
+    assert action.action == ("replay" if way == "batch" else way)
+    assert (action.by, action.reason, action.batch_id) == ("ada", "fixed", batch)
+    assert action.replay_id == states.replays().get(number=now.replays).pk
+    assert told == [row.event_id]
+
+
+@pytest.mark.parametrize("kind", MAYBE)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_may_be_published_is_counted_once(
+    broker: Broker, way: str, kind: type[PublishError]
+) -> None:
+    row, batch = start(way)
+    broker.answer = lambda message: kind("unknown")
+    press(way, row, batch)
+    now = again(row)
+    assert (now.replays, now.unconfirmed) == (row.replays + 1, True)
+    [action] = ArchiveAction.objects.all()
+    assert action.action == ("replay" if way == "batch" else way)
+    # Its outcome ends it, and is no second replay.
+    states.finish({states.replays().get(number=now.replays).pk: NOW}, now=NOW)
+    assert (again(row).replays, again(row).state) == (row.replays + 1, State.SUCCEEDED)
+    assert ArchiveAction.objects.count() == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("end", ["confirm", "success", "failure"])
+def test_a_process_that_died_after_its_publish_loses_no_audit(way: str, end: str) -> None:
+    row, batch = start(way)
+    handlers = {row.pk: "send_invoice"}
+    edit = Revision(body=b"[[],{},{}]", base=0) if way == "edit" else None
+    [taken] = states.claim(
+        seen(again(row)),
+        handlers=handlers,
+        by="ada",
+        reason="fixed",
+        now=tables.clock(),
+        force=way == "force",
+        batch=batch,
+        edit=edit,
+    )
+    assert not ArchiveAction.objects.exists()
+    ends = {taken.replay.pk: NOW}
+    if end == "confirm":
+        replay.resume(lease=0)
+        states.finish(ends, now=tables.clock())
+    elif end == "success":
+        states.finish(ends, now=tables.clock())
+    else:
+        states.failed_again(ends)
+    states.published([taken], now=tables.clock())
+    [action] = ArchiveAction.objects.all()
+    assert (action.action, action.by) == ("replay" if way == "batch" else way, "ada")
+
+
+def test_a_second_user_is_audited_too(broker: Broker) -> None:
+    row = make()
+    broker.answer = lambda message: PublishTimeoutError("unknown")
+    replay.edit(row.pk, row.version, {"order_id": 8}, by="ada", reason="wrong id")
+    broker.answer = lambda message: None
+    replay.replay(seen(again(row)), by="bob", reason="again")
+    actions = ArchiveAction.objects.order_by("pk").values_list("action", "by", "reason")
+    assert list(actions) == [("edit", "ada", "wrong id"), ("replay", "bob", "again")]
+    assert conf.get_settings().service == "billing"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("TaxError", 1),
+        ("taxerror", 0),
+        ("billing.errors.TaxError", 1),
+        ("Billing.errors.TaxError", 0),
+        ("errors.TaxError", 1),
+        ("Error", 0),
+        ("%", 0),
+    ],
+)
+def test_a_filter_by_exception_tells_cases_apart(name: str, found: int) -> None:
+    make(exception="billing.errors.TaxError")
+    assert Selection(exceptions=[name]).queryset().count() == found

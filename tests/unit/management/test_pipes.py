@@ -1,0 +1,155 @@
+"""Every command when its reader closes the pipe, as ``| head -1`` does: the same exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError
+
+from django_amqp_events.archive import tables
+from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.models import State
+
+from ..admin import admin_world as world
+
+pytestmark = pytest.mark.django_db
+
+ROOT = Path(__file__).parents[3]
+#: The arguments of commands that need no broker, and their exit codes; ``ID`` is an archived event.
+RUNS: list[tuple[int, list[str]]] = [
+    (1, ["events_alerts"]),
+    (0, ["events_archive", "export", "--output", "OUT"]),
+    (0, ["events_archive", "index"]),
+    (0, ["events_batches", "list"]),
+    (0, ["events_batches", "show", "BATCH"]),
+    (0, ["events_batches", "pause", "BATCH"]),
+    (1, ["events_batches", "resume", "BATCH"]),
+    (0, ["events_batches", "cancel", "BATCH"]),
+    (1, ["events_batches", "show", "MISSING"]),
+    (2, ["events_batches", "show"]),
+    (2, ["events_batches", "list", "BATCH"]),
+    (0, ["events_catalogue"]),
+    (0, ["events_catalogue", "--format", "asyncapi"]),
+    (2, ["events_catalogue", "--check", "MISSING"]),
+    (0, ["events_groups", "--all"]),
+    (0, ["events_groups", "--rebuild"]),
+    (0, ["events_prune"]),
+    (0, ["events_prune", "--dry-run"]),
+    (0, ["events_replay", "ID", "--dry-run"]),
+    (0, ["events_replay", "ID", "--discard", "--comment", "old"]),
+    (0, ["events_replay", "ID", "--discard", "--dry-run"]),
+    (0, ["events_replay", "--handler", "book"]),
+    (0, ["events_replay", "ID", "--background", "--comment", "fixed"]),
+    (0, ["events_replay", "--handler", "book", "--background", "--comment", "fixed"]),
+    (1, ["events_replay", "MISSING"]),
+    (1, ["events_replay", "MISSING", "--limit", "1"]),
+    (1, ["events_replay", "MISSING", "--limit", "1", "--discard", "--comment", "old"]),
+    (1, ["events_replay", "MISSING", "--dry-run"]),
+    (1, ["events_replay", "MISSING", "--background", "--comment", "fixed"]),
+    (1, ["events_replay", "MISSING", "--background", "--limit", "1", "--comment", "fixed"]),
+    (1, ["events_replay", "DONE", "--background", "--comment", "fixed"]),
+    (1, ["events_replay", "DONE", "--limit", "1"]),
+    (1, ["events_replay", "ID", "DONE", "--limit", "1", "--dry-run"]),
+    (0, ["events_replay", "ID", "OTHER", "--limit", "1", "--dry-run"]),
+    (2, ["events_replay"]),
+    (0, ["events_roles"]),
+    # RabbitMQ is unreachable.
+    (2, ["events_declare"]),
+    (2, ["events_declare", "--check"]),
+    (2, ["events_declare", "--dry-run"]),
+    (0, ["events_find", "ID"]),
+    (1, ["events_find", "MISSING"]),
+    (2, ["events_recover"]),
+    (2, ["events_recover", "--dry-run"]),
+    (2, ["events_replay", "ID"]),
+    (2, ["events_status"]),
+]
+
+
+@contextmanager
+def closed_pipe() -> Iterator[Any]:
+    """Yield an output that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    out = os.fdopen(writing, "w")
+    yield out
+    # The command has put /dev/null in its place, or this raises BrokenPipeError.
+    out.close()
+
+
+def run(arguments: list[str], out: Any, err: Any) -> int:
+    name, *rest = arguments
+    command = import_module(f"django_amqp_events.management.commands.{name}").Command(out, err)
+    try:
+        parsed = command.create_parser("manage.py", name).parse_args(rest)
+        command.handle(**vars(parsed))
+    except CommandError as exc:
+        return exc.returncode
+    except SystemExit as exc:
+        return int(exc.code or 0)
+    return 0
+
+
+def filled(arguments: list[str], folder: Path) -> list[str]:
+    """Make the rows that the arguments name."""
+    row, other = world.make(), world.make()
+    done = world.make(State.SUCCEEDED)
+    batch = batch_states.freeze(tables.rows().filter(pk=other.pk), by="ada")
+    batch_states.start(batch.pk, by="ada", reason="fixed")
+    values = {
+        "ID": row.event_id,
+        "OTHER": other.event_id,
+        "DONE": done.event_id,
+        "BATCH": str(batch.pk),
+        "MISSING": "nowhere",
+        "OUT": str(folder / "out.jsonl"),
+    }
+    return [values.get(argument, argument) for argument in arguments]
+
+
+@pytest.mark.parametrize("json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize(("code", "arguments"), RUNS, ids=[" ".join(run) for _, run in RUNS])
+def test_exit_codes_whoever_reads(
+    settings: Any, tmp_path: Path, code: int, arguments: list[str], json: bool
+) -> None:
+    settings.AMQP_EVENTS = world.EVENTS
+    if "--format" not in arguments:
+        arguments = [*arguments, *(["--format", "json"] if json else [])]
+    assert run(filled(arguments, tmp_path), io.StringIO(), io.StringIO()) == code
+    with closed_pipe() as out, closed_pipe() as err:
+        assert run(filled(arguments, tmp_path), out, err) == code
+
+
+def test_an_export_ends_when_nobody_reads_it(settings: Any) -> None:
+    settings.AMQP_EVENTS = world.EVENTS
+    for _ in range(50):
+        world.make()
+    with closed_pipe() as out:
+        err = io.StringIO()
+        assert run(["events_archive", "export", "--output", "-"], out, err) == 1
+    assert "stopped" in err.getvalue()
+    assert "50 events exported" not in err.getvalue()
+
+
+def test_a_process_prints_no_error() -> None:
+    line = f"{sys.executable} -m django events_catalogue | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["/bin/bash", "-c", line],
+        cwd=ROOT,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.shop"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[1:] == ["0"]
+    assert "BrokenPipe" not in done.stderr
