@@ -101,7 +101,7 @@ class GroupForm(forms.Form):
         required=False,
         max_length=LENGTH,
         # A host of an intranet may have no dot.
-        validators=[RegexValidator(r"\Ahttps?://[^\s/?#]\S*\Z", URLValidator.message)],
+        validators=[RegexValidator(r"\A(?i:https?)://[^\s/?#]\S*\Z", URLValidator.message)],
     )
     edits = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=2**31 - 2)
 
@@ -364,7 +364,7 @@ def _count(groups: list[Any], now: datetime) -> None:
 
 def _ticket(group: FailureGroup) -> str:
     # The form takes no other address; a row that was written by hand might have one.
-    if not group.ticket.startswith(("https://", "http://")):
+    if not group.ticket.lower().startswith(("https://", "http://")):
         return breakable(group.ticket, 40)
     return format_html(
         '<a href="{}" rel="noopener noreferrer">{}</a>',

@@ -84,13 +84,18 @@ class Command(ReportCommand):
         return self.finish(
             1 if done.refused or done.stopped else 0,
             document,
-            lambda: self._show_contents(queue, depth) if dry_run else self._show(queue, done),
+            lambda: (
+                self._show_contents(queue, depth, options["limit"])
+                if dry_run
+                else self._show(queue, done)
+            ),
         )
 
-    def _show_contents(self, queue: str, depth: Depth) -> None:
+    def _show_contents(self, queue: str, depth: Depth, limit: int | None) -> None:
+        ready = depth.ready if limit is None else min(limit, depth.ready)
         consumers = counted(depth.consumers, "consumer")
         force = f"; {consumers}, so --force is required" if depth.consumers else ""
-        self.tell(f"{queue}: {counted(depth.ready, 'message')} to recover{force}")
+        self.tell(f"{queue}: {counted(ready, 'message')} to recover{force}")
 
     def _show(self, queue: str, done: Recovered) -> None:
         for why in done.refused[:SHOWN]:

@@ -185,6 +185,17 @@ def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
     assert (group.ticket, group.note) == ("https://jira/browse/BILL-7", "")
 
 
+@pytest.mark.parametrize("ticket", ["http://jira/7", "HTTPS://jira:8080/x?y#z", "https://[::1]/"])
+def test_a_ticket_may_be_of_an_intranet(root: Client, ticket: str) -> None:
+    make()
+    failure_groups.rebuild()
+    group = FailureGroup.objects.get()
+    form = {"ticket": ticket, "edits": 0}
+    answer = root.post(url("failuregroup", "write", group.pk), form, follow=True)
+    assert said(answer) == ["Saved: ticket."]
+    assert f'href="{ticket}"' in answer.content.decode()
+
+
 @pytest.mark.parametrize(
     "ticket", ["javascript:alert(1)", "http://", "https:///x", "ftp://host/1", "http://a b", "x"]
 )

@@ -389,11 +389,8 @@ def test_redact_hook_applies_to_pages(ada, wire):
 def test_redacted_values_are_never_published(ada, wire):
     row = make()
     with hooked(f"{__name__}.redact"):
-        for answer in (
-            ada.get(url("edit", row.pk), follow=True),
-            ada.post(url("edit", row.pk), publish(row), follow=True),
-        ):
-            assert "EDITING" in said(answer)[0]
+        assert ada.get(url("edit", row.pk)).status_code == 403
+        assert ada.post(url("edit", row.pk), publish(row)).status_code == 403
         words = page(ada.get(url("change", row.pk))).words
         assert "no permission for “Edit and replay” (“view_raw_archivedevent”)" in words
         boss = client_of(user(*RIGHTS, "view_raw", name="boss"))
