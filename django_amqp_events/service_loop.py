@@ -1,4 +1,4 @@
-"""The loop of the relay, the mirror, the batch runner and the snapshots."""
+"""The loop of the relay, the mirror, the batch runner, the snapshots and the companion."""
 
 from __future__ import annotations
 
@@ -78,6 +78,10 @@ class ServiceLoop:
         """Return True if the loop is to end, and record that it turns; a long step polls it."""
         self._part.turn()
         return self._stop()
+
+    def leave(self) -> None:
+        """Record no turns until the step ends: it has a loop of its own."""
+        self._part.end()
 
     def run(self, step: Callable[[], float | None]) -> None:
         """Call *step* until it returns ``None`` or :meth:`stop` returns True.

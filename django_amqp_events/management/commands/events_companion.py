@@ -18,7 +18,6 @@ A service that ends with an error is started again; the others continue.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -28,14 +27,10 @@ from functools import partial
 from typing import Any, Final
 
 from django.core.management import call_command, load_command_class
-from django.core.management.base import CommandError
-from django.db import connections
 
-from django_amqp_events import conf, liveness, service_loop
+from django_amqp_events import conf
 from django_amqp_events.broker import connection
-from django_amqp_events.databases import error_line
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.companion import (
     REAPER_GRACE,
     SERVICES,
@@ -44,8 +39,7 @@ from django_amqp_events.management.companion import (
 )
 from django_amqp_events.management.service_command import ServiceCommand
 from django_amqp_events.monitor import load_metrics
-
-logger = logging.getLogger(__name__)
+from django_amqp_events.service_loop import POLL_INTERVAL, ServiceLoop, sleep
 
 #: Seconds after SIGTERM until threads that have not ended end with the process.
 GRACE: Final = REAPER_GRACE + 2
@@ -98,12 +92,12 @@ class Command(ServiceCommand):
         for thread in threads:
             thread.start()
         while not self.stopped():
-            time.sleep(service_loop.POLL_INTERVAL)
+            time.sleep(POLL_INTERVAL)
         deadline = time.monotonic() + GRACE
         while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
             for command in commands:
                 command.stop()
-            time.sleep(service_loop.POLL_INTERVAL / 2)
+            time.sleep(POLL_INTERVAL / 2)
         self.tell("stopped")
 
     def _serve_metrics(self, service: str, port: int) -> None:
@@ -121,41 +115,31 @@ class Command(ServiceCommand):
         except ValueError as exc:
             raise self.wrong(f"{metrics.FOLDER} is {folder!r}, which is not a directory") from exc
         while not self.stopped():
-            service_loop.sleep(1.0, self.stopped)
+            sleep(1.0, self.stopped)
         server.shutdown()
         server.server_close()
 
     def _run(self, name: str, service: Callable[[], object]) -> None:
         """Run a service in a thread, again after an error, which probes see until then."""
-        problem, failures = "", 0
-        part = liveness.Part(name, lambda: problem)
+        loop = ServiceLoop(
+            part=name,
+            work=f"running {name}",
+            tell=self.tell,
+            stop=self.stopped,
+            errors=(Exception,),
+            fatal=(),
+        )
 
-        def stopped() -> bool:
-            part.turn()
-            return self.stopped()
-
-        while not self.stopped():
+        def step() -> None:
             began = time.monotonic()
+            loop.leave()
             try:
                 service()
-                error = "it ended unexpectedly"
-            except (CommandError, AmqpEventsError) as exc:
-                error = str(exc)
-            except Exception as exc:
-                logger.exception("%s failed", name)
-                error = error_line(exc)
-            connections.close_all()
-            if self.stopped():
-                return
-            if time.monotonic() > began + SETTLED_SECONDS:
-                failures = 0
-            wait = service_loop.BACKOFF.delay(failures)
-            failures += 1
-            told = f"{name} has ended: {error}"
-            if told != problem or failures == 1:
-                self.tell(
-                    f"{told}; starting it again at least every {service_loop.BACKOFF.last:g} s"
-                )
-            problem = told
-            service_loop.sleep(wait, stopped)
-            part.end()
+                if not self.stopped():
+                    raise RuntimeError("it ended unexpectedly")
+            except Exception:
+                if time.monotonic() > began + SETTLED_SECONDS:
+                    loop.recovered()
+                raise
+
+        loop.run(step)
