@@ -12,7 +12,7 @@ from uuid import UUID
 
 from django.contrib import admin
 from django.db import Error, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils.html import format_html
@@ -29,7 +29,6 @@ from ..message.types import Received
 from ..models import ArchivedEvent, OutboxEvent
 from ..monitor.state_texts import ROW_STATES
 from ..publish import outbox
-from ..publish.outbox import RowState
 from ..reasons import Reason
 from ..templatetags.amqp_events import age, ago, breakable, line
 from . import formatting
@@ -91,8 +90,7 @@ def version_of(row: OutboxEvent) -> int:
 def _idle(aliases: Iterable[str], services: Iterable[str]) -> list[str]:
     idle: set[str] = set()
     for alias in aliases:
-        rows = outbox.rows(alias).filter(service__in=services).order_by()
-        late = outbox.in_state(rows, "overdue")
+        late = outbox.rows(alias).filter(outbox.overdue(), service__in=services).order_by()
         idle |= set(late.values_list("service", flat=True).distinct())
     return sorted(map(line, idle))
 
@@ -230,7 +228,8 @@ class RowStateFilter(StateFilter):
         if state in ("overdue", "discarded"):
             # With the services their index is one of them.
             rows = rows.filter(service__in=self._services(rows))
-            return outbox.in_state(rows, cast("RowState", state))
+            discarded = Q(discarded_at__isnull=False)
+            return rows.filter(outbox.overdue() if state == "overdue" else discarded)
         return rows.none()
 
     def _services(self, rows: QuerySet[OutboxEvent]) -> list[str]:

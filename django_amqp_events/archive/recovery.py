@@ -266,9 +266,7 @@ class RecoveredCopies:
         Raises:
             Malformed: it has no readable identity.
         """
-        trusted = came.exchange in (names.return_, names.replay) or came.exchange.startswith(
-            names.infrastructure("delay.")
-        )
+        trusted = came.exchange in (names.return_, names.replay) or names.is_delay(came.exchange)
         if came.routing_key == came.queue:
             came = replace(came, exchange="")  # the key is the queue's, not the event's name
         only = "" if came.exchange else self.registry.only_event(came.queue)

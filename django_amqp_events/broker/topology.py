@@ -105,6 +105,11 @@ class Names:
     def abyss(self) -> str:
         return self.infrastructure("abyss")
 
+    @property
+    def probe(self) -> str:
+        """Return the name of a stream that no RabbitMQ can create."""
+        return self.infrastructure("probe.stream")
+
     def delay(self, seconds: int) -> str:
         """Return the name of the exchange and queue for a delay.
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     # Publishing is imported before Django's apps are loaded.
     from ..models import OutboxEvent
 
-#: Seconds that a row may be due before a relay is considered missing.
-OVERDUE_SECONDS: Final = 60.0
+#: Time that a row may be due before a relay is considered missing.
+OVERDUE: Final = timedelta(minutes=1)
 #: Time after its commit from which a leased row is reported.
 STUCK: Final = timedelta(minutes=10)
 #: Delay of ``due_at`` that makes a discarded row never due.
@@ -39,7 +39,7 @@ class OutboxStatus:
         held: leased by their publisher or a relay.
         stuck: of these, committed more than :data:`STUCK` ago.
         failing: the last publish failed; :attr:`attempts` and :attr:`error` are of the worst.
-        overdue: due for more than :data:`OVERDUE_SECONDS` seconds.
+        overdue: due for longer than :data:`OVERDUE`.
         oldest: when the oldest was published.
         others: number of rows by other services.
         stray: of these, overdue ones, as a renamed service leaves.
@@ -130,7 +130,7 @@ def count_pending(alias: str, service: str) -> OutboxStatus:
         pending.exclude(service=service)
         .order_by("service")
         .values_list("service")
-        .annotate(count=Count("pk"), late=Count("pk", filter=_overdue()))
+        .annotate(count=Count("pk"), late=Count("pk", filter=overdue()))
     ):
         others[name] = count
         if late:
@@ -141,7 +141,7 @@ def count_pending(alias: str, service: str) -> OutboxStatus:
         held=Count("pk", filter=_leased()),
         stuck=Count("pk", filter=_leased() & Q(created_at__lt=Now() - STUCK)),
         failing=Count("pk", filter=Q(attempts__gt=0)),
-        overdue=Count("pk", filter=_overdue()),
+        overdue=Count("pk", filter=overdue()),
         oldest=Min("created_at"),
     )
     worst = ours.filter(attempts__gt=0).order_by("-attempts", "pk").first()
@@ -150,8 +150,9 @@ def count_pending(alias: str, service: str) -> OutboxStatus:
     return OutboxStatus(alias=alias, **counts, others=others, stray=stray)
 
 
-def _overdue() -> Q:
-    return Q(due_at__lt=Now() - timedelta(seconds=OVERDUE_SECONDS))
+def overdue() -> Q:
+    """Express the state ``overdue`` of :func:`row_state` in SQL."""
+    return Q(due_at__lt=Now() - OVERDUE)
 
 
 def _leased() -> Q:
@@ -165,7 +166,7 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
     """Return the state of a row.
 
     ``held``: leased; ``failed``: delayed until its retry; ``due``, and ``overdue`` after
-    :data:`OVERDUE_SECONDS` seconds; ``discarded``.
+    :data:`OVERDUE`; ``discarded``.
 
     Args:
         now: by the database's clock.
@@ -173,22 +174,8 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
     if row.discarded_at is not None:
         return "discarded"
     if row.due_at <= now:
-        return "overdue" if row.due_at < now - timedelta(seconds=OVERDUE_SECONDS) else "due"
+        return "overdue" if row.due_at < now - OVERDUE else "due"
     return "failed" if row.claim is None else "held"
-
-
-def in_state(events: QuerySet[OutboxEvent], state: RowState) -> QuerySet[OutboxEvent]:
-    """Filter rows by :func:`row_state`, in SQL."""
-    if state == "discarded":
-        return events.filter(discarded_at__isnull=False)
-    events = events.filter(discarded_at__isnull=True)
-    if state == "overdue":
-        return events.filter(_overdue())
-    if state == "due":
-        return events.filter(~_overdue(), due_at__lte=Now())
-    if state == "failed":
-        return events.filter(due_at__gt=Now(), claim__isnull=True)
-    return events.filter(_leased())
 
 
 # -- actions ---------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ def requirements(
         return (problem,)
     if numbers >= FLAGS_REQUIRED_VERSION or queue_type != "quorum":
         return ()
-    enabled = _streams_enabled(session, f"{names.infrastructure('probe')}.stream")
+    enabled = _streams_enabled(session, names.probe)
     if enabled is None:
         problem = BrokerProblem(
             severity="unknown",
