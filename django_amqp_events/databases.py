@@ -32,6 +32,7 @@ from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
 from .backoff import Backoff
 from .exceptions import ConfigurationError
+from .reasons import Reason
 
 if TYPE_CHECKING:
     _DateTimeField = models.DateTimeField[Any, Any]
@@ -312,6 +313,12 @@ def error_kind(exc: BaseException) -> ErrorKind:
 def is_passing(exc: BaseException) -> bool:
     """Return True if a database error is over when a server that writes can be reached."""
     return error_kind(exc) in ("locked", "read-only", "unreachable")
+
+
+def reason_of(exc: BaseException) -> Reason:
+    """Return what a person is told of a database error that passes."""
+    code = "database-locked" if is_locked(exc) else "database-unreachable"
+    return Reason(code, error=error_line(exc))
 
 
 def retry_on_conflict(

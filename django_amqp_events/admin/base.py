@@ -36,7 +36,7 @@ from django.utils.translation import gettext as _
 
 from ..archive import tables
 from ..archive.selection import parse_uuid, starts_with
-from ..databases import error_line, is_locked, is_passing, non_atomic
+from ..databases import error_line, is_passing, non_atomic, reason_of
 from ..exceptions import AmqpEventsError
 from ..models import LENGTH, Dashboard, clean
 from ..reasons import Reason
@@ -447,8 +447,7 @@ def problem(error: AmqpEventsError | Error, *, partly: bool = False) -> Reason:
         if partly:
             return Reason.of(error_line(error))
         raise error
-    kind = "database-locked" if is_locked(error) else "database-unreachable"
-    return Reason(kind, error=error_line(error))
+    return reason_of(error)
 
 
 def quoted(codenames: Iterable[str]) -> str:

@@ -170,7 +170,7 @@ def fold_traceback(traceback: object) -> list[dict[str, Any]]:
             pieces.append((installed, [], 0))
         kind, lines, frames = pieces[-1]
         lines.append(text)
-        pieces[-1] = (kind, lines, frames + bool(match))
+        pieces[-1] = (kind, lines, frames + 1 if match else frames)
     return [
         {"text": "\n".join(lines), "installed": kind, "frames": frames}
         for kind, lines, frames in pieces

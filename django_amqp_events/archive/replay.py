@@ -23,7 +23,7 @@ from ..broker.isolation import publish_each
 from ..broker.topology import Names
 from ..callables import nothing
 from ..conf import get_settings
-from ..databases import error_line, is_locked, is_passing, parts, pieces, reconnect
+from ..databases import error_line, is_passing, parts, pieces, reason_of, reconnect
 from ..declare.registry import Handler, get_registry
 from ..exceptions import (
     AmqpEventsError,
@@ -162,7 +162,7 @@ def replay(
                 break
     except Error as exc:
         if is_passing(exc):
-            report.stopped = _database_error(exc)
+            report.stopped = reason_of(exc)
         elif report.published:
             # The caller has to learn what was published before.
             report.stopped = Reason.of(error_line(exc))
@@ -229,7 +229,7 @@ def edit(
     except Error as exc:
         if not is_passing(exc):
             raise
-        report.stopped = _database_error(exc)
+        report.stopped = reason_of(exc)
     return report
 
 
@@ -249,11 +249,6 @@ def _require_broker() -> None:
     if backend != "amqp":
         raise ConfigurationError(Reason("backend", backend=repr(backend)))
     tables.check_no_transaction()
-
-
-def _database_error(exc: Exception) -> Reason:
-    code = "database-locked" if is_locked(exc) else "database-unreachable"
-    return Reason(code, error=error_line(exc))
 
 
 def resume(*, lease: float | None = None) -> int:

@@ -150,7 +150,8 @@ def _together(items: Sequence[Item]) -> Counts:
     entries: list[Entry] = []
     for item in items:
         if isinstance(item, Outcome):
-            counts.known += item.replay_id in ends
+            if item.replay_id in ends:
+                counts.known += 1
             ends[item.replay_id] = item.at
         else:
             item.begin(now)
@@ -244,7 +245,8 @@ def _changes(
         if row is None:
             changes.new[entry.id] = _row(entry)
             counts.events += 1
-            counts.unreadable += entry.archived.reason == "unreadable"
+            if entry.archived.reason == "unreadable":
+                counts.unreadable += 1
         else:
             counts.failures += 1
             late = not _add_failure(row, entry)

@@ -331,7 +331,7 @@ class ConfirmChannel:
         """Close the connection, and set the error of every message that has no answer yet."""
         self.close()
         unanswered = [index for index, result in enumerate(self._results) if result is _NO_ANSWER]
-        alone = sum(index < self._sent for index in unanswered) == 1
+        alone = len([index for index in unanswered if index < self._sent]) == 1
         for index in unanswered:
             message = self._messages[index]
             if index < self._sent:

@@ -101,8 +101,10 @@ def record_changes(
             change = change_of(new.group, this_hour)
             _count(change, new, 1)
             if old is not None and old.state != new.state:
-                change.succeeded += new.state == State.SUCCEEDED
-                change.discarded += new.state == State.DISCARDED
+                if new.state == State.SUCCEEDED:
+                    change.succeeded += 1
+                elif new.state == State.DISCARDED:
+                    change.discarded += 1
     for pk, moments in (failed or {}).items():
         if (group := after[pk].group) is None:
             continue
@@ -126,7 +128,8 @@ def record_changes(
 def _count(change: GroupCountChange, event: CountedEvent, sign: int) -> None:
     if event.state == State.ARCHIVED:
         change.open += sign
-        change.again += sign * (event.replays > 0)
+        if event.replays:
+            change.again += sign
     elif event.state in IN_PROGRESS:
         change.going += sign
 
