@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache, wraps
@@ -297,6 +297,13 @@ def is_locked(exc: BaseException) -> bool:
 
 
 ErrorKind = Literal["missing", "locked", "read-only", "unreachable", "error"]
+_PROBLEMS: Final[Mapping[ErrorKind, str]] = {
+    "missing": "a table is missing; run `manage.py migrate`",
+    "locked": "another process has locked the database",
+    "read-only": "the database is read-only",
+    "unreachable": "the database is unreachable",
+    "error": "the database reports an error",
+}
 
 
 def error_kind(exc: BaseException) -> ErrorKind:
@@ -308,6 +315,11 @@ def error_kind(exc: BaseException) -> ErrorKind:
     if read_only(exc):
         return "read-only"
     return "unreachable" if isinstance(exc, (InterfaceError, OperationalError)) else "error"
+
+
+def problem_text(exc: BaseException) -> str:
+    """Return what a database error means, as a part of a sentence."""
+    return _PROBLEMS[error_kind(exc)]
 
 
 def is_passing(exc: BaseException) -> bool:

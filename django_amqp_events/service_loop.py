@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -13,20 +13,13 @@ from django.db import Error, close_old_connections, connections
 
 from . import liveness
 from .backoff import Backoff
-from .databases import ErrorKind, error_kind, error_line
+from .databases import error_line, problem_text
 from .exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
 
 #: Delays between retries, unless a loop has its own.
 BACKOFF: Final = Backoff(0.5, 30.0)
 #: Seconds between polls of ``stop`` during a wait.
 POLL_INTERVAL: Final = 0.1
-_DATABASE: Final[Mapping[ErrorKind, str]] = {
-    "missing": "a table is missing; run `manage.py migrate`",
-    "locked": "another process has locked the database",
-    "read-only": "the database is read-only",
-    "unreachable": "the database is unreachable",
-    "error": "the database reports an error",
-}
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +122,7 @@ class ServiceLoop:
             return
         self._reported = text
         if isinstance(exc, Error):
-            what = _DATABASE[error_kind(exc)]
+            what = problem_text(exc)
         elif isinstance(exc, BrokerUnavailableError):
             what = "RabbitMQ is unreachable"
         elif isinstance(exc, (ConfigurationError, ImproperlyConfigured)):

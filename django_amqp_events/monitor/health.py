@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from .. import liveness
 from ..broker.publisher_pool import publisher_pool
 from ..conf import Settings, get_settings
-from ..databases import is_locked, non_atomic, table_missing
+from ..databases import non_atomic, problem_text
 from ..exceptions import BrokerUnavailableError, ConfigurationError
 from ..publish import outbox
 
@@ -110,17 +110,7 @@ def _outbox_problem(settings: Settings) -> str:
         outbox.rows(alias).exists()
     except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
         logger.warning("the outbox cannot be read: %s", exc)
-        if table_missing(exc):
-            return f"Database {alias!r} has no table for the outbox. Run `manage.py migrate`."
-        if is_locked(exc):
-            return (
-                f"The outbox cannot be read, because another process has locked database "
-                f"{alias!r}. Check for long transactions."
-            )
-        return (
-            f"Events cannot be published, because database {alias!r} is unreachable. Check its "
-            f"server, and DATABASES."
-        )
+        return f"The outbox in database {alias!r} cannot be read: {problem_text(exc)}."
     return ""
 
 

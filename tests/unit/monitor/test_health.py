@@ -160,7 +160,10 @@ def test_a_database_without_the_table(billing: None) -> None:
     finally:
         with connection.schema_editor() as editor:
             editor.create_model(OutboxEvent)
-    problem = "Database 'default' has no table for the outbox. Run `manage.py migrate`."
+    problem = (
+        "The outbox in database 'default' cannot be read: a table is missing; run `manage.py "
+        "migrate`."
+    )
     assert found == (503, False, problem)
 
 
@@ -172,7 +175,7 @@ def test_an_unreachable_database(
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
     code, ok, problem = page()
     assert (code, ok) == (503, False)
-    assert problem.startswith("Events cannot be published, because database 'default'")
+    assert problem.startswith("The outbox in database 'default' cannot be read: ")
     assert "RuntimeError" not in problem
 
 
