@@ -36,7 +36,7 @@ from ..models import (
     visible,
 )
 from ..monitor import alerts, event_locations, snapshots, statistics
-from ..monitor.event_locations import Kind, Record
+from ..monitor.event_locations import Record, RecordKind
 from ..monitor.state_texts import PREFETCH_REASONS
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
@@ -61,7 +61,7 @@ ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
 #: The models whose pages it links to.
 _LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent)
 #: What is found, by the model whose pages show it; the inbox has none.
-_KINDS: Final[Mapping[type[Model], tuple[Kind, ...]]] = {
+_KINDS: Final[Mapping[type[Model], tuple[RecordKind, ...]]] = {
     OutboxEvent: ("outbox",),
     ArchivedEvent: ("archive", "replay"),
     ReplayBatch: ("batch",),

@@ -226,7 +226,7 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TimelineEntry:
     """A step of the timeline.
 
     Attributes:
@@ -245,15 +245,17 @@ def timeline(
     failures: Iterable[ArchivedFailure],
     replays: Sequence[Replay],
     actions: Iterable[ArchiveAction],
-) -> list[Step]:
+) -> list[TimelineEntry]:
     """Put everything that is known about an event into the order of time."""
     steps = []
     numbers: dict[UUID | None, int | None] = {replay.pk: replay.number for replay in replays}
     if event.published_at is not None:
-        steps.append(Step(at=event.published_at, what=_("published"), who=who(event.source)))
+        steps.append(
+            TimelineEntry(at=event.published_at, what=_("published"), who=who(event.source))
+        )
     for failure in failures:
         steps += _failed(failure, numbers.get(failure.replay_id))
-    steps.append(Step(at=event.mirrored_at, what=_("mirrored into this database")))
+    steps.append(TimelineEntry(at=event.mirrored_at, what=_("mirrored into this database")))
     for replay in replays:
         steps += _replayed(replay)
     steps += filter(None, map(_acted, actions))
@@ -261,11 +263,11 @@ def timeline(
     return sorted(steps, key=lambda step: step.at)
 
 
-def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[Step]:
+def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[TimelineEntry]:
     """Yield the attempts of the original delivery or of a replay, and the archiving."""
     for attempt in attempts(failure):
         values = {"attempt": attempt["number"], "replay": number}
-        yield Step(
+        yield TimelineEntry(
             at=attempt["at"] or failure.failed_at,
             what=_("attempt %(attempt)s failed") % values
             if number is None
@@ -275,7 +277,7 @@ def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[Step]:
             kind="bad",
         )
     told = bool(failure.about.get("history"))
-    yield Step(
+    yield TimelineEntry(
         at=failure.failed_at,
         what=_archived(failure, number),
         note="" if told else exception_line(failure.exception, failure.message),
@@ -283,7 +285,7 @@ def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[Step]:
     )
 
 
-def _acted(action: ArchiveAction) -> Step | None:
+def _acted(action: ArchiveAction) -> TimelineEntry | None:
     """Return the step of an action, ``None`` for a replay, which has steps of its own."""
     edited = action.action == ArchiveAction.Action.EDIT
     if edited or (action.action == ArchiveAction.Action.REPLAY and action.batch_id is None):
@@ -291,7 +293,7 @@ def _acted(action: ArchiveAction) -> Step | None:
     batch = _("in batch %(id)s") % {"id": str(action.batch_id)[:8]} if action.batch_id else ""
     by = " ".join(filter(None, (who(action.by), batch)))
     note = visible(action.reason, TEXT)
-    return Step(at=action.at, what=action.get_action_display(), who=by, note=note)
+    return TimelineEntry(at=action.at, what=action.get_action_display(), who=by, note=note)
 
 
 def who(name: str) -> str:
@@ -310,9 +312,9 @@ def _archived(failure: ArchivedFailure, number: int | None) -> str:
     return _("archived after replay %(replay)s: %(reason)s") % values
 
 
-def _replayed(replay: Replay) -> Iterator[Step]:
+def _replayed(replay: Replay) -> Iterator[TimelineEntry]:
     if replay.number is None:
-        yield Step(
+        yield TimelineEntry(
             at=replay.requested_at,
             what=replay.get_state_display(),
             who=who(replay.requested_by),
@@ -321,7 +323,7 @@ def _replayed(replay: Replay) -> Iterator[Step]:
         )
         return
     number = {"number": replay.number}
-    yield Step(
+    yield TimelineEntry(
         at=replay.requested_at,
         what=_("replay %(number)s of revision %(revision)s requested")
         % {**number, "revision": replay.revision.number}
@@ -336,13 +338,13 @@ def _replayed(replay: Replay) -> Iterator[Step]:
     }
     if replay.published_at is not None:
         published = _("replay %(number)s published to %(handler)s")
-        yield Step(
+        yield TimelineEntry(
             at=replay.published_at, what=published % {**number, "handler": line(replay.handler)}
         )
     elif replay.error:
         # The time of the error is not stored.
         note = visible(translated(replay.error), TEXT)
-        yield Step(at=replay.requested_at, what=outcome, note=note, kind="bad")
+        yield TimelineEntry(at=replay.requested_at, what=outcome, note=note, kind="bad")
     if replay.finished_at is not None:
         good = replay.state == Replay.State.SUCCEEDED
-        yield Step(at=replay.finished_at, what=outcome, kind="good" if good else "bad")
+        yield TimelineEntry(at=replay.finished_at, what=outcome, kind="good" if good else "bad")

@@ -14,8 +14,8 @@ from ..conf import Settings
 from ..databases import exists
 from ..declare.registry import Registry
 from ..models.archive import ArchivedEvent
-from ..models.inbox import InboxEntry
-from ..models.outbox import OutboxEvent
+from ..models.inbox_entry import InboxEntry
+from ..models.outbox_event import OutboxEvent
 from ..options import Problem
 from .project import Project
 

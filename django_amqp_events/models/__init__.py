@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..message.text import clean as clean
+from ..message.text import visible as visible
 from .archive import ArchiveAction as ArchiveAction
 from .archive import ArchivedEvent as ArchivedEvent
 from .archive import ArchivedFailure as ArchivedFailure
@@ -13,14 +15,12 @@ from .groups import FailureGroup as FailureGroup
 from .groups import GroupAction as GroupAction
 from .groups import GroupCountChange as GroupCountChange
 from .groups import GroupHour as GroupHour
-from .inbox import InboxEntry as InboxEntry
-from .inbox import LatestVersion as LatestVersion
+from .inbox_entry import InboxEntry as InboxEntry
+from .inbox_entry import LatestVersion as LatestVersion
 from .monitoring import Alert as Alert
 from .monitoring import Dashboard as Dashboard
 from .monitoring import Snapshot as Snapshot
-from .outbox import OutboxEvent as OutboxEvent
+from .outbox_event import OutboxEvent as OutboxEvent
 from .replays import Replay as Replay
 from .replays import ReplayBatch as ReplayBatch
 from .replays import ReplayBatchAction as ReplayBatchAction
-from .text import clean as clean
-from .text import visible as visible

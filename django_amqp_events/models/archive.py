@@ -16,11 +16,11 @@ from ..context import ReceivedEvent
 from ..message import decoding
 from ..message.formats import STRUCTURED, media_type
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE, EVENT_FORMAT
+from ..message.text import visible
 from ..message.types import Payload, Received, task_id
-from .base import LENGTH, AppendOnly, DocumentField, Moment, PartialIndex
+from .base import LENGTH, AppendOnly, DocumentField, Moment, PartialIndex, read_document
 from .groups import FailureGroup
 from .reason_field import ReasonField
-from .text import read_document, visible
 
 
 class State(models.TextChoices):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 
@@ -47,6 +48,15 @@ class DocumentField(_TextField):
         # The column is the same, so migrations do not refer to this class.
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.TextField", args, kwargs
+
+
+def read_document(text: str) -> dict[str, Any]:
+    """Decode a JSON object; ``{}`` if the text is not one."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 class PartialIndex(models.Index):

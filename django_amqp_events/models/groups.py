@@ -7,9 +7,9 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..message.text import visible
 from ..reasons import Reason
 from .base import LENGTH, AppendOnly, Moment
-from .text import visible
 
 
 class FailureGroup(models.Model):

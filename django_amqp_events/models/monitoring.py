@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .base import LENGTH, Moment
+from ..message.text import visible
+from .base import LENGTH, Moment, read_document
 from .reason_field import ReasonField
-from .text import read_document, visible
 
 
 class Snapshot(models.Model):

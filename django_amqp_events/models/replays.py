@@ -8,12 +8,12 @@ from uuid import uuid4
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..message.text import visible
 from ..message.types import Received, task_id
 from ..reasons import Reason
 from .archive import ArchivedEvent, Revision
 from .base import LENGTH, AppendOnly, Moment, PartialIndex
 from .reason_field import ReasonField
-from .text import visible
 
 
 class ReplayBatch(models.Model):

@@ -36,8 +36,8 @@ from ..publish import outbox, outbox_rows
 from ..reasons import Reason, translated
 from .state_texts import BATCHES, REPLAYS, ROW_STATES, STATES
 
-Kind = Literal["outbox", "archive", "replay", "batch", "inbox"]
-KINDS: Final[tuple[Kind, ...]] = ("outbox", "archive", "replay", "batch", "inbox")
+RecordKind = Literal["outbox", "archive", "replay", "batch", "inbox"]
+KINDS: Final[tuple[RecordKind, ...]] = ("outbox", "archive", "replay", "batch", "inbox")
 
 #: Most rows of each kind.
 ROWS: Final = 50
@@ -56,7 +56,7 @@ class Record:
         row: the row itself.
     """
 
-    kind: Kind
+    kind: RecordKind
     title: str
     service: str
     handler: str
@@ -114,7 +114,7 @@ def locate(
     settings: Settings,
     registry: Registry,
     *,
-    kinds: Collection[Kind] = KINDS,
+    kinds: Collection[RecordKind] = KINDS,
     events: QuerySet[ArchivedEvent] | None = None,
     by_value: bool = True,
     visible: Callable[[Any], bool] = lambda _: True,
@@ -147,7 +147,7 @@ def locate(
     # The same events at other handlers.
     rows = list(filter(visible, archived.filter(event_id__in=ids)[:ROWS])) if first else []
     by_key: dict[tuple[str, str], LocatedEvent] = {}
-    records: dict[Kind, Iterator[_Found]] = {
+    records: dict[RecordKind, Iterator[_Found]] = {
         "outbox": _in_outbox(ids, settings),
         "archive": (_of_archived(row, settings) for row in rows),
         "replay": _replays(rows),

@@ -193,7 +193,7 @@ def write(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class HistoryEntry:
     """An entry of a group's history.
 
     Attributes:
@@ -211,7 +211,7 @@ class Step:
     batch: UUID | None = None
 
 
-def history(group: FailureGroup, limit: int) -> list[Step]:
+def history(group: FailureGroup, limit: int) -> list[HistoryEntry]:
     """Return what people wrote about a group and decided about its events, the newest first.
 
     Args:
@@ -220,7 +220,8 @@ def history(group: FailureGroup, limit: int) -> list[Step]:
     using = tables.database()
     written = GroupAction.objects.using(using).filter(group=group).order_by("-at", "-pk")[:limit]
     steps = [
-        Step(at=row.at, what=row.get_action_display(), by=row.by, text=row.text) for row in written
+        HistoryEntry(at=row.at, what=row.get_action_display(), by=row.by, text=row.text)
+        for row in written
     ]
     decided = ArchiveAction.objects.using(using).filter(group=group).order_by("-at", "-pk")
     decisions = groupby(
@@ -229,7 +230,7 @@ def history(group: FailureGroup, limit: int) -> list[Step]:
     for (_, by, reason, batch), rows in decisions:
         newest, *others = rows
         steps.append(
-            Step(
+            HistoryEntry(
                 at=newest.at,
                 what=newest.get_action_display(),
                 by=by,

@@ -23,7 +23,7 @@ from .amqp_api import (
     to_declare,
     to_unbind,
 )
-from .drift import Plan, Step
+from .drift import Plan, PlanStep
 from .inspection import REMEDY
 from .management_api import ManagementApi
 from .replacement import Replacement
@@ -39,8 +39,8 @@ class Applied:
             or has consumers. The bindings of these queues are restored.
     """
 
-    done: tuple[Step, ...] = ()
-    refused: tuple[tuple[Step, str], ...] = ()
+    done: tuple[PlanStep, ...] = ()
+    refused: tuple[tuple[PlanStep, str], ...] = ()
 
 
 #: Steps that check a queue first; all others are single requests.
@@ -53,7 +53,7 @@ def apply(
     plan: Plan,
     *,
     api: ManagementApi | None = None,
-    progress: Callable[[Step, int, int], object] | None = None,
+    progress: Callable[[PlanStep, int, int], object] | None = None,
     notice: Callable[[str], object] = nothing,
     wait: float = 0.0,
 ) -> Applied:
@@ -73,10 +73,10 @@ def apply(
         raise TopologyDriftError("nothing was changed:" + joined(plan.refusals))
     if not plan.steps:
         return Applied()
-    done: list[Step] = []
-    refused: list[tuple[Step, str]] = []
+    done: list[PlanStep] = []
+    refused: list[tuple[PlanStep, str]] = []
 
-    def finish(step: Step, reason: str = "") -> None:
+    def finish(step: PlanStep, reason: str = "") -> None:
         if reason:
             refused.append((step, reason))
         else:
@@ -114,14 +114,14 @@ def apply(
     return Applied(done=tuple(done), refused=tuple(refused))
 
 
-def _refused(step: Step, exc: amqp_errors.ChannelError, done: int, plan: Plan) -> TopologyError:
+def _refused(step: PlanStep, exc: amqp_errors.ChannelError, done: int, plan: Plan) -> TopologyError:
     so_far = f"{done} of {len(plan.steps)} steps are done" if done else "nothing was changed"
     return TopologyError(
         f"RabbitMQ refused to {step}: {exc.reply_text}; {so_far}. To continue, {_hint(exc)}"
     )
 
 
-def _request(step: Step) -> Request:
+def _request(step: PlanStep) -> Request:
     entity = step.item.entity
     if not isinstance(entity, Binding):
         return to_declare(entity)
@@ -129,7 +129,7 @@ def _request(step: Step) -> Request:
 
 
 def _replace(
-    replacement: Replacement, steps: Iterable[Step], finish: Callable[[Step, str], None]
+    replacement: Replacement, steps: Iterable[PlanStep], finish: Callable[[PlanStep, str], None]
 ) -> None:
     topology = replacement.topology
     declared = {queue.name: queue for queue in topology.queues}

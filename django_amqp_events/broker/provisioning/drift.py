@@ -16,7 +16,7 @@ from ..topology import (
 )
 
 State = Literal["ok", "missing", "different", "stale", "unknown"]
-Kind = Literal["exchange", "queue", "binding"]
+EntityKind = Literal["exchange", "queue", "binding"]
 Action = Literal["declare", "bind", "unbind", "delete", "recreate", "drain"]
 
 #: Policy keys that would change how events are handled: RabbitMQ takes the lower of a policy's and
@@ -66,7 +66,7 @@ class Item:
     note: str = ""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> EntityKind:
         if isinstance(self.entity, Exchange):
             return "exchange"
         return "queue" if isinstance(self.entity, Queue) else "binding"
@@ -169,7 +169,7 @@ def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PlanStep:
     """A change, or a possible change if plain AMQP cannot see the binding."""
 
     action: Action
@@ -190,7 +190,7 @@ class Plan:
     """
 
     report: Report
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PlanStep, ...] = ()
     refusals: tuple[str, ...] = ()
 
 
@@ -210,24 +210,24 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
                 f"{option} needs the management API, which alone shows whether a queue is empty; "
                 f'set AMQP_EVENTS["MANAGEMENT_URL"]'
             )
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     recreated: set[str] = set()
     for item in report.items:
         match item.state:
             case "missing":
                 steps.append(
-                    Step(action="bind" if item.kind == "binding" else "declare", item=item)
+                    PlanStep(action="bind" if item.kind == "binding" else "declare", item=item)
                 )
             case "unknown" if item.kind == "binding":
-                steps.append(Step(action="bind", item=item))
+                steps.append(PlanStep(action="bind", item=item))
             case "different" if item.kind == "queue" and recreate_empty:
                 recreated.add(item.name)
-                steps.append(Step(action="recreate", item=item))
+                steps.append(PlanStep(action="recreate", item=item))
             case "different":
                 refusals.append(f"{item}; {_immutable(item)}")
             case "stale" if delete_stale and not names.is_shadow(item.name):
                 action: Action = "unbind" if item.kind == "binding" else "delete"
-                steps.append(Step(action=action, item=item))
+                steps.append(PlanStep(action=action, item=item))
             case _:
                 pass
     # A shadow is always drained, since it holds events that are not handled yet.
@@ -235,7 +235,7 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
     for queue in report.topology.queues:
         left = shadows.get(names.shadow(queue.name))
         if left is not None and queue.role == "handler" and queue.name not in recreated:
-            steps.append(Step(action="drain", item=left))
+            steps.append(PlanStep(action="drain", item=left))
     # Recreating a queue also binds it.
     steps = [
         step
@@ -249,7 +249,7 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
     )
 
 
-def _rank(step: Step, names: Names) -> int:
+def _rank(step: PlanStep, names: Names) -> int:
     # Bindings to the shared exchange come last, so that the first event finds the return exchange,
     # graveyard and archive declared.
     entity = step.item.entity

@@ -114,7 +114,7 @@ class Command(ReportCommand):
 
     # -- progress
 
-    def _show_step(self, step: drift.Step, number: int, total: int) -> None:
+    def _show_step(self, step: drift.PlanStep, number: int, total: int) -> None:
         if self.as_json:
             return
         few = number <= SHOWN and step.item.state != "unknown"
@@ -201,7 +201,7 @@ class Command(ReportCommand):
 
     def _summary(self, items: list[drift.Item]) -> str:
         """Summarize the states: one word if all are alike, else a count of each."""
-        kinds: dict[str, list[drift.Kind]] = {}
+        kinds: dict[str, list[drift.EntityKind]] = {}
         for state in ("different", "missing", "unknown", "ok"):
             if in_state := [item.kind for item in items if item.state == state]:
                 kinds[state] = in_state
@@ -341,5 +341,5 @@ def _item(item: drift.Item) -> dict[str, Any]:
     }
 
 
-def _step(step: drift.Step) -> dict[str, str]:
+def _step(step: drift.PlanStep) -> dict[str, str]:
     return {"action": step.action, "kind": step.item.kind, "name": step.item.name}

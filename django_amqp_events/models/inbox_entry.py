@@ -7,8 +7,8 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..message.text import visible
 from .base import LENGTH, Moment
-from .text import visible
 
 
 class InboxEntry(models.Model):

@@ -7,9 +7,9 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..message.text import visible
 from .base import LENGTH, Moment, PartialIndex
 from .reason_field import ReasonField
-from .text import visible
 
 
 class OutboxEvent(models.Model):
