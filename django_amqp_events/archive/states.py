@@ -6,7 +6,7 @@
        ^  ^               |  not published       |
        |  +---------------+                      | fails again
        +--------------- archived <---------------+
-    archived <--restore-- discarded (with a reason) <--resolve-- replaying
+    archived <--restore-- discarded (with a reason) <--resolve/restore--> replaying
 
 A caller names the state and the version that it expects; if another process was faster, nothing is
 changed. The return value says what was. Nothing here uses the broker.
@@ -457,7 +457,7 @@ def resolve(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
 
 
 def restore(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
-    """Return *discarded* events to the archive; return those that were."""
+    """Return *discarded* events to the archive, resolved ones to *replaying*; return these."""
     return _decide(seen, State.DISCARDED, _Action.RESTORE, by=by, reason=reason, now=now)
 
 
@@ -481,9 +481,15 @@ def _decide_part(
         # Of an event that is not settled, the flag is the state of its replay.
         current = _current_replays(changed) if restored else {}
         underway = [events[pk] for pk, old in current.items() if _is_unconfirmed(old)]
-        others = [event for event in changed.values() if event not in underway]
+        running = {pk: old for pk, old in current.items() if old.state == _Replay.PUBLISHED}
+        others = [
+            event for pk, event in changed.items() if event not in underway and pk not in running
+        ]
         _change(others, after, now, **_NO_ERROR)
         _change(underway, after, now, unconfirmed=True, error=None)
+        for pk, old in running.items():
+            # It was resolved, and may still run: another replay has to be forced.
+            _change([events[pk]], State.REPLAYING, old.published_at or now, **_NO_ERROR)
         _record_actions(
             ArchiveAction(
                 event=event,

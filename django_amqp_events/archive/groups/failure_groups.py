@@ -57,8 +57,7 @@ def assign_groups(
     for event in events:
         identity = fingerprint_of(event)
         event.group_id = identity.id
-        # The clock of a worker may be ahead.
-        moments = [min(moment, now) for moment in failed.get(event.pk, ())] or [now]
+        moments = failed.get(event.pk) or [now]
         group = by_id.get(identity.id)
         if group is None:
             group = by_id[identity.id] = FailureGroup(

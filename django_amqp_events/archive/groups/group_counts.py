@@ -108,9 +108,7 @@ def record_changes(
     for pk, moments in (failed or {}).items():
         if (group := after[pk].group) is None:
             continue
-        for moment in moments:
-            # The clock of a worker may be ahead.
-            at = min(moment, now)
+        for at in moments:
             change_of(group, hour_of(at)).archived += 1
             change = change_of(group, this_hour)
             change.first_at = min(change.first_at or at, at)

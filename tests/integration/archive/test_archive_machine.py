@@ -86,7 +86,7 @@ LEGAL = {
     State.QUEUED: {State.ARCHIVED, State.REPLAYING, State.SUCCEEDED},
     State.REPLAYING: {State.ARCHIVED, State.QUEUED, State.SUCCEEDED, State.DISCARDED},
     State.SUCCEEDED: set(),
-    State.DISCARDED: {State.ARCHIVED},
+    State.DISCARDED: {State.ARCHIVED, State.REPLAYING},
 }
 #: The actions on a batch, by its state.
 BATCHES = {

@@ -213,3 +213,18 @@ def test_a_second_user_is_audited_too(broker: Broker) -> None:
 def test_a_filter_by_exception_tells_cases_apart(name: str, found: int) -> None:
     make(exception="billing.errors.TaxError")
     assert Selection(exceptions=[name]).queryset().count() == found
+
+
+def test_a_resolved_event_that_is_restored_is_replayed_by_force_only(broker: Broker) -> None:
+    """Its first replay may still wait in a queue."""
+    row = overdue()
+    replay.decide(seen(row), eligibility.RESOLVE, by="ada", reason="booked by hand")
+    [old] = states.replays().filter(event=row)
+    replay.decide(seen(again(row)), eligibility.RESTORE, by="bob", reason="it was not")
+    now = again(row)
+    assert (now.state, now.replays, eligibility.is_overdue(now)) == (State.REPLAYING, 1, True)
+    assert not replay.replay(seen(now), by="bob").published
+    assert replay.replay(seen(now), by="bob", force=True).published == [row.pk]
+    states.finish({old.pk: NOW}, now=NOW)
+    assert again(row).state == State.REPLAYING, "of an older replay"
+    assert len(broker.messages) == 1
