@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import suppress
 from hashlib import sha256
 from time import monotonic
 from typing import Any, Final
@@ -27,6 +28,7 @@ from ..exceptions import Malformed
 from ..message.types import Delivered, Failure, handling
 from .celery_internals import state
 from .delivery import Delivery
+from .dispatch import Reading
 from .pool_job import engine
 from .prefetch import HOLDING, Window
 from .step import EventStep
@@ -162,14 +164,14 @@ class ReaperStep(EventStep):
         self.jobs.request()
 
     def handler_of(self, delivered: Delivered) -> Handler | None:
-        if delivered.queue == self.names.dead:
-            return None
+        return None if delivered.queue == self.names.dead else self._read(delivered).handler
+
+    def _read(self, delivered: Delivered) -> Reading:
+        """Return a delivery with its event and handler, as far as they can be read."""
         reading = self._engine.read(decode(delivered))
-        try:
+        with suppress(Malformed):
             self._engine.dispatcher.identify(reading)
-        except Malformed:
-            return None
-        return reading.handler
+        return reading
 
     def on_lost(self, deliveries: list[Delivery], exceeded: float | None, error: str) -> None:
         """Run an event again that has ended its process, and archive it the second time."""
@@ -203,9 +205,7 @@ class ReaperStep(EventStep):
 
     def _key(self, delivery: Delivery) -> tuple[str, ...]:
         """Return what identifies an event and its handler, at each delivery the same."""
-        reading = self._engine.read(decode(delivery.item.delivered))
-        try:
-            event = self._engine.dispatcher.identify(reading)
-        except Malformed:
+        event = self._read(delivery.item.delivered).event
+        if event is None:
             return (sha256(delivery.item.delivered.body).hexdigest(),)
         return handling(self.settings.service, delivery.name, event, event.replay_id)
