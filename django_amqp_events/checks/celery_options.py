@@ -13,7 +13,7 @@ from ..exceptions import ConfigurationError
 from ..options import Problem
 from ..worker.bootstrap import check_libraries
 from ..worker.prefetch import RUNNING, WAITING, events_per_second, lowest_rate, run_limit
-from ..worker.task import register
+from ..worker.task import new_task
 from .project import Project
 
 
@@ -64,14 +64,18 @@ def check_worker(project: Project) -> Iterator[Problem]:
 
 
 def check_start(project: Project) -> Iterator[Problem]:
-    """What a worker does with the handlers when it starts (E013)."""
+    """What a worker does with the handlers when it starts (E013).
+
+    Nothing is imported or registered here: workers run the checks while they import the tasks. So
+    of tasks with the name of a handler, only those are found whose module is imported.
+    """
     app, handlers = project.app, project.registry.handlers
     if app is None or not handlers:
         return
     try:
         check_libraries()
-        app.loader.import_default_modules()
-        register(app, handlers)
+        for handler in handlers.values():
+            new_task(app, handler)
     except Exception as exc:  # noqa: BLE001 - it runs the project's modules and classes
         yield Problem(
             "E013",

@@ -237,6 +237,11 @@ class Jobs:
             if job.began is None:
                 keep_result(job.result)
 
+    def loop_runs(self) -> None:
+        """Let SIGQUIT wait for the event loop; not in solo, where a run may occupy it for long."""
+        if not self._inline:
+            self.quit_signal.install()
+
     def quit(self) -> None:
         """Let Celery shut down, as soon as no job is being written to a process."""
         now = time.monotonic()

@@ -202,7 +202,7 @@ class EventStep(bootsteps.StartStopStep):
 
     def _loop_runs(self) -> None:
         self.wakeup.register(self.c.hub)
-        self.jobs.quit_signal.install()
+        self.jobs.loop_runs()
         if self.queues:
             self.open()
 

@@ -381,12 +381,22 @@ def register(app: Celery, handlers: Mapping[str, Handler]) -> None:
                     continue
                 # Declared again, in a test. Celery warns if a task is registered over another.
                 app.tasks.pop(name, None)
-            elif known is not None:
-                raise ConfigurationError(
-                    f"handler {name!r} has the name of the Celery task {type(known).__module__}."
-                    f"{name.rpartition('.')[2]}. Rename one of them."
-                )
-            app.register_task(task_class(handler)())
+            app.register_task(new_task(app, handler))
+
+
+def new_task(app: Celery, handler: Handler) -> HandlerTask:
+    """Return a task of *handler*, not registered yet.
+
+    Raises:
+        ConfigurationError: another task of the app has the name of the handler.
+    """
+    known = app.tasks.get(handler.name)
+    if known is not None and not isinstance(known, HandlerTask):
+        raise ConfigurationError(
+            f"handler {handler.name!r} has the name of the Celery task {type(known).__module__}."
+            f"{handler.name.rpartition('.')[2]}. Rename one of them."
+        )
+    return task_class(handler)()
 
 
 def task_for(name: str) -> HandlerTask:
