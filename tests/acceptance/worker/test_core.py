@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from django_amqp_events.message.types import Message
+
 from ..conftest import Make
 from ..harness import (
     Archive,
     Eyes,
-    Message,
     Service,
     until,
 )
