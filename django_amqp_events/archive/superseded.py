@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import UUID
 
-from django.db import DatabaseError
+from django.db import Error
 
 from ..conf import get_settings
 from ..databases import parts
@@ -24,21 +24,23 @@ def count_superseded(handlers: Mapping[UUID, Handler]) -> int | None:
         handlers: the handler of each event; only those with ``newest`` are read.
     """
     newest = {pk: handler for pk, handler in handlers.items() if handler.newest}
+    count = 0
     try:
-        return sum(
-            is_superseded(event, newest[event.pk])
-            for part in parts(list(newest), CHUNK)
-            for event in tables.rows().in_bulk(part).values()
-        )
-    except DatabaseError:
+        for part in parts(list(newest), CHUNK):
+            for ids in tables.in_chunks(tables.rows().filter(pk__in=part)):
+                # Not a list: an event keeps its payload, which takes many times its bytes.
+                events = tables.rows().filter(pk__in=ids).iterator()
+                count += sum(is_superseded(event, newest[event.pk]) for event in events)
+    except Error:
         return None
+    return count
 
 
 def is_superseded(event: ArchivedEvent, handler: Handler) -> bool:
     """Return True if the handler has handled an event that is as new as this one.
 
     Raises:
-        DatabaseError: the handler's database is unreachable.
+        Error: the handler's database is unreachable.
     """
     try:
         payload = binding.upcast(handler, event.name, (), event.payload or {})

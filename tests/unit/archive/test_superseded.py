@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
+from weakref import WeakSet
 
 import pytest
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
-from django_amqp_events.archive import superseded
+from django_amqp_events.archive import superseded, tables
 from django_amqp_events.declare.newest import Version
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.models import ArchivedEvent, LatestVersion
@@ -68,10 +69,34 @@ def test_what_would_be_skipped_is_counted(copy: Handler) -> None:
 
 
 @ONE
-def test_an_unreachable_database_is_told(copy: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [DatabaseError, InterfaceError])
+def test_an_unreachable_database_is_told(
+    copy: Handler, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     def fail(*_: object) -> bool:
-        raise DatabaseError
+        raise error
 
     row = archived({"order": 1, "version": 4}, 1)
     monkeypatch.setattr(superseded, "is_superseded", fail)
     assert superseded.count_superseded({row.pk: copy}) is None
+
+
+@ONE
+def test_large_payloads_are_not_read_together(
+    copy: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page read 200 bodies at once, and kept what they decode to."""
+    rows = [archived({"order": 1, "version": 4, "x": "x" * 10_000}, each) for each in range(20)]
+    alive: WeakSet[ArchivedEvent] = WeakSet()
+    most: list[int] = []
+
+    def is_superseded(event: ArchivedEvent, _handler: Handler) -> bool:
+        alive.add(event)
+        most.append(len(alive))
+        return False
+
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 30_000)
+    monkeypatch.setattr(superseded, "is_superseded", is_superseded)
+    assert superseded.count_superseded({row.pk: copy for row in rows}) == 0
+    assert len(most) == 20
+    assert max(most) <= 3
