@@ -27,6 +27,7 @@ from ..models import (
     ArchivedEvent,
     FailureGroup,
     Snapshot,
+    State,
     clean,
     visible,
 )
@@ -255,7 +256,10 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
         return conditions
     # By when they were mirrored: the mirror may have been down, or the clock of a worker wrong.
     events = ArchivedEvent.objects.using(groups.db).filter(group=OuterRef("pk"))
-    old = Exists(events.filter(mirrored_at__lte=now - NEW_AGE))
+    earlier = events.filter(mirrored_at__lte=now - NEW_AGE)
+    # One that has just failed again may have been in another group before.
+    again = Q(state=State.ARCHIVED, replays__gt=0, state_since__gt=now - NEW_AGE)
+    old = Exists(earlier.exclude(again))
     news = groups.filter(
         Q(reopened_at__gt=now - NEW_AGE) | Q(~old, resolved_at=None), open__gt=0
     ).exclude(pk__in=ids)
