@@ -129,9 +129,10 @@ def test_exit_codes_whoever_reads(
         assert run(filled(arguments, tmp_path), out, err) == code
 
 
-def test_an_export_ends_when_nobody_reads_it(settings: Any) -> None:
+@pytest.mark.parametrize("events", [50, 1])
+def test_an_export_ends_when_nobody_reads_it(settings: Any, events: int) -> None:
     settings.AMQP_EVENTS = world.EVENTS
-    for _ in range(50):
+    for _ in range(events):
         world.make()
     with closed_pipe() as out:
         err = io.StringIO()
