@@ -228,3 +228,24 @@ def test_a_resolved_event_that_is_restored_is_replayed_by_force_only(broker: Bro
     states.finish({old.pk: NOW}, now=NOW)
     assert again(row).state == State.REPLAYING, "of an older replay"
     assert len(broker.messages) == 1
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_an_outcome_counts_that_comes_while_a_forced_replay_is_refused(
+    broker: Broker, success: bool
+) -> None:
+    row = overdue()
+    [old] = states.replays().filter(event=row)
+
+    def answer(_message: object) -> PublishError:
+        if success:
+            states.finish({old.pk: NOW}, now=tables.clock())
+        else:
+            states.failed_again({old.pk: NOW})
+        return UnroutableError("no queue", event_id="x", event_name="y")
+
+    broker.answer = answer
+    assert not replay.replay(seen(row), by="ada", force=True).published
+    now = again(row)
+    assert now.state == (State.SUCCEEDED if success else State.ARCHIVED)
+    assert (now.replays, bool(now.error)) == (1, not success)
