@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from django_amqp_events import conf, signals
+from django_amqp_events.admin import formatting
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.selection import Selection
@@ -195,6 +196,9 @@ def test_a_second_user_is_audited_too(broker: Broker) -> None:
     replay.replay(seen(again(row)), by="bob", reason="again")
     actions = ArchiveAction.objects.order_by("pk").values_list("action", "by", "reason")
     assert list(actions) == [("edit", "ada", "wrong id"), ("replay", "bob", "again")]
+    steps = formatting.timeline(row, [], [*states.replays()], ArchiveAction.objects.order_by("pk"))
+    told = [(step.who, step.note) for step in steps if step.who]
+    assert sorted(told) == [("by ada", "wrong id"), ("by bob", "again")]
     assert conf.get_settings().service == "billing"
 
 
