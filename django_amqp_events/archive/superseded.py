@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
 from django.db import Error
@@ -11,7 +12,7 @@ from ..conf import get_settings
 from ..databases import parts
 from ..declare.registry import Handler
 from ..exceptions import ControlFlow
-from ..models import ArchivedEvent, LatestVersion
+from ..models import LatestVersion
 from ..worker import binding, inbox
 from . import tables
 from .eligibility import CHUNK
@@ -25,26 +26,25 @@ def count_superseded(handlers: Mapping[UUID, Handler]) -> int | None:
     """
     newest = {pk: handler for pk, handler in handlers.items() if handler.newest}
     count = 0
-    try:
-        for part in parts(list(newest), CHUNK):
-            for ids in tables.in_chunks(tables.rows().filter(pk__in=part)):
-                # Not a list: an event keeps its payload, which takes many times its bytes.
-                events = tables.rows().filter(pk__in=ids).iterator()
-                count += sum(is_superseded(event, newest[event.pk]) for event in events)
-    except Error:
-        return None
+    for part in parts(list(newest), CHUNK):
+        for ids in tables.in_chunks(tables.rows().filter(pk__in=part)):
+            # Not a list: an event keeps its payload, which takes many times its bytes.
+            for event in tables.rows().filter(pk__in=ids).iterator():
+                found = is_superseded(event.name, event.payload or {}, newest[event.pk])
+                if found is None:
+                    return None
+                count += found
     return count
 
 
-def is_superseded(event: ArchivedEvent, handler: Handler) -> bool:
-    """Return True if the handler has handled an event that is as new as this one.
+def is_superseded(name: str, payload: Mapping[str, Any], handler: Handler) -> bool | None:
+    """Return True if the handler has handled an event that is as new, ``None`` if unknown.
 
-    Raises:
-        Error: the handler's database is unreachable.
+    Args:
+        name: of the event.
     """
     try:
-        payload = binding.upcast(handler, event.name, (), event.payload or {})
-        version = binding.version_of(handler, payload)
+        version = binding.version_of(handler, binding.upcast(handler, name, (), payload))
     except ControlFlow:  # the handler archives it
         return False
     if version is None:
@@ -52,4 +52,7 @@ def is_superseded(event: ArchivedEvent, handler: Handler) -> bool:
     settings = get_settings()
     key = inbox.latest_key(settings.service, handler.name, version)
     rows = LatestVersion.objects.using(inbox.database(handler, settings))
-    return rows.filter(pk=key, is_time=version.is_time, version__gte=version.number).exists()
+    try:
+        return rows.filter(pk=key, is_time=version.is_time, version__gte=version.number).exists()
+    except Error:
+        return None
