@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from django.db import Error
@@ -17,19 +17,26 @@ from ..worker import binding, inbox
 from . import tables
 from .eligibility import CHUNK
 
+#: Most bytes of bodies that are decoded for one page, which takes some seconds.
+BYTES: Final = 64 * 1024 * 1024
+
 
 def count_superseded(handlers: Mapping[UUID, Handler]) -> int | None:
     """Return how many events their handlers would skip, ``None`` if that cannot be read.
+
+    A page waits for it, so it is not read if the bodies have more than :data:`BYTES`.
 
     Args:
         handlers: the handler of each event; only those with ``newest`` are read.
     """
     newest = {pk: handler for pk, handler in handlers.items() if handler.newest}
-    count = 0
+    count, size = 0, 0
     for part in parts(list(newest), CHUNK):
         for ids in tables.in_chunks(tables.rows().filter(pk__in=part)):
             # Not a list: an event keeps its payload, which takes many times its bytes.
             for event in tables.rows().filter(pk__in=ids).iterator():
+                if (size := size + event.body_size) > BYTES:
+                    return None
                 found = is_superseded(event.name, event.payload or {}, newest[event.pk])
                 if found is None:
                     return None

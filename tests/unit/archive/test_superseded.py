@@ -102,3 +102,6 @@ def test_large_payloads_are_not_read_together(
     assert superseded.count_superseded({row.pk: copy for row in rows}) == 0
     assert len(most) == 20
     assert max(most) <= 3
+    monkeypatch.setattr(superseded, "BYTES", 50_000)
+    assert superseded.count_superseded({row.pk: copy for row in rows}) is None
+    assert len(most) < 30
