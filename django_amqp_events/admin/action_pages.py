@@ -200,11 +200,11 @@ def across(request: HttpRequest) -> bool:
     return request.POST.get("select_across", "").lower() not in ("", "0", "false")
 
 
-def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: str) -> QuerySet[Any]:
+def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: Any) -> QuerySet[Any]:
     """Return the selected rows; *Select all* means those that the list had when it was made.
 
     Args:
-        changed: the field with the time at which a row came into the list.
+        changed: the time at which a row came into the list, an expression.
     """
     if not across(request):
         return rows
@@ -212,7 +212,8 @@ def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: str) -> QueryS
         listed = datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
     except (ValueError, OverflowError):
         listed = tables.clock()
-    return rows.filter(**{f"{changed}__lte": listed})
+    since: QuerySet[Any] = rows.alias(came=changed)
+    return since.filter(came__lte=listed)
 
 
 class ActionPages(Pages):
@@ -224,7 +225,7 @@ class ActionPages(Pages):
         limit: maximum number of events that one action can change.
         too_many: the message about a selection of more.
         gone: why an action skips a row that is deleted.
-        changed: the field with the time at which a row came into the list.
+        changed: the time at which a row came into the list, an expression.
     """
 
     row_actions: ClassVar[Mapping[str, Action]]
@@ -232,7 +233,7 @@ class ActionPages(Pages):
     limit: ClassVar[int] = LIMIT
     too_many: ClassVar[Any]
     gone: ClassVar[Reason]
-    changed: ClassVar[str]
+    changed: ClassVar[Any]
 
     def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, Any]:
         """Return rows by their ids; :meth:`_existing` asks which of them this user may see."""

@@ -93,7 +93,7 @@ class ArchivedEventAdmin(EditingPages):
     row_actions = ACTIONS
     version = F("version")
     gone = eligibility.DELETED
-    changed = "state_since"
+    changed = F("state_since")
     too_many = gettext_lazy(
         "More than %(limit)s events are selected. Filter the list, or replay them with the action "
         "“Replay selected events in the background” or `manage.py events_replay --background`."

@@ -258,7 +258,10 @@ def timeline(
     steps.append(TimelineEntry(at=event.mirrored_at, what=_("mirrored into this database")))
     for replay in replays:
         steps += _replayed(replay)
-    steps += filter(None, map(_acted, actions))
+    asked = {(replay.pk, replay.requested_by, replay.reason) for replay in replays}
+    for action in actions:
+        known = (action.replay_id, action.by, action.reason) in asked
+        steps += filter(None, [_acted(action, known=known)])
     # Sorted stably: what happened at one moment stays in this order.
     return sorted(steps, key=lambda step: step.at)
 
@@ -285,10 +288,15 @@ def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[TimelineEn
     )
 
 
-def _acted(action: ArchiveAction) -> TimelineEntry | None:
-    """Return the step of an action, ``None`` for a replay, which has steps of its own."""
+def _acted(action: ArchiveAction, *, known: bool) -> TimelineEntry | None:
+    """Return the step of an action, ``None`` for a replay, which has steps of its own.
+
+    Args:
+        known: these steps name who asked for it; one that was not confirmed may be asked for again.
+    """
     edited = action.action == ArchiveAction.Action.EDIT
-    if edited or (action.action == ArchiveAction.Action.REPLAY and action.batch_id is None):
+    replayed = action.action == ArchiveAction.Action.REPLAY and action.batch_id is None
+    if known and (edited or replayed):
         return None
     batch = _("in batch %(id)s") % {"id": str(action.batch_id)[:8]} if action.batch_id else ""
     by = " ".join(filter(None, (who(action.by), batch)))

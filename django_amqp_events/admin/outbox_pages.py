@@ -13,6 +13,7 @@ from uuid import UUID
 from django.contrib import admin
 from django.db import Error, transaction
 from django.db.models import Q, QuerySet
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils.html import format_html
@@ -268,7 +269,7 @@ class OutboxEventAdmin(PayloadPages):
     )
     row_actions = ACTIONS
     gone = Reason("outbox-published")
-    changed = "created_at"
+    changed = Coalesce("discarded_at", "created_at")
     too_many = gettext_lazy("More than %(limit)s events are selected. Filter the list first.")
     list_display = ("what", "status", "failure", "tries", "age")
     list_display_links = ("what",)

@@ -13,7 +13,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.db import Error
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
@@ -381,7 +381,7 @@ def background_selected(
     }
     if not across(request):
         return freeze(pages, request, queryset)
-    queryset = as_listed(request, queryset, "state_since")
+    queryset = as_listed(request, queryset, F("state_since"))
     if count(queryset, CAP) > CAP:
         # The list ends there, so the batch is not all that the filter matches.
         return freeze(pages, request, queryset[:CAP])

@@ -22,7 +22,7 @@ from ..message import encoding, formats
 from ..models import ArchivedEvent, InboxEntry
 from ..reasons import Reason
 from ..worker import inbox
-from ..worker.binding import bind, upcast
+from ..worker.binding import bind, upcast, version_of
 from ..worker.verdict import InvalidArguments
 
 #: Most lines of one side that are compared; longer texts are shown as changed.
@@ -100,7 +100,9 @@ def draft(event: ArchivedEvent, handler: Handler, payload: Mapping[str, Any]) ->
     if own is not None and _same(own.kwargs, payload):
         problems.append(Reason("own-payload"))
     try:
-        _bound, taken = bind(handler, args, upcast(handler, event.name, args, payload))
+        upcasted = upcast(handler, event.name, args, payload)
+        _bound, taken = bind(handler, args, upcasted)
+        version_of(handler, upcasted)
     except InvalidArguments as exc:
         problems.append(_sentence(exc))
     else:

@@ -7,7 +7,7 @@ service's own outbox.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from ..declare.registry import get_registry
 from ..models import ArchivedEvent, InboxEntry, LatestVersion
 from ..publish import outbox_rows
 from ..worker.inbox import aliases
+from . import tables
 
 #: Shortest time that a row is kept.
 KEEP: Final = timedelta(seconds=INBOX_MIN)
@@ -61,7 +62,7 @@ def prune(
     this service's own outbox (:func:`_open_events`).
 
     Args:
-        before: aware, at least :func:`minimum_retention` ago.
+        before: aware, at least :func:`minimum_retention` ago by the archive's clock.
         service: whose rows; this service's by default.
         batch_size: largest number of rows in a transaction.
 
@@ -69,7 +70,7 @@ def prune(
         ValueError: *before* is too late.
     """
     retention = minimum_retention()
-    latest = datetime.now(UTC) - retention
+    latest = tables.clock() - retention
     if before > latest:
         raise ValueError(
             f"inbox rows are kept for at least {retention}, since their events may be delivered "
@@ -91,12 +92,20 @@ def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
 
 
 def _versions(alias: str, service: str | None, before: datetime) -> QuerySet[LatestVersion]:
-    """Return old rows of handlers without open archived events, each of which may be replayed."""
-    service = service or get_settings().service
-    archived = _open_archived().filter(service=service).order_by()
-    handlers = list(archived.values_list("handler", flat=True).distinct())
+    """Return old rows of handlers that get no old event: neither a replay, nor from the outbox."""
+    settings = get_settings()
+    service = service or settings.service
     rows = LatestVersion.objects.using(alias).filter(service=service, handled_at__lt=before)
-    return rows.exclude(handler__in=handlers)
+    outboxes = map(outbox_rows.rows, outbox_rows.tables(settings))
+    if any(held.filter(created_at__lt=before).exists() for held in outboxes):
+        return rows.none()
+    archived = _open_archived().filter(service=service).order_by()
+    names: set[str] = set()
+    for name, queue in archived.values_list("handler", "queue").distinct():
+        names |= {name, settings.renamed_handlers.get(name, name)}
+        if not name:  # a replay goes to one that matches then
+            names |= {each.name for each in get_registry().handlers.values() if each.queue == queue}
+    return rows.exclude(handler__in=names)
 
 
 def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[list[UUID]]:

@@ -232,9 +232,9 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
 def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> None:
     """Return replays that were not published or not confirmed to *archived*.
 
-    One that was not published does not count as a replay of its event; if it was forced, the one
-    before it is still *replaying*. In a batch, those with a general error are pending again, unless
-    they may have been published.
+    One that was not published does not count as a replay of its event; if it was forced, the event
+    is what the one before it is, which may have ended meanwhile. In a batch, those with a general
+    error are pending again, unless they may have been published.
     Those with an outcome, and those claimed by another process since, are not changed.
     """
     given = {unsent.claimed.event.pk: unsent for unsent in unpublished}
@@ -245,7 +245,7 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
         _record_published(_replays().filter(pk__in=maybe), now=now)
         forced = [pk for pk in back if given[pk].claimed.replay.forced]
         earlier = _replays().filter(event__in=forced, number=F("event__replays") - 1)
-        since = dict(earlier.values_list("event_id", "published_at")) if forced else {}
+        current = {old.event_id: old for old in earlier} if forced else {}
         for pk, event in back.items():
             unsent, replay = given[pk], given[pk].claimed.replay
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
@@ -255,8 +255,10 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
                 replay.state = _Replay.UNCONFIRMED
                 continue
             event.replays -= 1
-            if (published_at := since.get(pk)) is not None:
-                event.state, event.state_since = State.REPLAYING, published_at
+            if (old := current.get(pk)) is not None and old.state == _Replay.PUBLISHED:
+                event.state, event.state_since = State.REPLAYING, old.published_at or now
+            elif old is not None and old.state == _Replay.SUCCEEDED:
+                event.state, event.error = State.SUCCEEDED, None
             replay.state, replay.number = _Replay.RETURNED, None
             if unsent.general and replay.batch_id is not None:
                 replay.state, replay.publishes, replay.version = _Replay.PENDING, 0, event.version

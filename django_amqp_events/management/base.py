@@ -44,7 +44,8 @@ class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
 class Pipe:
     """An output whose reader may close it, as ``| head -1`` does: what follows is discarded.
 
-    The work goes on, and ends with the exit code of its result.
+    The work goes on, and ends with the exit code of its result. A process may have no stdout at
+    all, as after ``>&-``.
 
     Attributes:
         closed_by_reader: nothing that is written arrives any more.
@@ -59,10 +60,12 @@ class Pipe:
         return getattr(self._out, name)
 
     def write(self, text: str) -> None:
-        self._pass_on(self._out.write, text)
+        if self._out is not None:
+            self._pass_on(self._out.write, text)
 
     def flush(self) -> None:
-        self._pass_on(self._out.flush)
+        if self._out is not None:
+            self._pass_on(self._out.flush)
 
     def _pass_on(self, call: Callable[..., object], *args: str) -> None:
         try:

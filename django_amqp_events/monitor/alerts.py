@@ -25,6 +25,7 @@ from ..models import (
     LENGTH,
     Alert,
     ArchivedEvent,
+    ArchivedFailure,
     FailureGroup,
     Snapshot,
     clean,
@@ -253,12 +254,17 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
             conditions[kind, key] = _of_group(group)
     if not settings.alerts.groups:
         return conditions
-    # By when they were mirrored: the mirror may have been down, or the clock of a worker wrong.
-    events = ArchivedEvent.objects.using(groups.db).filter(group=OuterRef("pk"))
-    old = Exists(events.filter(mirrored_at__lte=now - NEW_AGE))
-    news = groups.filter(
-        Q(reopened_at__gt=now - NEW_AGE) | Q(~old, resolved_at=None), open__gt=0
-    ).exclude(pk__in=ids)
+    # By when they were mirrored: the mirror may have been down, or the clock of a worker wrong. One
+    # that has failed again since may have been in another group.
+    begin = now - NEW_AGE
+    again = ArchivedFailure.objects.using(groups.db).filter(
+        event=OuterRef("pk"), late=False, mirrored_at__gt=begin
+    )
+    events = ArchivedEvent.objects.using(groups.db).filter(~Exists(again), group=OuterRef("pk"))
+    old = Exists(events.filter(mirrored_at__lte=begin))
+    news = groups.filter(Q(reopened_at__gt=begin) | Q(~old, resolved_at=None), open__gt=0).exclude(
+        pk__in=ids
+    )
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
         kind = "group_new" if group.reopened_at is None else "group_back"
         conditions[kind, str(group.pk)] = _of_group(group)

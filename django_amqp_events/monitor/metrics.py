@@ -45,32 +45,57 @@ def _process() -> str:
     """Return what names this process in the files of the folder.
 
     A pool process continues the files of the one that it replaces: prometheus_client keeps those of
-    each process until the end.
+    each process until the end. No other metrics may be in the same file.
     """
     place = getattr(current_process(), "index", None)
-    return str(os.getpid()) if place is None else f"{os.getppid()}-{place}"
+    return f"{os.getpid()}-events" if place is None else f"{os.getppid()}-{place}"
 
 
-if FOLDER in os.environ:
-    values.ValueClass = MultiProcessValue(_process)  # type: ignore[no-untyped-call]
+#: Not for the metrics of a project: two such classes that write one file destroy it.
+_THEIRS: Final[Any] = values.ValueClass
+_OURS: Final[Any] = (
+    MultiProcessValue(_process)  # type: ignore[no-untyped-call]
+    if FOLDER in os.environ
+    else _THEIRS
+)
 
-PUBLISHED: Final = Counter(
+
+class _Own:
+    """A metric with values of ours."""
+
+    def _metric_init(self) -> None:
+        values.ValueClass = _OURS
+        try:
+            super()._metric_init()  # type: ignore[misc]
+        finally:
+            values.ValueClass = _THEIRS
+
+
+class _Counter(_Own, Counter): ...
+
+
+class _Histogram(_Own, Histogram): ...
+
+
+PUBLISHED: Final = _Counter(
     "amqp_events_published", "Events that RabbitMQ has confirmed.", ["event"]
 )
-HANDLED: Final = Counter("amqp_events_handled", "Runs of handlers that succeeded.", _EVENT)
-RETRIED: Final = Counter("amqp_events_retried", "Failed attempts that are retried.", _EVENT)
-ARCHIVED: Final = Counter("amqp_events_archived", "Events that were archived.", [*_EVENT, "reason"])
-SUPERSEDED: Final = Counter(
+HANDLED: Final = _Counter("amqp_events_handled", "Runs of handlers that succeeded.", _EVENT)
+RETRIED: Final = _Counter("amqp_events_retried", "Failed attempts that are retried.", _EVENT)
+ARCHIVED: Final = _Counter(
+    "amqp_events_archived", "Events that were archived.", [*_EVENT, "reason"]
+)
+SUPERSEDED: Final = _Counter(
     "amqp_events_superseded", "Events that were skipped, since a newer one was handled.", _EVENT
 )
-REPLAYED: Final = Counter("amqp_events_replayed", "Replays that RabbitMQ has confirmed.", _EVENT)
-SECONDS: Final = Histogram(
+REPLAYED: Final = _Counter("amqp_events_replayed", "Replays that RabbitMQ has confirmed.", _EVENT)
+SECONDS: Final = _Histogram(
     "amqp_events_handler_seconds",
     "Duration of a handler's run.",
     ["handler"],
     buckets=(0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900),
 )
-LAG: Final = Histogram(
+LAG: Final = _Histogram(
     "amqp_events_start_lag_seconds",
     "Time from when an attempt was due, or the event published, to its start.",
     ["handler"],

@@ -36,7 +36,7 @@ from django.db.models import (
     Value,
     Window,
 )
-from django.db.models.functions import MD5, Cast, Concat, RowNumber, Substr
+from django.db.models.functions import MD5, Cast, Coalesce, Concat, RowNumber, Substr
 
 from ...conf import get_settings
 from ...databases import Moment, check_commits, delete_by_id, sliced
@@ -366,7 +366,8 @@ def mark_canary_succeeded(pk: UUID) -> None:
 def waiting_since(batch: ReplayBatch) -> datetime:
     """Return since when a batch only waits for outcomes."""
     waiting = events(batch.pk).filter(state__in=(_Replay.QUEUED, _Replay.PUBLISHED))
-    last = waiting.aggregate(last=Max("requested_at"))["last"]
+    # The mirror may publish one long after its process has died.
+    last = waiting.aggregate(last=Max(Coalesce("published_at", "requested_at")))["last"]
     return max(filter(None, (last, batch.resumed_at)), default=tables.clock())
 
 

@@ -77,6 +77,8 @@ class Command(ReportCommand):
                 out.write(line)
                 count += 1
                 self.progress(f"{count} exported")
+            out.flush()
+        self.stopping |= out is self.stdout and self.pipe.closed_by_reader
         summary = f"{counted(count, 'event')} exported" + (", redacted" if redacted else "")
         to_stdout = options["output"] == "-"
         if self.stopping:

@@ -111,11 +111,11 @@ class Command(ServiceCommand):
         return self._finish([document(batch) for batch in batches], lines)
 
     def _batch(self, service: str, text: str | None, action: str) -> ReplayBatch:
-        if not text:
+        digits = (text or "").replace("-", "").lower()
+        if not digits:
             raise CommandError(
                 f"{action} needs the id of a batch; see `events_batches list`", returncode=2
             )
-        digits = text.replace("-", "").lower()
         batches = batch_states.rows().filter(service=service)
         # Not by range: MariaDB does not order these ids by their digits.
         ids = batches.order_by().values_list("pk", flat=True)

@@ -168,6 +168,26 @@ def test_all_means_what_the_list_showed(root: Client, action: str) -> None:
         assert answer.context["count"] == 60
 
 
+def test_all_discarded_events_are_those_that_the_list_showed(root: Client) -> None:
+    minute = timedelta(minutes=1)
+    rows = [outbox_row(discarded_at=datetime.now(UTC) - minute) for _ in range(60)]
+    later, address = outbox_row(), url("outboxevent", "changelist") + "?state=discarded"
+    shown = page(root.get(address))
+    outbox.discard([later.pk], alias="default", by="bob", reason="it must not be published")
+    form = {**shown.fields, **select(rows[:50], "restore", select_across="1")}
+    assert root.post(address, form).context["count"] == 60
+
+
+def test_a_preview_tells_that_it_cannot_read_what_is_superseded(
+    root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batch_in("draft")
+    monkeypatch.setattr(preview, "count_superseded", lambda _handlers: None)
+    preview.preview_batch(batch)
+    shown = page(root.get(url("replaybatch", "change", batch.pk)))
+    assert "It cannot be read whether newer events were handled" in shown.words
+
+
 def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
     make()
     failure_groups.rebuild()

@@ -15,12 +15,14 @@ from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events.admin import formatting
 from django_amqp_events.archive import replay
+from django_amqp_events.declare.newest import Version
 from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
     ArchivedFailure,
     InboxEntry,
+    LatestVersion,
     Replay,
     Revision,
     State,
@@ -60,12 +62,21 @@ SETTINGS: dict[str, Any] = {
             "HANDLER": f"{__name__}.needs_an_order",
             "ONCE": True,
         },
+        "newest": {
+            "EVENTS": ["shop.order.*"],
+            "HANDLER": f"{__name__}.needs_a_version",
+            "NEWEST": ["order_id", "version"],
+        },
     },
 }
 
 
 def needs_an_order(order_id: int, note: str = "") -> None:
     """Handles an order."""
+
+
+def needs_a_version(order_id: int, version: int) -> None:
+    """Handles an order, unless a newer one was handled."""
 
 
 def redact(name: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -266,6 +277,21 @@ def test_a_handler_that_runs_once_is_said_plainly(ada):
         words = page(response).words
         assert "handled this event id on 2026-02-28" in words
         assert "would do nothing and count as succeeded" in words
+
+
+def test_an_edited_payload_is_checked_for_its_version(ada):
+    row = make(handler="newest", body=b'[[], {"order_id": 7, "version": 4}, {}]')
+    words = page(ada.post(url("edit", row.pk), form(row, {"order_id": 7, "version": "x"}))).words
+    assert "must be an integer or a time in ISO format" in words
+    LatestVersion.objects.create(
+        id=inbox.latest_key("billing", "newest", Version("7", 5, is_time=False)),
+        service="billing", handler="newest", thing="7", version=5, is_time=False,
+        event_id="x", handled_at=datetime.now(UTC),
+    )  # fmt: skip
+    for version, said_so in ((5, True), (6, False)):
+        payload = {"order_id": 7, "version": version}
+        words = page(ada.post(url("edit", row.pk), form(row, payload))).words
+        assert ("1 of 1 is superseded" in words) == said_so, words
 
 
 def test_possible_duplicates_are_named(ada):

@@ -790,3 +790,18 @@ def test_the_numbers_of_a_batch_outlive_its_events(broker: Broker) -> None:
     assert (again(batch).succeeded, again(batch).deleted) == (3, 0)
     assert not any(batch_states.count(batch.pk).values())
     assert (again(batch).deleted, again(batch).through) == (3, 3)
+
+
+@ONE
+def test_outcomes_are_awaited_from_when_the_mirror_published(broker: Broker, clock: Clock) -> None:
+    """The process died after its claim, and no mirror ran for a day."""
+    batch = started(1)
+    handlers = dict.fromkeys(batch_states.next_events(batch.pk, 10), "send_invoice")
+    event_states.claim(
+        batch_states.next_events(batch.pk, 10), handlers=handlers, by="ada", reason="",
+        now=tables.clock(), batch=batch.pk,
+    )  # fmt: skip
+    clock.at += 86_400 + 3600
+    assert replay.resume() == 1
+    run(limit=60)
+    assert again(batch).state == "running", again(batch).note

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from django_amqp_events import conf, signals
+from django_amqp_events.admin import formatting
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.selection import Selection
@@ -195,6 +196,9 @@ def test_a_second_user_is_audited_too(broker: Broker) -> None:
     replay.replay(seen(again(row)), by="bob", reason="again")
     actions = ArchiveAction.objects.order_by("pk").values_list("action", "by", "reason")
     assert list(actions) == [("edit", "ada", "wrong id"), ("replay", "bob", "again")]
+    steps = formatting.timeline(row, [], [*states.replays()], ArchiveAction.objects.order_by("pk"))
+    told = [(step.who, step.note) for step in steps if step.who]
+    assert sorted(told) == [("by ada", "wrong id"), ("by bob", "again")]
     assert conf.get_settings().service == "billing"
 
 
@@ -228,3 +232,24 @@ def test_a_resolved_event_that_is_restored_is_replayed_by_force_only(broker: Bro
     states.finish({old.pk: NOW}, now=NOW)
     assert again(row).state == State.REPLAYING, "of an older replay"
     assert len(broker.messages) == 1
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_an_outcome_counts_that_comes_while_a_forced_replay_is_refused(
+    broker: Broker, success: bool
+) -> None:
+    row = overdue()
+    [old] = states.replays().filter(event=row)
+
+    def answer(_message: object) -> PublishError:
+        if success:
+            states.finish({old.pk: NOW}, now=tables.clock())
+        else:
+            states.failed_again({old.pk: NOW})
+        return UnroutableError("no queue", event_id="x", event_name="y")
+
+    broker.answer = answer
+    assert not replay.replay(seen(row), by="ada", force=True).published
+    now = again(row)
+    assert now.state == (State.SUCCEEDED if success else State.ARCHIVED)
+    assert (now.replays, bool(now.error)) == (1, not success)

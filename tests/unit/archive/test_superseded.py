@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
+from weakref import WeakSet
 
 import pytest
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
-from django_amqp_events.archive import superseded
+from django_amqp_events.archive import superseded, tables
 from django_amqp_events.declare.newest import Version
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.models import ArchivedEvent, LatestVersion
@@ -61,17 +62,46 @@ def test_what_would_be_skipped_is_counted(copy: Handler) -> None:
     ]
     rows = [archived(payload, number) for number, payload in enumerate(payloads)]
     wanted = [True, True, False, False, False, False, False]
-    assert [superseded.is_superseded(row, copy) for row in rows] == wanted
+    found = [superseded.is_superseded(row.name, row.payload or {}, copy) for row in rows]
+    assert found == wanted
     assert superseded.count_superseded({row.pk: copy for row in rows}) == 2
     plain = get_registry().handlers["plain"]
     assert superseded.count_superseded({row.pk: plain for row in rows}) == 0
 
 
 @ONE
-def test_an_unreachable_database_is_told(copy: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [DatabaseError, InterfaceError])
+def test_an_unreachable_database_is_told(
+    copy: Handler, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     def fail(*_: object) -> bool:
-        raise DatabaseError
+        raise error
 
     row = archived({"order": 1, "version": 4}, 1)
-    monkeypatch.setattr(superseded, "is_superseded", fail)
-    assert superseded.count_superseded({row.pk: copy}) is None
+    with monkeypatch.context() as patched:
+        patched.setattr("django.db.models.query.QuerySet.exists", fail)
+        assert superseded.count_superseded({row.pk: copy}) is None
+
+
+@ONE
+def test_large_payloads_are_not_read_together(
+    copy: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page read 200 bodies at once, and kept what they decode to."""
+    rows = [archived({"order": 1, "version": 4, "x": "x" * 10_000}, each) for each in range(20)]
+    alive: WeakSet[ArchivedEvent] = WeakSet()
+    most: list[int] = []
+
+    def payload(event: ArchivedEvent) -> dict[str, int]:
+        alive.add(event)
+        most.append(len(alive))
+        return {}
+
+    monkeypatch.setattr(tables, "CHUNK_BYTES", 30_000)
+    monkeypatch.setattr(ArchivedEvent, "payload", property(payload))
+    assert superseded.count_superseded({row.pk: copy for row in rows}) == 0
+    assert len(most) == 20
+    assert max(most) <= 3
+    monkeypatch.setattr(superseded, "BYTES", 50_000)
+    assert superseded.count_superseded({row.pk: copy for row in rows}) is None
+    assert len(most) < 30

@@ -36,6 +36,7 @@ RUNS: list[tuple[int, list[str]]] = [
     (0, ["events_batches", "cancel", "BATCH"]),
     (1, ["events_batches", "show", "MISSING"]),
     (2, ["events_batches", "show"]),
+    (2, ["events_batches", "cancel", "-"]),
     (2, ["events_batches", "list", "BATCH"]),
     (0, ["events_catalogue"]),
     (0, ["events_catalogue", "--format", "asyncapi"]),
@@ -129,9 +130,18 @@ def test_exit_codes_whoever_reads(
         assert run(filled(arguments, tmp_path), out, err) == code
 
 
-def test_an_export_ends_when_nobody_reads_it(settings: Any) -> None:
+def test_a_process_without_stdout_does_its_work(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.AMQP_EVENTS = world.EVENTS
-    for _ in range(50):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(["events_prune"], None, None) == 0
+
+
+@pytest.mark.parametrize("events", [50, 1])
+def test_an_export_ends_when_nobody_reads_it(settings: Any, events: int) -> None:
+    settings.AMQP_EVENTS = world.EVENTS
+    for _ in range(events):
         world.make()
     with closed_pipe() as out:
         err = io.StringIO()

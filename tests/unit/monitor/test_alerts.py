@@ -17,7 +17,14 @@ from django.utils.translation import override
 from django_amqp_events import conf, signals
 from django_amqp_events.broker import topology
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.models import Alert, ArchivedEvent, FailureGroup, OutboxEvent, Snapshot
+from django_amqp_events.models import (
+    Alert,
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
+    OutboxEvent,
+    Snapshot,
+)
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
 from django_amqp_events.publish.outbox import OutboxStatus
@@ -530,3 +537,18 @@ def test_command_lists_active_alerts(settings: Any) -> None:
     assert code == 1
     assert "2026-03-01 12:00:00 UTC  Messages in the abyss: billing:abyss" in out
     assert "look at the logs" in out
+
+
+@ONE
+@DATABASES
+def test_a_replay_that_fails_in_another_way_is_a_new_failure(heard: Any) -> None:
+    """The event was mirrored long ago, and moves into a group that did not exist."""
+    group = FailureGroup.objects.create(
+        pk=uuid4(), algorithm=1, service="billing", exception="NewBug", open=1,
+        first_seen=NOW, last_seen=NOW,
+    )  # fmt: skip
+    row = make(group=group, mirrored_at=NOW - timedelta(days=2), state_since=NOW, replays=1)
+    ArchivedFailure.objects.create(pk=uuid4(), event=row, failed_at=NOW, mirrored_at=NOW)
+    settings = read()
+    alerts.update_alerts(alerts.evaluate_groups(settings, NOW), now=NOW, settings=settings)
+    assert [(name, kind) for name, kind, _ in names(heard)] == [("raised", "group_new")]

@@ -104,3 +104,40 @@ def test_a_pool_process_continues_the_files_of_the_one_before(tmp_path: Path) ->
     assert 'amqp_events_handled_total{event="a.b",handler="billing.h"} 12.0' in ended.stdout
     assert 'amqp_events_handler_seconds_count{handler="billing.h"} 12.0' in ended.stdout
     assert 'amqp_events_published_total{event="a.b"} 1.0' in ended.stdout
+
+
+FORKED = """
+import os
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+mine = Counter("shop_visits", "Made before ours.")
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+import django
+django.setup()
+from django_amqp_events.monitor import metrics
+
+metrics.PUBLISHED.labels("a").inc()
+if not os.fork():  # as gunicorn --preload does
+    for name in ("b", "c", "a long name"):
+        metrics.PUBLISHED.labels(name).inc()
+        mine.inc()
+    os._exit(0)
+os.wait()
+registry = CollectorRegistry()
+MultiProcessCollector(registry)
+print(generate_latest(registry).decode())
+"""
+
+
+def test_metrics_of_a_project_keep_their_files(tmp_path: Path) -> None:
+    """Two classes of values wrote one file, which nobody could read then."""
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKED],
+        env={**os.environ, metrics.FOLDER: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "shop_visits_total 3.0" in ended.stdout
+    assert 'amqp_events_published_total{event="a long name"} 1.0' in ended.stdout
