@@ -91,10 +91,18 @@ def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
 
 
 def _versions(alias: str, service: str | None, before: datetime) -> QuerySet[LatestVersion]:
-    """Return old rows of handlers without open archived events, each of which may be replayed."""
-    service = service or get_settings().service
+    """Return old rows of handlers that no open event may reach: it may be older than the row."""
+    settings, registry = get_settings(), get_registry()
+    service = service or settings.service
     archived = _open_archived().filter(service=service).order_by()
-    handlers = list(archived.values_list("handler", flat=True).distinct())
+    handlers = set(archived.values_list("handler", flat=True).distinct())
+    # A replay goes to the handler's new name, or to one that matches now.
+    handlers |= {settings.renamed_handlers.get(name, name) for name in handlers}
+    open_events = [archived.filter(handler="")]
+    open_events += [rows.filter(created_at__lt=before).order_by() for rows in _outboxes()]
+    for events in open_events:
+        for name in events.values_list("name", flat=True).distinct():
+            handlers |= {handler.name for handler in registry.receivers(name)}
     rows = LatestVersion.objects.using(alias).filter(service=service, handled_at__lt=before)
     return rows.exclude(handler__in=handlers)
 
@@ -122,8 +130,11 @@ def _open_events() -> list[QuerySet[Any]]:
     A failed or discarded event in the outbox may have reached some of its queues and been handled,
     and may be published or restored later.
     """
-    outboxes = map(outbox_rows.rows, outbox_rows.tables(get_settings()))
-    return [_open_archived(), *outboxes]
+    return [_open_archived(), *_outboxes()]
+
+
+def _outboxes() -> list[QuerySet[Any]]:
+    return [outbox_rows.rows(alias) for alias in outbox_rows.tables(get_settings())]
 
 
 def _open_archived() -> QuerySet[ArchivedEvent]:
