@@ -739,6 +739,21 @@ def test_a_connection_that_does_not_become_free(wire: Wire):
     assert len(wire.take()) == 3
 
 
+def test_nothing_is_written_without_time_for_its_confirm(wire: Wire):
+    """It would be repeated, although RabbitMQ has it."""
+    wire.configure(celery={"broker_pool_limit": 1})
+    publish_event(NAME, {})
+    pool = wire.pool
+    (channel,) = pool._idle
+    pool.timeout = 0.5
+    pool._idle.clear()
+    release = threading.Timer(0.45, pool._release, [channel])
+    release.start()
+    (result,) = pool.publish([event(wire)], mandatory=True)
+    assert type(result) is BrokerUnavailableError
+    release.join()
+
+
 @pytest.mark.parametrize("limit", [None, 0])
 def test_without_a_pool_a_connection_for_each_use(wire: Wire, limit: int | None):
     """As Celery documents broker_pool_limit."""
