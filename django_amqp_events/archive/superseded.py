@@ -48,6 +48,6 @@ def is_superseded(event: ArchivedEvent, handler: Handler) -> bool:
     if version is None:
         return False
     settings = get_settings()
-    key = inbox.latest_key(settings.service, handler.name, version)
+    key = inbox.latest_key(settings.service, handler, version)
     rows = LatestVersion.objects.using(inbox.database(handler, settings))
     return rows.filter(pk=key, is_time=version.is_time, version__gte=version.number).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -168,6 +169,18 @@ def test_a_version_of_another_type_is_archived(books: Handler) -> None:
     with pytest.raises(InvalidArguments, match="is a time, and that of an earlier event is an int"):
         inbox.once(books, received("x"), lambda: None, later)
     assert LatestVersion.objects.using(ALIAS).get().version == 5
+
+
+def test_other_paths_have_other_versions(books: Handler) -> None:
+    """Customer 1 is not order 1, and a time follows no integer."""
+    handle(books, 1, 5)
+    customers = replace(books, newest=("customer", "version"))
+    customer = Version("1", 3, is_time=False)
+    assert inbox.once(customers, received("c"), lambda: "ran", customer) == "ran"
+    assert inbox.once(customers, received("again"), lambda: "ran", customer) is None
+    times = replace(books, newest=("order", "time"))
+    later = Version("1", 10**15, is_time=True)
+    assert inbox.once(times, received("t"), lambda: "ran", later) == "ran"
 
 
 @pytest.mark.parametrize("where", ["outbox", "renamed", "unknown"])
