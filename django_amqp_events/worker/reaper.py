@@ -27,7 +27,6 @@ from ..exceptions import Malformed
 from ..message.types import Delivered, Failure, handling
 from .celery_internals import state
 from .delivery import Delivery
-from .pool_job import engine
 from .prefetch import HOLDING, Window
 from .step import EventStep
 from .verdict import Verdict
@@ -88,7 +87,6 @@ class ReaperStep(EventStep):
     def _prepare(self, c: Any) -> None:
         super()._prepare(c)
         self._deaths: Counter[tuple[str, ...]] = Counter()
-        self._engine = engine(c.hostname)
         self._limit = limit = self.time_limit or HOLDING * self.settings.consumer_timeout
         for name in self.registry.handlers:
             task = c.app.tasks[name]
@@ -164,9 +162,9 @@ class ReaperStep(EventStep):
     def handler_of(self, delivered: Delivered) -> Handler | None:
         if delivered.queue == self.names.dead:
             return None
-        reading = self._engine.read(decode(delivered))
+        reading = self.dispatcher.open(decode(delivered))
         try:
-            self._engine.dispatcher.identify(reading)
+            self.dispatcher.identify(reading)
         except Malformed:
             return None
         return reading.handler
@@ -203,9 +201,9 @@ class ReaperStep(EventStep):
 
     def _key(self, delivery: Delivery) -> tuple[str, ...]:
         """Return what identifies an event and its handler, at each delivery the same."""
-        reading = self._engine.read(decode(delivery.item.delivered))
+        reading = self.dispatcher.open(decode(delivery.item.delivered))
         try:
-            event = self._engine.dispatcher.identify(reading)
+            event = self.dispatcher.identify(reading)
         except Malformed:
             return (sha256(delivery.item.delivered.body).hexdigest(),)
         return handling(self.settings.service, delivery.name, event, event.replay_id)
