@@ -92,20 +92,20 @@ def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
 
 
 def _versions(alias: str, service: str | None, before: datetime) -> QuerySet[LatestVersion]:
-    """Return old rows of handlers that get no old event: neither a replay, nor from the outbox."""
-    settings = get_settings()
+    """Return old rows of handlers that no open event may reach: it may be older than the row."""
+    settings, registry = get_settings(), get_registry()
     service = service or settings.service
-    rows = LatestVersion.objects.using(alias).filter(service=service, handled_at__lt=before)
-    outboxes = map(outbox_rows.rows, outbox_rows.tables(settings))
-    if any(held.filter(created_at__lt=before).exists() for held in outboxes):
-        return rows.none()
     archived = _open_archived().filter(service=service).order_by()
-    names: set[str] = set()
-    for name, queue in archived.values_list("handler", "queue").distinct():
-        names |= {name, settings.renamed_handlers.get(name, name)}
-        if not name:  # a replay goes to one that matches then
-            names |= {each.name for each in get_registry().handlers.values() if each.queue == queue}
-    return rows.exclude(handler__in=names)
+    handlers = set(archived.values_list("handler", flat=True).distinct())
+    # A replay goes to the handler's new name, or to one that matches now.
+    handlers |= {settings.renamed_handlers.get(name, name) for name in handlers}
+    open_events = [archived.filter(handler="")]
+    open_events += [rows.filter(created_at__lt=before).order_by() for rows in _outboxes()]
+    for events in open_events:
+        for name in events.values_list("name", flat=True).distinct():
+            handlers |= {handler.name for handler in registry.receivers(name)}
+    rows = LatestVersion.objects.using(alias).filter(service=service, handled_at__lt=before)
+    return rows.exclude(handler__in=handlers)
 
 
 def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[list[UUID]]:
@@ -131,8 +131,11 @@ def _open_events() -> list[QuerySet[Any]]:
     A failed or discarded event in the outbox may have reached some of its queues and been handled,
     and may be published or restored later.
     """
-    outboxes = map(outbox_rows.rows, outbox_rows.tables(get_settings()))
-    return [_open_archived(), *outboxes]
+    return [_open_archived(), *_outboxes()]
+
+
+def _outboxes() -> list[QuerySet[Any]]:
+    return [outbox_rows.rows(alias) for alias in outbox_rows.tables(get_settings())]
 
 
 def _open_archived() -> QuerySet[ArchivedEvent]:

@@ -57,7 +57,7 @@ def is_superseded(name: str, payload: Mapping[str, Any], handler: Handler) -> bo
     if version is None:
         return False
     settings = get_settings()
-    key = inbox.latest_key(settings.service, handler.name, version)
+    key = inbox.latest_key(settings.service, handler, version)
     rows = LatestVersion.objects.using(inbox.database(handler, settings))
     try:
         return rows.filter(pk=key, is_time=version.is_time, version__gte=version.number).exists()

@@ -40,12 +40,13 @@ class PublisherPool:
     def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
         """Publish on a channel of the pool; see :meth:`ConfirmChannel.publish`.
 
-        ``timeout`` seconds are for a free connection, connecting and the first confirm together.
+        ``timeout`` seconds are for a free connection, connecting and the first confirm together;
+        half of them for the first, since what is written without time for its confirm is repeated.
         """
         if not messages:
             return []
         deadline = time.monotonic() + self.timeout
-        channel = self._acquire(deadline)
+        channel = self._acquire(deadline - self.timeout / 2)
         if channel is None:
             return unavailable_errors(messages, self._busy)
         try:
@@ -61,7 +62,7 @@ class PublisherPool:
                 are busy.
         """
         deadline = time.monotonic() + self.timeout
-        channel = self._acquire(deadline)
+        channel = self._acquire(deadline - self.timeout / 2)
         if channel is None:
             raise BrokerUnavailableError(self._busy)
         try:
@@ -71,7 +72,7 @@ class PublisherPool:
 
     @property
     def _busy(self) -> Reason:
-        return Reason("connections-busy", limit=self.limit, seconds=f"{self.timeout:g}")
+        return Reason("connections-busy", limit=self.limit, seconds=f"{self.timeout / 2:g}")
 
     def _acquire(self, deadline: float) -> ConfirmChannel | None:
         while True:

@@ -180,7 +180,7 @@ class MemoryBackend(Backend):
 
     def _dispatch(self, world: Engine, stored: Stored) -> None:
         """Handle and settle one delivery, as a pool process does."""
-        reading = world.read(stored.received())
+        reading = world.dispatcher.open(stored.received())
         with _savepoints():
             verdict = world.decide(reading, now=self.now, wait=self._pass_time, eager=True)
         self._settle(world, stored, reading, verdict)

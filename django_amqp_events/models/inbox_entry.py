@@ -50,7 +50,7 @@ class LatestVersion(models.Model):
     """The newest version of a thing that a handler with ``newest`` has handled.
 
     Attributes:
-        id: derived from service, handler and thing.
+        id: derived from service, handler, its paths and the thing.
         version: an integer, or microseconds since 1970 (*is_time*).
     """
 

@@ -101,7 +101,7 @@ class Delivery:
     @property
     def reading(self) -> Reading:
         """What is read of it for people: the main process decodes nothing that it decides on."""
-        reading = Reading(received=decode(self.item.delivered))
+        reading = self.dispatcher.open(decode(self.item.delivered))
         with suppress(Exception):  # a publisher decides what a message contains
             self.dispatcher.identify(reading)
         reading.handler = reading.handler or self.handler

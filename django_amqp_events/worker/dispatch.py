@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
 from celery.utils.saferepr import saferepr
 
+from ..broker.dead_letters import before_death
 from ..broker.delivery_reader import decode
 from ..broker.topology import Names
 from ..conf import Settings
@@ -22,6 +23,7 @@ from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
 from ..logs import event_fields
 from ..message import decoding, formats
+from ..message.headers import EVENT_HANDLER
 from ..message.text import printable
 from ..message.types import Delivered, Payload, Progress, Received, task_id
 from .verdict import Verdict
@@ -93,6 +95,20 @@ class Dispatcher:
         self.find = lru_cache(maxsize=10_000)(registry.find)
         # Handlers of events that came without an id.
         self._without_id: set[str] = set()
+
+    def open(self, received: Received) -> Reading:
+        """Return a delivery to be read; a dead letter as it was in its handler's queue."""
+        if received.queue not in (self.names.graveyard, self.names.dead):
+            return Reading(received=received)
+        # A retry of an event that runs alone returns to the graveyard.
+        home = self.names.graveyard
+        received = before_death(received, received.deaths, self.names, self.registry)
+        if received.exchange == self.names.return_:
+            name = received.headers.get(EVENT_HANDLER)
+            handler = self.registry.handlers.get(name) if isinstance(name, str) else None
+            if handler is not None:
+                received = replace(received, queue=handler.queue)
+        return Reading(received=received, home=home)
 
     def read(self, reading: Reading) -> Payload | Verdict:
         """Fill in event, progress and handler of a delivery.
@@ -210,7 +226,7 @@ def described(dispatcher: Dispatcher, delivered: Delivered) -> dict[str, Any]:
 
     For people: the worker's main process decodes nothing that it decides on.
     """
-    reading = Reading(received=decode(delivered))
+    reading = dispatcher.open(decode(delivered))
     try:
         payload = dispatcher.read(reading)
         if isinstance(payload, Verdict):

@@ -116,7 +116,7 @@ def once(
             with _transact(alias, insert, find, refused):
                 superseded = (
                     version is not None
-                    and not _record_version(alias, version, values)
+                    and not _record_version(alias, handler, version, values)
                     and not event.replay_forced
                 )
                 inserted = True
@@ -156,12 +156,17 @@ def once(
     return None
 
 
-def latest_key(service: str, handler: str, version: Version) -> UUID:
-    """Return the primary key of the row with the newest version of a thing."""
-    return derived_id(service, handler, version.thing)
+def latest_key(service: str, handler: Handler, version: Version) -> UUID:
+    """Return the primary key of the row with the newest version of a thing.
+
+    With other paths, other things have these names, or other versions.
+    """
+    return derived_id(service, handler.name, *(handler.newest or ()), version.thing)
 
 
-def _record_version(alias: str, version: Version, values: Mapping[str, Any]) -> bool:
+def _record_version(
+    alias: str, handler: Handler, version: Version, values: Mapping[str, Any]
+) -> bool:
     """Record the version of an event; return False if the recorded one is not older.
 
     Each statement compares and writes at once, and locks the row until the transaction ends.
@@ -174,7 +179,7 @@ def _record_version(alias: str, version: Version, values: Mapping[str, Any]) -> 
     """
     from ..models import LENGTH, LatestVersion, clean
 
-    pk = latest_key(values["service"], values["handler"], version)
+    pk = latest_key(values["service"], handler, version)
     rows = LatestVersion.objects.using(alias).filter(pk=pk)
     now = {
         "version": version.number, "event_id": values["event_id"],

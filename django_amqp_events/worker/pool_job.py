@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Final, Literal, NamedTuple
@@ -19,7 +19,6 @@ from django.db import close_old_connections
 
 from ..broker.confirms import accepts_publishes
 from ..broker.connection import celery_app, handler_app
-from ..broker.dead_letters import before_death
 from ..broker.delivery_reader import decode
 from ..broker.isolation import publish_each
 from ..broker.publisher_pool import publisher_pool
@@ -28,9 +27,8 @@ from ..callables import nothing
 from ..conf import Settings, get_settings
 from ..declare.registry import Registry, get_registry
 from ..exceptions import Malformed, PublishError, PublishTimeoutError
-from ..message import headers
 from ..message.text import printable
-from ..message.types import Message, Received
+from ..message.types import Message
 from .delivery import Item
 from .dispatch import HOLD_SECONDS, Dispatcher, Reading, celery_headers, delivery_info
 from .outgoing import OutgoingMessages, announce
@@ -95,20 +93,6 @@ class Engine:
         self._outgoing = OutgoingMessages(
             settings=settings, names=self.names, delays=self.topology.delays, worker=worker
         )
-
-    def read(self, received: Received) -> Reading:
-        """Return a delivery to be read; a dead letter as it was in its handler's queue."""
-        if received.queue not in (self.names.graveyard, self.names.dead):
-            return Reading(received=received)
-        # A retry of an event that runs alone returns to the graveyard.
-        home = self.names.graveyard
-        received = before_death(received, received.deaths, self.names, self.registry)
-        if received.exchange == self.names.return_:
-            name = received.headers.get(headers.EVENT_HANDLER)
-            handler = self.registry.handlers.get(name) if isinstance(name, str) else None
-            if handler is not None:
-                received = replace(received, queue=handler.queue)
-        return Reading(received=received, home=home)
 
     def decide(
         self,
@@ -217,7 +201,7 @@ def _run(
         since = time.perf_counter()
         if index and item.runs and since - began > JOB_SECONDS:
             break
-        reading = engine.read(decode(item.delivered))
+        reading = engine.dispatcher.open(decode(item.delivered))
         if item.verdict is None:
             verdict = engine.decide(reading, exceeded=item.exceeded, observed=options.observed)
         else:

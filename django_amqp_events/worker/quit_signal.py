@@ -62,6 +62,7 @@ class QuitSignal:
             self._waiting = number, frame
             self._wake()
         else:
+            self._waiting = None  # not a second time in the event loop
             self._call(number, frame)
 
     def _call(self, number: int, frame: FrameType | None) -> None:

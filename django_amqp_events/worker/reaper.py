@@ -29,7 +29,6 @@ from ..message.types import Delivered, Failure, handling
 from .celery_internals import state
 from .delivery import Delivery
 from .dispatch import Reading
-from .pool_job import engine
 from .prefetch import HOLDING, Window
 from .step import EventStep
 from .verdict import Verdict
@@ -90,7 +89,6 @@ class ReaperStep(EventStep):
     def _prepare(self, c: Any) -> None:
         super()._prepare(c)
         self._deaths: Counter[tuple[str, ...]] = Counter()
-        self._engine = engine(c.hostname)
         self._limit = limit = self.time_limit or HOLDING * self.settings.consumer_timeout
         for name in self.registry.handlers:
             task = c.app.tasks[name]
@@ -168,9 +166,9 @@ class ReaperStep(EventStep):
 
     def _read(self, delivered: Delivered) -> Reading:
         """Return a delivery with its event and handler, as far as they can be read."""
-        reading = self._engine.read(decode(delivered))
+        reading = self.dispatcher.open(decode(delivered))
         with suppress(Malformed):
-            self._engine.dispatcher.identify(reading)
+            self.dispatcher.identify(reading)
         return reading
 
     def on_lost(self, deliveries: list[Delivery], exceeded: float | None, error: str) -> None:

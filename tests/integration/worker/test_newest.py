@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,10 +17,13 @@ from django_amqp_events.archive import inbox_retention
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.newest import Version
 from django_amqp_events.declare.registry import Handler, get_registry
-from django_amqp_events.models import InboxEntry, LatestVersion
+from django_amqp_events.message import encoding
+from django_amqp_events.models import InboxEntry, LatestVersion, OutboxEvent
+from django_amqp_events.publish import outbox_rows
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from django_amqp_events.worker.verdict import InvalidArguments
+from tests.archive_rows import make
 from tests.conftest import Database
 
 ALIAS = "archive"
@@ -30,7 +34,8 @@ ORDERS, VERSIONS, WORKERS = 4, 12, 3
 def books(archive_database: Database) -> Iterator[Handler]:
     with connections[ALIAS].cursor() as cursor:
         cursor.execute("CREATE TABLE orders (id integer primary key, version integer)")
-    with override_events(SERVICE="billing", AUTODISCOVER=[]):
+    renamed = {"books.former": "books.write"}
+    with override_events(SERVICE="billing", AUTODISCOVER=[], RENAMED_HANDLERS=renamed):
 
         @handler("shop.order", name="books.write", newest=("order", "version"), using=ALIAS)
         def write(**payload: Any) -> None: ...
@@ -164,6 +169,38 @@ def test_a_version_of_another_type_is_archived(books: Handler) -> None:
     with pytest.raises(InvalidArguments, match="is a time, and that of an earlier event is an int"):
         inbox.once(books, received("x"), lambda: None, later)
     assert LatestVersion.objects.using(ALIAS).get().version == 5
+
+
+def test_other_paths_have_other_versions(books: Handler) -> None:
+    """Customer 1 is not order 1, and a time follows no integer."""
+    handle(books, 1, 5)
+    customers = replace(books, newest=("customer", "version"))
+    customer = Version("1", 3, is_time=False)
+    assert inbox.once(customers, received("c"), lambda: "ran", customer) == "ran"
+    assert inbox.once(customers, received("again"), lambda: "ran", customer) is None
+    times = replace(books, newest=("order", "time"))
+    later = Version("1", 10**15, is_time=True)
+    assert inbox.once(times, received("t"), lambda: "ran", later) == "ran"
+
+
+@pytest.mark.parametrize("where", ["outbox", "renamed", "unknown"])
+def test_a_version_is_kept_while_an_older_event_may_arrive(books: Handler, where: str) -> None:
+    handle(books, 1, 5)
+    old = datetime.now(UTC) - timedelta(days=60)
+    LatestVersion.objects.using(ALIAS).update(handled_at=old)
+    if where == "outbox":
+        message = encoding.event_message(
+            exchange="events", name="shop.order", body=b"{}", event_id="1-3", service="billing",
+            published_at=old,
+        )  # fmt: skip
+        outbox_rows.insert([message], alias=ALIAS, service="billing", held=False)
+        OutboxEvent.objects.using(ALIAS).update(created_at=old)
+    else:
+        name = {"renamed": "books.former", "unknown": ""}[where]
+        make(handler=name, queue=books.queue, name="shop.order", event_id="1-3")
+    before = datetime.now(UTC) - timedelta(days=40)
+    sum(inbox_retention.prune(before=before))
+    assert handle(books, 1, 3) is None, "a stale event overwrote a newer one"
 
 
 def test_old_versions_are_pruned(books: Handler) -> None:

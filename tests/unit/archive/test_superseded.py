@@ -38,7 +38,9 @@ def copy() -> Iterator[Handler]:
 
 def handled(order: int, version: int) -> None:
     LatestVersion.objects.using("archive").create(
-        id=inbox.latest_key("billing", "copy", Version(str(order), version, is_time=False)),
+        id=inbox.latest_key(
+            "billing", get_registry().handlers["copy"], Version(str(order), version, is_time=False)
+        ),
         service="billing", handler="copy", thing=str(order), version=version, is_time=False,
         event_id="x", handled_at=datetime.now(UTC),
     )  # fmt: skip

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import struct
+
+import amqp
 import pytest
 from celery.app.task import Context
 
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings
 from django_amqp_events.declare.registry import build
-from django_amqp_events.message.types import Payload, Received
+from django_amqp_events.message.types import Delivered, Payload, Received
+from django_amqp_events.worker.delivery import Delivery, Item
 from django_amqp_events.worker.dispatch import MAX_REPR, Dispatcher, Reading, celery_headers
 from django_amqp_events.worker.verdict import Verdict
 
@@ -176,3 +180,22 @@ def test_a_message_that_was_moved_is_the_only_event_of_its_queue(events: list[st
     else:
         assert isinstance(result, Verdict)
         assert result.reason == "unknown"
+
+
+def test_a_dead_letter_is_named_as_it_was_delivered() -> None:
+    """Logs, signals and `inspect` of a reaper would show its queue in place of the event."""
+    names = Names.of(SETTINGS)
+    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), names)
+    death = {
+        "queue": OWN, "reason": "delivery_limit", "exchange": "events", "count": 1,
+        "routing-keys": ["shop.paid"],
+    }  # fmt: skip
+    body = b"{}"
+    properties = amqp.Message(
+        content_type="application/json", message_id="1", application_headers={"x-death": [death]}
+    )._serialize_properties()
+    header = struct.pack(">HHQ", 60, 0, len(body)) + properties
+    delivered = Delivered(names.graveyard, names.graveyard, OWN, False, header, body)
+    delivery = Delivery(Item(delivered), 1, None, dispatcher, None, None, 0.0)  # type: ignore[arg-type]
+    assert delivery.title == "event 'shop.paid' (1) for m.moved"
+    assert delivery.headers()["task"] == "m.moved"

@@ -11,9 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from django_amqp_events.broker.topology import Names
+from django_amqp_events.conf import Settings
+from django_amqp_events.declare.registry import build
 from django_amqp_events.message.types import Delivered
 from django_amqp_events.worker.celery_internals import state
 from django_amqp_events.worker.delivery import Delivery, Item
+from django_amqp_events.worker.dispatch import Dispatcher
 from django_amqp_events.worker.jobs import Jobs
 from django_amqp_events.worker.pool_job import Outcome
 from django_amqp_events.worker.prefetch import JOB_EVENTS, Durations
@@ -23,6 +27,8 @@ from tests.doubles.consumer import consumer
 #: Seconds.
 CONSUMER_TIMEOUT = 1800.0
 RETRY = Verdict(kind="retry")
+SETTINGS = Settings(service="billing")
+DISPATCHER = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
 
 
 class Acks:
@@ -78,7 +84,7 @@ class World:
             Item(Delivered(queue, exchange, "key", redelivered, b"", body)),
             len(self.given) + 1,
             self.acks,  # type: ignore[arg-type]
-            SimpleNamespace(names=SimpleNamespace(events="events")),  # type: ignore[arg-type]
+            DISPATCHER,
             SimpleNamespace(name=queue),  # type: ignore[arg-type]
             SimpleNamespace(name=queue, send_events=True, **{**limits, **task}),
             since or time.monotonic(),

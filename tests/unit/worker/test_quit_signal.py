@@ -41,10 +41,12 @@ def test_the_first_waits_for_the_loop(heard: list[str]) -> None:
 
 
 def test_the_second_is_handled_at_once(heard: list[str]) -> None:
-    quit_signal(heard)
+    made = quit_signal(heard)
     send()
     send()
     assert heard == ["wake", "celery"]
+    made.loop_ended()
+    assert heard == ["wake", "celery"], "the first is not handled once more"
 
 
 def test_without_a_loop_none_waits(heard: list[str]) -> None:
