@@ -45,7 +45,8 @@ def copy() -> Iterator[Handler]:
 def handled() -> None:
     thing = Version("1", 5, is_time=False)
     LatestVersion.objects.using("archive").create(
-        id=inbox.latest_key("billing", "copy", thing), service="billing", handler="copy",
+        id=inbox.latest_key("billing", get_registry().handlers["copy"], thing), service="billing",
+        handler="copy",
         thing="1", version=5, is_time=False, event_id="x", handled_at=datetime.now(UTC) - OLD,
     )  # fmt: skip
 
