@@ -145,7 +145,8 @@ def cases(pool: str, formats: str) -> Iterator[Case]:
 
 
 def test_the_table_has_each_option_and_each_pair_of_values() -> None:
-    assert VALUES.keys() == HANDLER_OPTIONS.keys()
+    # With newest, events of the table would supersede each other; test_newest.py has it.
+    assert VALUES.keys() == HANDLER_OPTIONS.keys() - {"newest"}
     for one, other in combinations(VALUES, 2):
         together = [(row.options[one], row.options[other]) for row in ROWS]
         for pair in product(VALUES[one], VALUES[other]):

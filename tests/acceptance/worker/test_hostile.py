@@ -91,8 +91,8 @@ def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: s
     ]
     worker = core.worker(pool, 1 if pool == "solo" else 2).wait_ready()
     for raw in raws:
-        put(fresh_eyes, raw)
-    put(fresh_eyes, properties(*identity(b"6")), key=b"core.odd.\xff\xfe")
+        put(fresh_eyes, "events", ACT.encode(), raw, BODY)
+    put(fresh_eyes, "events", b"core.odd.\xff\xfe", properties(*identity(b"6")), BODY)
     [entry] = archived(fresh_eyes, 1)
     assert (entry["message"].body, entry["reason"]) == (BODY, "unknown")
     assert entry["routing_key"] == "core.odd.\\xff\\xfe"
