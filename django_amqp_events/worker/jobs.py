@@ -383,6 +383,7 @@ class Jobs:
         return (
             handler is not None
             and self.backlog.durations.is_quick(handler.name)
+            and handler.name not in self.backlog.failing
             and not delivered.redelivered
             and delivered.exchange == delivery.dispatcher.names.events
             and not (self._alone or self._events.on)
@@ -397,15 +398,11 @@ class Jobs:
         self.running.add(job)
         first = job.deliveries[0]
         hard, soft = None, None
-        limited = False
         if first.item.runs:
             hard, soft = first.task.time_limit, first.task.soft_time_limit
-            limited = self._limit(first) is not None
         elif any(self._limits):
             hard = soft = self._holding  # the worker's own limits must not end a publish
-        options = JobOptions(
-            worker=self.c.hostname, publishes=not limited, observed=self._events.on
-        )
+        options = JobOptions(worker=self.c.hostname, observed=self._events.on)
         run: Callable[..., Any] = run_job
         if not job.in_process:
             run = partial(self._run_here, job)
@@ -524,9 +521,13 @@ class Jobs:
             took = sum(outcome.seconds or 0.0 for outcome in outcomes)
             self.backlog.took_longer(deliveries[0].item.delivered.queue, took - job.expected)
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
-            seconds = outcome.seconds
-            if seconds is not None and self.backlog.durations.ended(delivery.name, seconds):
-                changed = True
+            if outcome.seconds is not None:
+                if self.backlog.durations.ended(delivery.name, outcome.seconds):
+                    changed = True
+                if outcome.kind == "ack":
+                    self.backlog.failing.discard(delivery.name)
+                else:
+                    self.backlog.failing.add(delivery.name)
             run_ended = delivery.item.verdict is None and outcome.kind != "requeue"
             if run_ended and outcome.verdict is not None:
                 self._events.ended(delivery, outcome.verdict)

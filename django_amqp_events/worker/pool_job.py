@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         kind: ``ack``, ``requeue``, or ``publish``: the message of *verdict* is not published.
-        seconds: duration of the run and its signals; ``None`` if the handler did not run.
+        seconds: duration of the run; ``None`` if the handler did not run.
         error: why the message was not published; ``""`` if that was not tried.
         verdict: also of what is settled, while Celery's task events are sent.
         unconfirmed: it may have been published.
@@ -68,13 +68,10 @@ class JobOptions:
 
     Attributes:
         worker: name of the worker.
-        publishes: whether the messages of verdicts are published; not in a process with a time
-            limit, which would interrupt that.
         observed: whether Celery's task events are sent.
     """
 
     worker: str
-    publishes: bool = True
     observed: bool = False
 
 
@@ -176,6 +173,10 @@ def run_job(
 ) -> list[Outcome] | str:
     """Carry out a job, and return the outcomes of those deliveries that were begun.
 
+    A job runs handlers, up to the first whose verdict has a message, or it publishes the messages
+    of verdicts: so the retries of several jobs wait for RabbitMQ's confirms together, and no time
+    limit of a run interrupts a publish.
+
     Args:
         lost: returns true if the connection of the deliveries is lost. RabbitMQ delivers them
             again, so a message that is published for one would double it.
@@ -214,11 +215,13 @@ def _run(
         if message is not None:
             messages[index] = reading, verdict, message
             outcomes.append(Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed))
+            if item.runs:
+                break  # no further handler runs before its publish
         else:
             told = verdict if options.observed else None
             kind: Literal["ack", "requeue"] = "requeue" if verdict.kind == "requeue" else "ack"
             outcomes.append(Outcome(kind, seconds, told))
-    if options.publishes and messages and not lost():
+    if messages and not items[0].runs and not lost():
         _publish(engine.settings, outcomes, messages)
         if not options.observed:
             outcomes = [
@@ -256,21 +259,12 @@ def _publish(
     publish_each(publish, [messages[at][2] for at in numbers], record)
     # Receivers may take their time, and others of these messages may be published in between.
     for at in numbers:
-        outcome = outcomes[at]
-        if outcome.kind == "ack":
-            seconds = _announce(settings, *messages[at][:2])
-            if outcome.seconds is not None:
-                # A handler whose signals have slow receivers is not quick: they delay the acks.
-                outcomes[at] = outcome._replace(seconds=outcome.seconds + seconds)
+        if outcomes[at].kind == "ack":
+            _announce(settings, *messages[at][:2])
 
 
-def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> float:
-    """Log an archived event and send its signal; an error must not settle it again.
-
-    Returns:
-        the seconds that it took.
-    """
-    began = time.perf_counter()
+def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:
+    """Log an archived event and send its signal; an error must not settle it again."""
     try:
         close_old_connections()
         announce(settings.service, reading, verdict)
@@ -279,4 +273,3 @@ def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> float:
         with suppress(Exception):  # a filter of logging may raise again
             about = reading.log_fields
             logger.exception("%s is settled, but was not announced", reading.title, extra=about)
-    return time.perf_counter() - began

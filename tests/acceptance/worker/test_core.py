@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message.types import Message
-
 from ..conftest import Make
 from ..harness import (
     Archive,
@@ -94,10 +92,6 @@ CASES = [
 ]  # fmt: skip
 
 
-#: Those that kill their process.
-KILLERS = ("child killed", "os._exit")
-
-
 @dataclass
 class Batch:
     """All cases of a pool, when nothing is left to happen."""
@@ -119,22 +113,14 @@ def run(pool: str, eyes: Eyes, service: Service) -> Batch:
     archive = Archive(eyes)
     cases = [case for case in CASES if pool in case.pools]
     ids: dict[str, str] = {}
-    messages: list[Message] = []
-    killers: list[Message] = []
+    messages = []
     for case in cases:
         plan = [step.format(pool=pool) for step in case.plan]
         message = eyes.message(case.event, {"plan": plan, "case": case.name})
         ids[case.name] = message.event_id
-        (killers if case.name in KILLERS else messages).append(message)
+        messages.append(message)
     eyes.send(*messages)
     worker = service.worker(pool, 1 if pool == "solo" else 3)
-    # One that kills its process has the others of its job run again.
-    runs = sum(case.runs for case in cases if case.name not in KILLERS)
-    until(lambda: len(service.ledger(what="start")) >= runs, 60, "the others have run")
-    eyes.drained("core.")
-    for killer in killers:
-        eyes.send(killer)
-        until(lambda: len(service.runs(killer.event_id)) == 2, 30)  # noqa: B023
 
     expected = sum(bool(case.archived) for case in cases)
 
@@ -178,7 +164,7 @@ def test_row(batch: Batch, case: Case) -> None:
     runs = batch.service.runs(event_id)
     assert len(runs) == case.runs, runs
     attempts = [line["attempt"] for line in runs]
-    if case.name in ("requeue", *KILLERS):
+    if case.name in ("requeue", "child killed", "os._exit"):
         # The broker's redelivery is no retry of ours.
         assert attempts == [1, 1]
         assert [line["redelivered"] for line in runs] == [False, True]
