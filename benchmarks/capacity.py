@@ -120,9 +120,10 @@ def rows(ground: Ground) -> None:
     table = "django_amqp_events_inboxentry"
     with ground.sql(entry["NAME"]) as cursor:
         sql = (
-            f"INSERT INTO {table} (id, service, handler, source, event_id, name, handled_at) "  # noqa: S608 - ours
+            f"INSERT INTO {table} (id, service, handler, source, event_id, name, handled_at, "  # noqa: S608 - ours
+            "superseded) "
             "SELECT gen_random_uuid(), 'billing', 'invoices.send_invoice', 'shop', "
-            "gen_random_uuid()::text, 'shop.order.created', now() - n * interval '1 second' "
+            "gen_random_uuid()::text, 'shop.order.created', now() - n * interval '1 second', false "
             f"FROM generate_series(1, {ROWS}) n"
         )
         cursor.execute(sql)

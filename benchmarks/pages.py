@@ -112,9 +112,9 @@ FROM generate_series({first}, {last}) n JOIN noise ON noise.i = n % 500
 REPLAYS = """
 INSERT INTO django_amqp_events_replay (
     id, event_id, version, number, handler, state, requested_at, requested_by, reason, publishes,
-    error)
+    error, forced)
 SELECT md5('replay' || n)::uuid, md5('row' || n)::uuid, 0, 1, 'book', 'failed', now(), 'ada', '', 1,
-    ''
+    '', false
 FROM generate_series({first}, {last}) n WHERE n % 40 = 2 OR n % 9 = 0
 """
 WAITING = """
@@ -133,9 +133,9 @@ FROM generate_series({first}, {last}) n WHERE n % {outbox} = 0
 """
 HANDLED = """
 INSERT INTO django_amqp_events_inboxentry (
-    id, service, handler, source, event_id, name, handled_at)
+    id, service, handler, source, event_id, name, handled_at, superseded)
 SELECT md5('handled' || n)::uuid, 'billing', 'book', 'shop', md5('event' || n)::uuid::text,
-    'shop.order.event' || n % 12, now() - n * interval '1 second'
+    'shop.order.event' || n % 12, now() - n * interval '1 second', false
 FROM generate_series({first}, {last}) n WHERE n % {inbox} = 0
 """
 FILL = (ROWS, FAILURES, REPLAYS, WAITING, HANDLED)

@@ -306,7 +306,7 @@ def test_a_deletion_does_not_wait_for_rows_that_others_insert(archive_database: 
         cursor = other.cursor()
         cursor.execute(
             "INSERT INTO django_amqp_events_inboxentry "
-            "SELECT %s, service, handler, source, event_id, name, handled_at "
+            "SELECT %s, service, handler, source, event_id, name, handled_at, superseded "
             "FROM django_amqp_events_inboxentry WHERE id = %s",
             [uuid4(), ids[0]],
         )
