@@ -359,8 +359,10 @@ class Jobs:
 
     def _next_job(self) -> Job | None:
         now = time.monotonic()
-        due = [delivery for at, delivery in self._unpublished if at <= now][: self.size]
+        due = [delivery for at, delivery in self._unpublished if at <= now]
         if due:
+            # A message that RabbitMQ refuses closes the channel, on which others wait.
+            due = [one for one in due if not one.failures][: self.size] or due[:1]
             self._unpublished = [item for item in self._unpublished if item[1] not in due]
             return self._job(due)
         free = max(1, self.processes - len(self.running))

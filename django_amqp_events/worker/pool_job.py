@@ -244,9 +244,8 @@ def _publish(
         for at in messages:
             outcomes[at] = outcomes[at]._replace(error="RabbitMQ accepts no messages")
         return
-    numbers = list(messages)
 
-    def record(index: int, error: PublishError | None) -> None:
+    def record(numbers: Sequence[int], index: int, error: PublishError | None) -> None:
         at = numbers[index]
         outcome = outcomes[at]
         if error is None:
@@ -256,9 +255,12 @@ def _publish(
             outcomes[at] = outcome._replace(error=str(error), unconfirmed=late)
 
     publish = partial(publisher_pool(settings).publish, mandatory=True)
-    publish_each(publish, [messages[at][2] for at in numbers], record)
+    # A missing exchange closes the channel, and the confirms of the others on it are lost.
+    for exchange in {message.exchange for _, _, message in messages.values()}:
+        numbers = [at for at in messages if messages[at][2].exchange == exchange]
+        publish_each(publish, [messages[at][2] for at in numbers], partial(record, numbers))
     # Receivers may take their time, and others of these messages may be published in between.
-    for at in numbers:
+    for at in messages:
         if outcomes[at].kind == "ack":
             _announce(settings, *messages[at][:2])
 
