@@ -19,7 +19,8 @@ from tests.commands import run_command
 from ..admin import admin_world as world
 
 PACKAGE = Path(str(django_amqp_events.__file__)).parent
-DOCS = PACKAGE.parent / "docs"
+#: Not beside the package, which the suite has installed.
+ROOT = Path(__file__).resolve().parents[3]
 UUID = "33df9592-1df2-8152-ba39-9d7b4b06ea36"
 #: Options of which a text speaks, without the others that they need.
 MENTIONED = {"events_replay --background", "events_replay --group", "events_replay --group ID"}
@@ -37,7 +38,7 @@ def in_code() -> list[str]:
 def in_docs() -> list[str]:
     """Return the commands of the console blocks."""
     found = []
-    for path in [DOCS.parent / "README.md", *DOCS.rglob("*.md")]:
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         text = path.read_text(encoding="utf-8")
         for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
             found += re.findall(r"^\$ manage\.py (events_[^\n>|#]+)", block, re.MULTILINE)
