@@ -63,7 +63,7 @@ def pruned() -> int:
 def test_a_version_stays_while_an_older_event_may_be_replayed(copy: Handler, name: str) -> None:
     handled()
     body = json.dumps([[], {"order": 1, "version": 4}, {}]).encode()
-    more = {"name": "shop.order.updated", "queue": copy.queue, "body": body}
+    more: dict[str, Any] = {"name": "shop.order.updated", "queue": copy.queue, "body": body}
     row = make(1, handler=name, **more)
     assert eligibility.target(row) == copy
     assert pruned() == 0

@@ -36,7 +36,13 @@ def busy(app: Celery) -> None:
     channel = pool._acquire(time.monotonic() + TIMEOUT)
     assert channel is not None
     channel.broken = True
-    pool._changed.wait = lambda _: time.sleep(TIMEOUT / 2) or not pool._release(channel)  # type: ignore[method-assign, func-returns-value, assignment]
+
+    def wait(_: float | None = None) -> bool:
+        time.sleep(TIMEOUT / 2)
+        pool._release(channel)
+        return True
+
+    pool._changed.wait = wait  # type: ignore[method-assign, assignment]
     publish(pool)
 
 

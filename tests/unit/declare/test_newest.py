@@ -96,7 +96,7 @@ def test_newest_implies_once(kind: Any) -> None:
     updated.__annotations__["version"] = kind
     with override_events(SERVICE="billing", AUTODISCOVER=[]):
 
-        @handler(event("shop.order.updated")(updated), newest=["order_id", "version"], name="b.new")
+        @handler(event("shop.order.updated")(updated), newest=("order_id", "version"), name="b.new")
         def books(**payload: Any) -> None: ...
 
         declared = get_registry().handlers["b.new"]

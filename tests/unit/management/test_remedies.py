@@ -68,7 +68,7 @@ def test_the_page_about_a_renamed_service(settings: Any) -> None:
     world.make(service="old")
     failure_groups.rebuild()
     FailureGroup.objects.update(note="wait for the release")
-    page = (DOCS / "outbox.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "outbox.md").read_text(encoding="utf-8")
     [row] = re.findall(r"^\| the archive, open \| (.*) \|$", page, re.MULTILINE)
     settings.AMQP_EVENTS = {**world.EVENTS, "SERVICE": "new"}
     assert run_command("events_groups")[1] == "no group has open events\n"

@@ -39,6 +39,7 @@ from django_amqp_events.broker import connection
 from django_amqp_events.context import handling
 from django_amqp_events.declare import contracts
 from django_amqp_events.declare.contracts import bind_contract
+from django_amqp_events.declare.validation import REMEMBERED
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
@@ -304,18 +305,18 @@ def test_bind_contract():
 
 def test_contracts_do_not_get_mixed_up():
     """Python reuses the id of a deleted object, as many tests show."""
-    for number in range(3 * contracts.REMEMBERED):
+    for number in range(3 * REMEMBERED):
         name = f"name{number}"
         space: dict[str, Any] = {}
         exec(f"def contract({name}): ...", space)  # noqa: S102 - many signatures
         assert bind_contract("e", space["contract"], {name: number}) == {name: number}
-    assert contracts._signature.cache_info().currsize <= contracts.REMEMBERED
+    assert contracts._signature.cache_info().currsize <= REMEMBERED
 
 
 def test_names_are_refused_as_before_however_many_are_published(outcomes: Outcomes):
-    for number in range(contracts.REMEMBERED + 10):
+    for number in range(REMEMBERED + 10):
         publish_event(f"many.{number}", {}, options=Options(mode="immediate"))
-    assert publisher._name_problem.cache_info().currsize <= contracts.REMEMBERED
+    assert publisher._name_problem.cache_info().currsize <= REMEMBERED
     for wrong in ("", "a..b", "a.*", "#", "a b", ["a"], None):
         with pytest.raises(InvalidEventError, match="is not an event name"):
             publish_event(wrong, {})  # type: ignore[arg-type]
