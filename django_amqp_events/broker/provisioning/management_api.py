@@ -19,7 +19,6 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from ...exceptions import TopologyError
-from ..connection import count_addresses
 from ..topology import Binding
 
 _QUEUE_COLUMNS: Final = (
@@ -50,7 +49,7 @@ class ManagementApi:
     Args:
         url: ``http(s)://user:password@host:15672``, optionally with a path before ``/api``.
         vhost: its name, not encoded.
-        timeout: seconds to connect, shared by the host's addresses, and for each read.
+        timeout: seconds to connect to an address of the host, and for each read.
         tls: Celery's ``broker_use_ssl``: its ``ca_certs``, ``certfile`` and ``keyfile`` are used.
     """
 
@@ -72,7 +71,6 @@ class ManagementApi:
         self.user = unquote(parts.username or "guest")
         self.vhost = vhost
         self.timeout = timeout
-        self._host = parts.hostname or ""
         token = base64.b64encode(f"{self.user}:{unquote(parts.password or 'guest')}".encode())
         self._headers = {"Authorization": f"Basic {token.decode()}", "Accept": "application/json"}
         # No proxy, which would see the password.
@@ -94,8 +92,7 @@ class ManagementApi:
             url += f"?{urlencode(query)}"
         request = urllib.request.Request(url, headers=self._headers)  # noqa: S310 - http(s) by conf
         try:
-            timeout = self.timeout / count_addresses(self._host)
-            with self._opener.open(request, timeout=timeout) as response:
+            with self._opener.open(request, timeout=self.timeout) as response:
                 return json.loads(response.read())
         except urllib.error.HTTPError as exc:
             with exc:
