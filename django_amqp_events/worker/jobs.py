@@ -40,6 +40,8 @@ REQUESTS: Final = 4
 WAKE_SECONDS: Final = 0.01
 #: Seconds in which messages that are not published yet are published when the worker stops.
 STOPPING_SECONDS: Final = 20.0
+#: Longest time in seconds that verdicts wait for the confirms of others, to be published together.
+TOGETHER_SECONDS: Final = 0.05
 #: Longest time in seconds that a cold shutdown waits until processes have received their jobs.
 QUIT_SECONDS: Final = 1.0
 
@@ -112,6 +114,8 @@ class Jobs:
         self.quit_signal = QuitSignal(wake)
         # Until when (monotonic) a signal waits for jobs that are being written.
         self._quit_at = 0.0
+        # Until when (monotonic) verdicts gather, if a job still publishes others.
+        self._publishing_until = 0.0
 
     @property
     def processes(self) -> int:
@@ -360,7 +364,11 @@ class Jobs:
     def _next_job(self) -> Job | None:
         now = time.monotonic()
         due = [delivery for at, delivery in self._unpublished if at <= now]
+        if due and now < self._publishing_until and self._is_publishing:
+            due = []  # while RabbitMQ confirms these, others gather
+            self._wake_after(TOGETHER_SECONDS)
         if due:
+            self._publishing_until = now + TOGETHER_SECONDS
             # A message that RabbitMQ refuses closes the channel, on which others wait.
             due = [one for one in due if not one.failures][: self.size] or due[:1]
             self._unpublished = [item for item in self._unpublished if item[1] not in due]
@@ -372,6 +380,10 @@ class Jobs:
         job = self._job(taken)
         job.expected = seconds
         return job
+
+    @property
+    def _is_publishing(self) -> bool:
+        return any(not job.deliveries[0].item.runs for job in self.running)
 
     def _job(self, deliveries: list[Delivery]) -> Job:
         job = Job(deliveries, in_process=self._semaphore is not None)
