@@ -44,7 +44,7 @@ class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
 class Pipe:
     """An output whose reader may close it, as ``| head -1`` does: what follows is discarded.
 
-    The work goes on, and ends with the exit code of its result. A process may have no stdout at
+    The work continues, and ends with the exit code of its result. A process may have no stdout at
     all, as after ``>&-``.
 
     Attributes:

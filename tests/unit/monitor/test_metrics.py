@@ -131,7 +131,7 @@ print(generate_latest(registry).decode())
 
 
 def test_metrics_of_a_project_keep_their_files(tmp_path: Path) -> None:
-    """Two classes of values wrote one file, which nobody could read then."""
+    """Two classes of values wrote one file, which could not be read then."""
     ended = subprocess.run(
         [sys.executable, "-c", FORKED],
         env={**os.environ, metrics.FOLDER: str(tmp_path)},
@@ -141,3 +141,15 @@ def test_metrics_of_a_project_keep_their_files(tmp_path: Path) -> None:
     )
     assert "shop_visits_total 3.0" in ended.stdout
     assert 'amqp_events_published_total{event="a long name"} 1.0' in ended.stdout
+
+
+def test_only_superseded_events_are_counted_as_such() -> None:
+    from django_amqp_events.context import ReceivedEvent
+    from django_amqp_events.monitor import metrics
+
+    event = ReceivedEvent(id="1", name="a.b", service="shop")
+    counter = metrics.SUPERSEDED.labels("", "superseding.handler")
+    for superseded, total in ((False, 0), (True, 1)):
+        metrics._skipped(handler="superseding.handler", event=event, superseded=superseded)
+        [sample] = [s for m in counter.collect() for s in m.samples if s.name.endswith("_total")]
+        assert sample.value == total
