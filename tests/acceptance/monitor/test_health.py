@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from typing import Any
@@ -17,14 +18,19 @@ from ..worker.test_children import events_worker
 
 pytestmark = pytest.mark.timeout(180)
 
-#: Not that of the services that other processes of the suite run beside this one.
-NAME = f"probed-{os.getpid()}"
-QUEUE = f"{NAME}.testproject.act"
+_numbers = itertools.count(1)
 
 
 @pytest.fixture
-def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes, NAME, handlers="core")
+def name() -> str:
+    """A service of its own: processes of another test, or of another process of the suite, may run
+    beside it."""
+    return f"probed-{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+def core(service: Make, fresh_eyes: Eyes, name: str) -> Service:
+    made = service(fresh_eyes, name, handlers="core")
     made.declare()
     made.migrate()
     return made
@@ -41,10 +47,9 @@ def ready(core: Service, *arguments: str) -> bool:
     return health(core, "--ready", *arguments)[0] == 0
 
 
-def test_a_worker_and_its_services(core: Service, fresh_eyes: Eyes) -> None:
-    nothing = (1, {"": f"no process of service {NAME!r} runs in this container"})
-    # Those of the test before may be about to end.
-    until(lambda: health(core, "--live") == nothing)
+def test_a_worker_and_its_services(core: Service, name: str) -> None:
+    nothing = {"": f"no process of service {name!r} runs in this container"}
+    assert health(core, "--live") == (1, nothing)
     worker = events_worker(core)
     parts = ("worker", "reaper", "companion")
     options = [option for part in parts for option in ("--part", part)]
@@ -58,12 +63,13 @@ def test_a_worker_and_its_services(core: Service, fresh_eyes: Eyes) -> None:
     until(lambda: health(core, "--live")[0] == 1, what="nothing runs")
 
 
-def test_a_missing_queue(core: Service, fresh_eyes: Eyes) -> None:
+def test_a_missing_queue(core: Service, fresh_eyes: Eyes, name: str) -> None:
+    queue = f"{name}.testproject.act"
     core.worker("prefork", 1).wait_ready()
     until(lambda: ready(core), 30)
-    fresh_eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUE}")
+    fresh_eyes.http("DELETE", f"/api/queues/{{vhost}}/{queue}")
     until(lambda: not ready(core), 30)
-    problem = f"queue {QUEUE} is missing or cannot be read. Run `manage.py events_declare`"
+    problem = f"queue {queue} is missing or cannot be read. Run `manage.py events_declare`"
     until(lambda: health(core, "--ready") == (1, {"worker": problem}), 30)
     assert health(core, "--live")[0] == 0
 
@@ -82,8 +88,8 @@ def test_a_broker_that_is_away_restarts_nothing(core: Service, pool: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_broker_that_stops(private_node: Node, node_eyes: Eyes, service: Make) -> None:
-    core = service(node_eyes, NAME, handlers="core")
+def test_a_broker_that_stops(private_node: Node, node_eyes: Eyes, service: Make, name: str) -> None:
+    core = service(node_eyes, name, handlers="core")
     core.declare()
     core.migrate()
     events_worker(core, "--no-batches")
