@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import lru_cache, partial
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -39,12 +39,12 @@ from ..logs import event_fields
 from ..message.types import derived_id, handling
 from .verdict import InvalidArguments
 
+if TYPE_CHECKING:
+    from ..models import InboxEntry
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: A statement and its parameters.
-Statement = tuple[str, Sequence[Any]]
 
 #: Seconds that a run waits for another one of its event, or for SQLite's lock, however short the
 #: database's own timeout is, and at most a third of RabbitMQ's consumer timeout: the event may have
@@ -94,18 +94,15 @@ def once(
     alias = database(handler, settings)
     check_commits(alias)
     nested = connections[alias].in_atomic_block
-    pk = inbox_key(settings.service, handler.name, event)
-    values = {
-        "id": pk,
-        "service": settings.service,
-        "handler": clean(handler.name, LENGTH),
-        "source": clean(event.service, LENGTH),
-        "event_id": clean(event.id, LENGTH),
-        "name": clean(event.name, LENGTH),
-        "handled_at": datetime.now(UTC),
-        "superseded": False,
-    }
-    insert, find = _statements(alias, values)
+    entry = InboxEntry(
+        id=inbox_key(settings.service, handler.name, event),
+        service=settings.service,
+        handler=clean(handler.name, LENGTH),
+        source=clean(event.service, LENGTH),
+        event_id=clean(event.id, LENGTH),
+        name=clean(event.name, LENGTH),
+        handled_at=datetime.now(UTC),
+    )
     refused = partial(RolledBackError.of, handler.name, event.id, alias)
     deadline = time.monotonic() + min(LOCK_WAIT, settings.consumer_timeout / 3)
     superseded = False
@@ -113,15 +110,15 @@ def once(
         inserted = False
         results: list[T] = []
         try:
-            with _transact(alias, insert, find, refused):
+            with _transact(alias, entry, refused):
                 superseded = (
                     version is not None
-                    and not _record_version(alias, handler, version, values)
+                    and not _record_version(alias, handler, version, entry)
                     and not event.replay_forced
                 )
                 inserted = True
                 if superseded:
-                    InboxEntry.objects.using(alias).filter(pk=pk).update(superseded=True)
+                    InboxEntry.objects.using(alias).filter(pk=entry.pk).update(superseded=True)
                 else:
                     results.append(run())
             if superseded:
@@ -129,11 +126,11 @@ def once(
             return results[0]
         except SoftTimeLimitExceeded:
             # It may interrupt the commit, or come right after it.
-            if results and not nested and _committed(alias, find):
+            if results and not nested and _committed(alias, entry):
                 return results[0]
             raise
         except IntegrityError:
-            if inserted or not _found(alias, find):
+            if inserted or not _found(alias, entry):
                 raise
             break
         except OperationalError as exc:
@@ -164,33 +161,27 @@ def latest_key(service: str, handler: Handler, version: Version) -> UUID:
     return derived_id(service, handler.name, *(handler.newest or ()), version.thing)
 
 
-def _record_version(
-    alias: str, handler: Handler, version: Version, values: Mapping[str, Any]
-) -> bool:
+def _record_version(alias: str, handler: Handler, version: Version, entry: InboxEntry) -> bool:
     """Record the version of an event; return False if the recorded one is not older.
 
     Each statement compares and writes at once, and locks the row until the transaction ends.
-
-    Args:
-        values: those of the row of the inbox.
 
     Raises:
         InvalidArguments: one version is an integer, and the other one a time.
     """
     from ..models import LENGTH, LatestVersion, clean
 
-    pk = latest_key(values["service"], handler, version)
+    pk = latest_key(entry.service, handler, version)
     rows = LatestVersion.objects.using(alias).filter(pk=pk)
     now = {
-        "version": version.number, "event_id": values["event_id"],
-        "handled_at": values["handled_at"],
+        "version": version.number, "event_id": entry.event_id, "handled_at": entry.handled_at,
     }  # fmt: skip
     older = rows.filter(is_time=version.is_time, version__lt=version.number)
     if older.update(**now):
         return True
-    kept = {key: values[key] for key in ("service", "handler", "event_id", "handled_at")}
     first = LatestVersion(
-        id=pk, **kept, thing=clean(version.thing, LENGTH), version=-LIMIT,
+        id=pk, service=entry.service, handler=entry.handler, event_id=entry.event_id,
+        handled_at=entry.handled_at, thing=clean(version.thing, LENGTH), version=-LIMIT,
         is_time=version.is_time,
     )  # fmt: skip
     LatestVersion.objects.using(alias).bulk_create([first], ignore_conflicts=True)
@@ -206,10 +197,8 @@ def _record_version(
 
 
 @contextmanager
-def _transact(
-    alias: str, insert: Statement, find: Statement, refused: Callable[[], Exception]
-) -> Iterator[None]:
-    """Run a block in a transaction that begins with *insert*, and check that it can be committed.
+def _transact(alias: str, entry: InboxEntry, refused: Callable[[], Exception]) -> Iterator[None]:
+    """Run a block in a transaction that begins with an INSERT, and check that it can be committed.
 
     If the handler swallowed a database error, ``atomic()`` rolls back without an exception, and so
     does PostgreSQL's COMMIT. Django's flag shows the first case. A query of the row shows the
@@ -217,61 +206,28 @@ def _transact(
     libpq's transaction status would not show that, since another transaction may be open by now.
     """
     with transaction.atomic(using=alias):
-        with connections[alias].cursor() as cursor:
-            cursor.execute(*insert)
+        entry.save(using=alias, force_insert=True)
         yield
         if transaction.get_rollback(using=alias):
             raise refused()
         try:
-            found = _found(alias, find)
+            found = _found(alias, entry)
         except InternalError as exc:
             raise refused() from exc  # PostgreSQL: the transaction is aborted
         if not found:
             raise refused()
 
 
-def _committed(alias: str, find: Statement) -> bool:
+def _committed(alias: str, entry: InboxEntry) -> bool:
     """Return True if the row is there when the transaction is over."""
     with suppress(Exception):  # an interrupted driver may raise anything
         connections[alias].rollback()
     connections[alias].close()
-    return _found(alias, find)
+    return _found(alias, entry)
 
 
-def _found(alias: str, find: Statement) -> bool:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(*find)
-        return cursor.fetchone() is not None
-
-
-def _statements(alias: str, values: Mapping[str, Any]) -> tuple[Statement, Statement]:
-    """Return an INSERT of a row, and a query that finds it."""
-    from ..models import InboxEntry
-
-    connection = connections[alias]
-    insert, find = _sql(connection.vendor, alias)
-    fields = InboxEntry._meta.concrete_fields  # noqa: SLF001 - Django's documented name for it
-    row = [field.get_db_prep_save(values[field.name], connection) for field in fields]
-    return (insert, row), (find, row[:1])
-
-
-@lru_cache(maxsize=32)
-def _sql(_vendor: str, alias: str) -> tuple[str, str]:
-    """Return an INSERT of a row, and a SELECT of one by its id, which is the first parameter.
-
-    The ORM takes several times as long to build them as the database takes to run them.
-    """
-    from ..models import InboxEntry
-
-    quote = connections[alias].ops.quote_name
-    meta = InboxEntry._meta  # noqa: SLF001 - Django's documented name for it
-    columns = [quote(str(field.column)) for field in meta.concrete_fields]
-    names, places = ", ".join(columns), ", ".join(["%s"] * len(columns))
-    table = quote(meta.db_table)
-    return (
-        f"INSERT INTO {table} ({names}) VALUES ({places})",  # noqa: S608 - names of our own
-        f"SELECT 1 FROM {table} WHERE {columns[0]} = %s",  # noqa: S608 - names of our own
-    )
+def _found(alias: str, entry: InboxEntry) -> bool:
+    return type(entry).objects.using(alias).filter(pk=entry.pk).exists()
 
 
 def aliases() -> list[str]:

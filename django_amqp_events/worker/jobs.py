@@ -40,8 +40,6 @@ REQUESTS: Final = 4
 WAKE_SECONDS: Final = 0.01
 #: Seconds in which messages that are not published yet are published when the worker stops.
 STOPPING_SECONDS: Final = 20.0
-#: Longest time in seconds that verdicts wait for the confirms of others, to be published together.
-TOGETHER_SECONDS: Final = 0.05
 #: Longest time in seconds that a cold shutdown waits until processes have received their jobs.
 QUIT_SECONDS: Final = 1.0
 
@@ -114,8 +112,6 @@ class Jobs:
         self.quit_signal = QuitSignal(wake)
         # Until when (monotonic) a signal waits for jobs that are being written.
         self._quit_at = 0.0
-        # Until when (monotonic) verdicts gather, if a job still publishes others.
-        self._publishing_until = 0.0
 
     @property
     def processes(self) -> int:
@@ -273,14 +269,10 @@ class Jobs:
         deadline = time.monotonic() + STOPPING_SECONDS
         self.settle_ended()
         while publish and self._unpublished and time.monotonic() < deadline:
-            left, self._unpublished = self._unpublished, []
-            job = Job([delivery for _, delivery in left[: self.size]], in_process=False)
-            self._unpublished = left[self.size :]
-            outcomes = run_job(
-                JobOptions(worker=self.c.hostname), [one.item for one in job.deliveries]
-            )
-            self._end(job, outcomes)
-            if not isinstance(outcomes, str) and any(outcome.error for outcome in outcomes):
+            _, delivery = self._unpublished.pop(0)
+            outcomes = run_job(JobOptions(worker=self.c.hostname), [delivery.item])
+            self._end(Job([delivery], in_process=False), outcomes)
+            if not delivery.acknowledged:
                 time.sleep(BACKOFF.first)
         return not self._unpublished
 
@@ -363,16 +355,10 @@ class Jobs:
 
     def _next_job(self) -> Job | None:
         now = time.monotonic()
-        due = [delivery for at, delivery in self._unpublished if at <= now]
-        if due and now < self._publishing_until and self._is_publishing:
-            due = []  # while RabbitMQ confirms these, others gather
-            self._wake_after(TOGETHER_SECONDS)
-        if due:
-            self._publishing_until = now + TOGETHER_SECONDS
-            # A message that RabbitMQ refuses closes the channel, on which others wait.
-            due = [one for one in due if not one.failures][: self.size] or due[:1]
-            self._unpublished = [item for item in self._unpublished if item[1] not in due]
-            return self._job(due)
+        for index, (at, delivery) in enumerate(self._unpublished):
+            if at <= now:
+                del self._unpublished[index]
+                return self._job([delivery])
         free = max(1, self.processes - len(self.running))
         taken, seconds = self.backlog.take(self.size, free, self._is_quick)
         if not taken:
@@ -380,10 +366,6 @@ class Jobs:
         job = self._job(taken)
         job.expected = seconds
         return job
-
-    @property
-    def _is_publishing(self) -> bool:
-        return any(not job.deliveries[0].item.runs for job in self.running)
 
     def _job(self, deliveries: list[Delivery]) -> Job:
         job = Job(deliveries, in_process=self._semaphore is not None)
@@ -397,7 +379,6 @@ class Jobs:
         return (
             handler is not None
             and self.backlog.durations.is_quick(handler.name)
-            and handler.name not in self.backlog.failing
             and not delivered.redelivered
             and delivered.exchange == delivery.dispatcher.names.events
             and not (self._alone or self._events.on)
@@ -416,7 +397,11 @@ class Jobs:
             hard, soft = first.task.time_limit, first.task.soft_time_limit
         elif any(self._limits):
             hard = soft = self._holding  # the worker's own limits must not end a publish
-        options = JobOptions(worker=self.c.hostname, observed=self._events.on)
+        options = JobOptions(
+            worker=self.c.hostname,
+            observed=self._events.on,
+            limited=self._limit(first) is not None,
+        )
         run: Callable[..., Any] = run_job
         if not job.in_process:
             run = partial(self._run_here, job)
@@ -536,12 +521,7 @@ class Jobs:
             self.backlog.took_longer(deliveries[0].item.delivered.queue, took - job.expected)
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
             if outcome.seconds is not None:
-                if self.backlog.durations.ended(delivery.name, outcome.seconds):
-                    changed = True
-                if outcome.kind == "ack":
-                    self.backlog.failing.discard(delivery.name)
-                else:
-                    self.backlog.failing.add(delivery.name)
+                changed |= self.backlog.durations.ended(delivery.name, outcome.seconds)
             run_ended = delivery.item.verdict is None and outcome.kind != "requeue"
             if run_ended and outcome.verdict is not None:
                 self._events.ended(delivery, outcome.verdict)

@@ -69,10 +69,12 @@ class JobOptions:
     Attributes:
         worker: name of the worker.
         observed: whether Celery's task events are sent.
+        limited: a time limit may end a run, so the message of its verdict is left to another job.
     """
 
     worker: str
     observed: bool = False
+    limited: bool = False
 
 
 class Engine:
@@ -173,9 +175,7 @@ def run_job(
 ) -> list[Outcome] | str:
     """Carry out a job, and return the outcomes of those deliveries that were begun.
 
-    A job runs handlers, up to the first whose verdict has a message, or it publishes the messages
-    of verdicts: so the retries of several jobs wait for RabbitMQ's confirms together, and no time
-    limit of a run interrupts a publish.
+    The message of a verdict is published before the next handler runs. If that fails, the job ends.
 
     Args:
         lost: returns true if the connection of the deliveries is lost. RabbitMQ delivers them
@@ -197,10 +197,9 @@ def _run(
 ) -> list[Outcome]:
     began = time.perf_counter()
     outcomes: list[Outcome] = []
-    messages: dict[int, tuple[Reading, Verdict, Message]] = {}
     for index, item in enumerate(items):
         since = time.perf_counter()
-        if index and item.runs and since - began > JOB_SECONDS:
+        if index and since - began > JOB_SECONDS:
             break
         reading = engine.dispatcher.open(decode(item.delivered))
         if item.verdict is None:
@@ -211,58 +210,38 @@ def _run(
                 engine.dispatcher.identify(reading)
         ran = item.runs and verdict.kind != "postpone" and verdict.reason not in NOT_RUN
         seconds = time.perf_counter() - since if ran else None
+        told = verdict if options.observed else None
         message = engine.message(reading, verdict, utc_now())
-        if message is not None:
-            messages[index] = reading, verdict, message
-            outcomes.append(Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed))
-            if item.runs:
-                break  # no further handler runs before its publish
-        else:
-            told = verdict if options.observed else None
+        if message is None:
             kind: Literal["ack", "requeue"] = "requeue" if verdict.kind == "requeue" else "ack"
             outcomes.append(Outcome(kind, seconds, told))
-    if messages and not items[0].runs and not lost():
-        _publish(engine.settings, outcomes, messages)
-        if not options.observed:
-            outcomes = [
-                outcome._replace(verdict=None) if outcome.kind == "ack" else outcome
-                for outcome in outcomes
-            ]
+            continue
+        outcome = Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed)
+        if not ((item.runs and options.limited) or lost()):
+            outcome = _publish(engine.settings, message, outcome)
+        if outcome.kind == "publish":
+            outcomes.append(outcome)
+            break
+        outcomes.append(outcome._replace(verdict=told))
+        _announce(engine.settings, reading, verdict)
     return outcomes
 
 
-def _publish(
-    settings: Settings,
-    outcomes: list[Outcome],
-    messages: dict[int, tuple[Reading, Verdict, Message]],
-) -> None:
-    """Publish messages, and replace the outcome of each that is confirmed or failed."""
-    if any(outcomes[at].unconfirmed for at in messages) and not accepts_publishes(
+def _publish(settings: Settings, message: Message, outcome: Outcome) -> Outcome:
+    """Publish the message of a verdict; return its outcome, which is ``ack`` if it is confirmed."""
+    if outcome.unconfirmed and not accepts_publishes(
         celery_app(settings), settings.confirm_timeout
     ):
         # RabbitMQ stores what it has read during an alarm when that ends; a repeat would double it.
-        for at in messages:
-            outcomes[at] = outcomes[at]._replace(error="RabbitMQ accepts no messages")
-        return
-
-    def record(numbers: Sequence[int], index: int, error: PublishError | None) -> None:
-        at = numbers[index]
-        outcome = outcomes[at]
-        if error is None:
-            outcomes[at] = outcome._replace(kind="ack")
-        else:
-            late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
-            outcomes[at] = outcome._replace(error=str(error), unconfirmed=late)
-
+        return outcome._replace(error="RabbitMQ accepts no messages")
+    errors: list[PublishError | None] = []
     publish = partial(publisher_pool(settings).publish, mandatory=True)
-    # A missing exchange closes the channel, and the confirms of the others on it are lost.
-    for exchange in {message.exchange for _, _, message in messages.values()}:
-        numbers = [at for at in messages if messages[at][2].exchange == exchange]
-        publish_each(publish, [messages[at][2] for at in numbers], partial(record, numbers))
-    # Receivers may take their time, and others of these messages may be published in between.
-    for at in messages:
-        if outcomes[at].kind == "ack":
-            _announce(settings, *messages[at][:2])
+    publish_each(publish, [message], lambda _, error: errors.append(error))
+    (error,) = errors
+    if error is None:
+        return outcome._replace(kind="ack")
+    late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
+    return outcome._replace(error=str(error), unconfirmed=late)
 
 
 def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:

@@ -196,21 +196,6 @@ def test_the_verdict_of_a_limited_run_is_carried_out_by_a_job_of_its_own() -> No
     assert job.timeout == CONSUMER_TIMEOUT * 5 / 6, "the worker's own limit is no longer"
 
 
-def test_verdicts_gather_while_others_are_published() -> None:
-    """One job publishes at a time, so that several wait for RabbitMQ's confirms together."""
-    world = World(3)
-    for _ in range(9):
-        world.deliver()
-    for _ in range(4):
-        running = [job for job in world.pool.jobs if job.items[0].runs]
-        world.pool.end(running[0], [Outcome("publish", 0.001, RETRY)])
-    publishing = [job for job in world.pool.jobs if not job.items[0].runs]
-    assert [len(job.items) for job in publishing] == [1]
-    world.pool.end(publishing[0], [Outcome("ack")])
-    publishing = [job for job in world.pool.jobs if not job.items[0].runs]
-    assert [len(job.items) for job in publishing] == [3]
-
-
 def test_a_job_of_several_events_fits_into_a_pipe() -> None:
     """A worker that stops while it writes the rest of a job would wait for the process."""
     world = World(1)
