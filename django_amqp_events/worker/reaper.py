@@ -26,7 +26,7 @@ from ..conf import Settings
 from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
 from ..message.types import Delivered, Failure, handling
-from .celery_internals import state
+from .celery_internals import shutdown_requested, state
 from .delivery import Delivery
 from .dispatch import Reading
 from .prefetch import HOLDING, Window
@@ -183,6 +183,9 @@ class ReaperStep(EventStep):
                 super().on_lost([delivery], exceeded, error)
 
     def _died(self, delivery: Delivery, error: str) -> None:
+        if shutdown_requested():  # a cold one kills its processes
+            self.jobs.requeue([delivery])
+            return
         key = self._key(delivery)
         self._deaths[key] += 1
         if self._deaths[key] >= MAX_DEATHS:

@@ -31,6 +31,7 @@ from ..coroutines import wait_for
 from ..declare.registry import Handler, get_registry
 from ..declare.retry_policy import MINIMUM_DELAY, RetryPolicy
 from ..exceptions import ConfigurationError, DirectCallError
+from ..options import LONGEST_TTL
 from . import inbox
 from .binding import bind, upcast, version_of
 from .celery_internals import terminated_by_signal
@@ -129,14 +130,14 @@ class HandlerTask(Task):
 
         Args:
             exc: the cause, for the history and the archive.
-            countdown: seconds, at least 1; the policy's backoff by default.
+            countdown: seconds, from 1 to ten years; the policy's backoff by default.
             eta: aware datetime instead of *countdown*.
             max_retries: limit for this event, instead of the policy's.
             throw: raise at once; otherwise the attempt fails when the handler returns.
 
         Raises:
             Retry: always with *throw*.
-            ValueError: the delay is below a second, or *eta* has no time zone.
+            ValueError: the delay is below a second or above ten years, or *eta* has no time zone.
         """
         if args is not None or kwargs is not None or options:
             raise Unsupported(
@@ -149,10 +150,10 @@ class HandlerTask(Task):
             if eta.tzinfo is None:
                 raise ValueError(f"retry(eta={eta!r}) has no time zone; pass an aware datetime")
             countdown = (eta - (run.now() if run else utc_now())).total_seconds()
-        if countdown is not None and countdown < MINIMUM_DELAY:
+        if countdown is not None and not MINIMUM_DELAY <= countdown <= LONGEST_TTL:
             raise ValueError(
-                f"handler {self.name!r} requested a retry in {countdown:g} s; delays are at "
-                f"least {MINIMUM_DELAY} s"
+                f"handler {self.name!r} requested a retry in {countdown:g} s; a delay is at least "
+                f"{MINIMUM_DELAY} s, and at most ten years"
             )
         cause = exc or sys.exc_info()[1]
         if run is None:

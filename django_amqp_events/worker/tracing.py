@@ -6,10 +6,13 @@ own outcome is ignored: the verdict is recorded before a result is stored.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+
+from celery.exceptions import Retry
 
 from . import event_logs
 from .celery_internals import build_tracer, terminated_by_signal
@@ -88,4 +91,30 @@ def _verdict(
         # The handler was not reached: before_start or the tracer itself raised.
         error = error or RuntimeError("Celery's tracer did not run the handler")
         verdict = run.decide(error, task.amqp_events.policy, request["amqp_event"].attempt)
+    _release_frames(error)
     return verdict
+
+
+_TRACEBACK, _CAUSE, _CONTEXT = (
+    vars(BaseException)[name].__get__ for name in ("__traceback__", "__cause__", "__context__")
+)
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Detach an exception from the frames it passed through, the tracer's among them.
+
+    They form a reference cycle of 2,600 objects for each failure, which would stay until Python's
+    next full collection, some 80 MB later. The verdict keeps text only.
+    """
+    seen: set[int] = set()
+    remaining = [error]
+    while remaining:
+        exc = remaining.pop()
+        if isinstance(exc, BaseException) and id(exc) not in seen:
+            seen.add(id(exc))
+            # By BaseException's own descriptors: an exception that is a frozen dataclass refuses
+            # to set its traceback, and a __getattr__ may do anything.
+            traceback.clear_frames(_TRACEBACK(exc))
+            BaseException.with_traceback(exc, None)
+            # A Retry has the original exception in an attribute.
+            remaining += [_CAUSE(exc), _CONTEXT(exc), exc.exc if isinstance(exc, Retry) else None]

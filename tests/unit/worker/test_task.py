@@ -343,6 +343,17 @@ def test_task_retry_signal_has_the_handlers_exception(app: Celery) -> None:
     assert "in sold_out" in str(ran[0])
 
 
+@pytest.mark.parametrize("countdown", [-1, 0.5, float("nan"), 1e12, float("inf")])
+def test_a_delay_that_is_impossible(app: Celery, countdown: float) -> None:
+    def impatient(self: Task, **payload: object) -> None:
+        self.retry(countdown=countdown)
+
+    verdict = verdict_of(app, impatient, {}, bind=True)
+    assert verdict.kind == "retry"
+    assert verdict.failure is not None
+    assert "a delay is at least 1 s, and at most ten years" in verdict.failure.message
+
+
 class Hasty(Task):
     """It asks for a retry before it runs, without a current event."""
 
