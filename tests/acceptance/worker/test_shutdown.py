@@ -1,8 +1,10 @@
-"""Workers that are stopped under load: what has finished is never run again, nothing is lost."""
+"""Workers that are stopped: what has finished is never run again, nothing is lost.
+
+The fault table has rolling restarts under load.
+"""
 
 from __future__ import annotations
 
-import random
 import signal
 from collections import Counter
 from pathlib import Path
@@ -17,7 +19,6 @@ from ..harness import (
     Archive,
     Eyes,
     Service,
-    Worker,
     until,
 )
 
@@ -30,9 +31,6 @@ POOLS = (
     pytest.param("threads", 4, marks=SLOW),
     pytest.param("solo", 1, marks=SLOW),
 )
-RESTARTS = 10
-#: Events that are published before each stop; a worker is stopped with many of them waiting.
-EVENTS = 60
 
 
 def again(service: Service, what: str = "end") -> dict[str, list[dict[str, Any]]]:
@@ -40,60 +38,6 @@ def again(service: Service, what: str = "end") -> dict[str, list[dict[str, Any]]
     lines = Counter(line["event"] for line in service.ledger(what=what))
     repeated = {event_id for event_id, count in lines.items() if count > 1}
     return {event_id: service.ledger(event=event_id) for event_id in repeated}
-
-
-class Load:
-    """Short events, published before each stop; it knows all their ids."""
-
-    def __init__(self, eyes: Eyes, service: Service, seed: str) -> None:
-        self.eyes = eyes
-        self.service = service
-        self.chance = random.Random(seed)
-        self.ids: list[str] = []
-
-    def ended(self) -> int:
-        """How many runs have ended, by the ledger."""
-        files = self.service.where.glob("ledger.*.jsonl")
-        return sum(path.read_bytes().count(b'"what": "end"') for path in files)
-
-    def stop(self, worker: Worker, number: int = signal.SIGTERM) -> int:
-        """Publish, stop a worker while it handles, at a random moment; return its exit code."""
-        enough = self.ended() + self.chance.randrange(5, EVENTS // 2)
-        messages = [self.eyes.message(ACT, {"plan": ["ok"]}) for _ in range(EVENTS)]
-        self.eyes.send(*messages)
-        self.ids += [message.event_id for message in messages]
-        until(lambda: self.ended() >= enough, 40, "events are handled")
-        worker.signal(number)
-        return worker.wait(60)
-
-    def all_handled(self) -> bool:
-        return {line["event"] for line in self.service.ledger(what="end")} >= set(self.ids)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("pool", "concurrency"), POOLS)
-def test_ten_rolling_restarts_under_load(
-    pool: str, concurrency: int, fresh_eyes: Eyes, service: Make
-) -> None:
-    eyes, core = fresh_eyes, service(fresh_eyes)
-    core.declare()
-    load = Load(eyes, core, f"restarts {pool}")
-    worker = core.worker(pool, concurrency, "-Q", QUEUE).wait_ready()
-    following = core.worker(pool, concurrency, "-Q", QUEUE)
-    for _ in range(RESTARTS):
-        following.wait_ready()
-        # Starts while the others work.
-        third = core.worker(pool, concurrency, "-Q", QUEUE)
-        assert load.stop(worker) == 0
-        worker, following = following, third
-    until(load.all_handled, 60)
-    assert worker.stop() == 0
-    assert following.wait_ready().stop() == 0
-    assert not again(core, "start")
-    assert not again(core, "end")
-    # The management API is seconds behind.
-    eyes.drained("core")
-    assert not Archive(eyes).collect()
 
 
 @pytest.mark.parametrize("soft", [0, 4])
