@@ -31,8 +31,10 @@ from .task_events import TaskEvents
 
 logger = logging.getLogger(__name__)
 
-#: Delays before a failed publish is repeated.
+#: Delays before a failed publish is repeated, and before one that RabbitMQ may have stored: each
+#: repeat of it may be a duplicate.
 BACKOFF: Final = Backoff(0.5, 30.0)
+UNCONFIRMED_BACKOFF: Final = Backoff(5.0, 600.0, factor=4)
 #: Requests for a free process that wait in Celery's line at once, for each process; as many as the
 #: tasks that Celery prefetches by default.
 REQUESTS: Final = 4
@@ -184,7 +186,7 @@ class Jobs:
         wait = 0.0
         delivery.item = item._replace(unconfirmed=unconfirmed)
         if error:
-            wait = BACKOFF.delay(delivery.failures)
+            wait = (UNCONFIRMED_BACKOFF if unconfirmed else BACKOFF).delay(delivery.failures)
             delivery.failures += 1
             what, extra = delivery.title, delivery.log_fields
             if time.monotonic() + wait > delivery.since + self._holding:
@@ -355,8 +357,10 @@ class Jobs:
 
     def _next_job(self) -> Job | None:
         now = time.monotonic()
+        # A repeat may wait in vain for its confirm, so one process at a time does.
+        repeats = any(job.deliveries[0].failures for job in self.running)
         for index, (at, delivery) in enumerate(self._unpublished):
-            if at <= now:
+            if at <= now and not (repeats and delivery.failures):
                 del self._unpublished[index]
                 return self._job([delivery])
         free = max(1, self.processes - len(self.running))
@@ -516,8 +520,8 @@ class Jobs:
             return
         acked: list[Delivery] = []
         changed = False
-        if job.expected:
-            took = sum(outcome.seconds or 0.0 for outcome in outcomes)
+        if job.expected and job.began is not None:
+            took = time.monotonic() - job.began
             self.backlog.took_longer(deliveries[0].item.delivered.queue, took - job.expected)
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
             if outcome.seconds is not None:
@@ -544,7 +548,7 @@ class Jobs:
         """Settle deliveries whose process has ended, or failed by a bug of ours."""
         if job.exceeded is None:
             logger.error(
-                "the pool process that handled %s ended: %s",
+                "the pool process that handled %s ended or failed: %s",
                 title(deliveries),
                 printable(error),
                 extra=deliveries[0].log_fields,

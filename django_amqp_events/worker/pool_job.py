@@ -182,21 +182,26 @@ def run_job(
             again, so a message that is published for one would double it.
 
     Returns:
-        their outcomes, or the error of a bug of ours: a thread pool would drop an exception, and
-        the deliveries would never be settled.
+        their outcomes, or the error of a bug of ours in the first: a thread pool would drop an
+        exception, and the deliveries would never be settled.
     """
+    outcomes: list[Outcome] = []
     try:
-        return _run(engine(options.worker), options, items, lost)
+        _run(engine(options.worker), options, items, lost, outcomes)
     except Exception as exc:
-        logger.exception("a job with %d events failed; they are requeued", len(items))
-        return f"{type(exc).__name__}: {exc}"
+        logger.exception("event %d of %d in a job failed", len(outcomes) + 1, len(items))
+        return outcomes or f"{type(exc).__name__}: {exc}"
+    return outcomes
 
 
 def _run(
-    engine: Engine, options: JobOptions, items: Sequence[Item], lost: Callable[[], object]
-) -> list[Outcome]:
+    engine: Engine,
+    options: JobOptions,
+    items: Sequence[Item],
+    lost: Callable[[], object],
+    outcomes: list[Outcome],
+) -> None:
     began = time.perf_counter()
-    outcomes: list[Outcome] = []
     for index, item in enumerate(items):
         since = time.perf_counter()
         if index and since - began > JOB_SECONDS:
@@ -224,7 +229,6 @@ def _run(
             break
         outcomes.append(outcome._replace(verdict=told))
         _announce(engine.settings, reading, verdict)
-    return outcomes
 
 
 def _publish(settings: Settings, message: Message, outcome: Outcome) -> Outcome:

@@ -11,10 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from django_amqp_events.backoff import Backoff
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings
 from django_amqp_events.declare.registry import build
 from django_amqp_events.message.types import Delivered
+from django_amqp_events.worker import jobs
 from django_amqp_events.worker.celery_internals import state
 from django_amqp_events.worker.delivery import Delivery, Item
 from django_amqp_events.worker.dispatch import Dispatcher
@@ -194,6 +196,23 @@ def test_the_verdict_of_a_limited_run_is_carried_out_by_a_job_of_its_own() -> No
     [job] = world.pool.jobs
     assert job.items[0].verdict == RETRY
     assert job.timeout == CONSUMER_TIMEOUT * 5 / 6, "the worker's own limit is no longer"
+
+
+def test_one_process_repeats_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may wait for its confirm in vain, while the others run the events of other queues."""
+    monkeypatch.setattr(jobs, "UNCONFIRMED_BACKOFF", Backoff(0.0, 0.0))
+    world = World(3)
+    for _ in range(3):
+        world.deliver("a")
+    for job in [*world.pool.jobs]:
+        world.pool.end(job, [Outcome("publish", 0.1, RETRY, "no confirm", True)])
+    for _ in range(3):
+        world.deliver("b")
+    repeats = [job for job in world.pool.jobs if not job.items[0].runs]
+    assert len(repeats) == 1
+    assert len(world.pool.jobs) == 3
+    world.pool.end(repeats[0], [Outcome("ack")])
+    assert len([job for job in world.pool.jobs if not job.items[0].runs]) == 1
 
 
 def test_a_job_of_several_events_fits_into_a_pipe() -> None:
