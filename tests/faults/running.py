@@ -7,8 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from tests.waiting import NotInTime
 
@@ -34,8 +33,6 @@ class Result:
     """
 
     row: str
-    group: str
-    title: str
     events: int
     seconds: float
     counts: Counts | None = None
@@ -67,9 +64,6 @@ class Result:
         """Whether it says nothing: nothing was in flight when the fault came, or it never came."""
         counts = self.counts
         return not self.hit and counts is not None and not counts.lost and not counts.effects
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run(row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making] = world,
@@ -108,8 +102,6 @@ def _run(
         counts = here.count()
     return Result(
         row=row.name,
-        group=row.group,
-        title=row.title,
         events=number,
         seconds=round(time.monotonic() - began, 1),
         counts=counts,

@@ -15,9 +15,7 @@ import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import (
     DatabaseError,
-    DataError,
     IntegrityError,
-    InterfaceError,
     OperationalError,
     connections,
     transaction,
@@ -33,10 +31,11 @@ from django_amqp_events.archive import inbox_retention, replay, retention
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.message import encoding
-from django_amqp_events.models import ArchivedEvent, InboxEntry
+from django_amqp_events.models import ArchivedEvent, InboxEntry, State
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
+from tests.archive_rows import make
 from tests.conftest import ONE, POSTGRESQL, ROW_LOCKS, Database
 
 from ..archiving import archived, mirror_all, publish
@@ -235,35 +234,8 @@ def test_failed_commit_is_a_failure(
 
 
 @POSTGRESQL
-@pytest.mark.parametrize("swallow", [divide])
-def test_postgresql_does_not_commit(
-    books: Handler, swallow: Callable[[ReceivedEvent], None]
-) -> None:
-    check_swallowed(books, swallow)
-
-
-@POSTGRESQL
-def test_postgresql_commits(books: Handler) -> None:
-    """The row is in the transaction of the handler, whose hooks run after the commit."""
-    connection: Any = connections[ALIAS]
-    event, done = received(), []
-    locked = InboxEntry.objects.using(ALIAS).select_for_update()
-
-    def handle() -> None:
-        assert connection.in_atomic_block
-        assert not connection.connection.autocommit
-        # PostgreSQL refuses FOR UPDATE to the cursor that Django opens under autocommit.
-        assert [entry.event_id for entry in locked.iterator()] == [event.id]
-        transaction.on_commit(lambda: done.append(connection.in_atomic_block), using=ALIAS)
-
-    inbox.once(books, event, handle)
-    assert done == [False]
-    assert connection.get_autocommit()
-    # The next transaction of the connection is an ordinary one.
-    assert InboxEntry.objects.using(ALIAS).get().delete()[0] == 1
-    with transaction.atomic(using=ALIAS):
-        effect(event)
-    assert effects() == [event.id]
+def test_postgresql_does_not_commit(books: Handler) -> None:
+    check_swallowed(books, divide)
 
 
 @POSTGRESQL
@@ -309,89 +281,6 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
     assert not InboxEntry.objects.using(ALIAS).exists()
     assert run(books, event) == "done"
     assert effects() == [event.id]
-
-
-@POSTGRESQL
-def test_a_limit_during_the_check(books: Handler) -> None:
-    """It is raised as it is, and the connection has no transaction any more."""
-    connection: Any = connections[ALIAS]
-    event, done = received(), []
-
-    def interrupt(execute: Any, sql: str, *rest: Any) -> Any:
-        if sql.startswith("SELECT 1"):
-            raise SoftTimeLimitExceeded
-        return execute(sql, *rest)
-
-    def handle() -> None:
-        effect(event)
-        transaction.on_commit(lambda: done.append("hook"), using=ALIAS)
-        connection.execute_wrappers.append(interrupt)
-
-    with pytest.raises(SoftTimeLimitExceeded):
-        inbox.once(books, event, handle)
-    connection.execute_wrappers.clear()
-    assert connection.get_autocommit()
-    assert run(books, event) == "done"
-    assert effects() == [event.id]
-    assert not done
-
-
-@POSTGRESQL
-def test_hooks_have_transactions_of_their_own(books: Handler) -> None:
-    event, rows = received(), InboxEntry.objects.using(ALIAS)
-
-    def hook() -> None:
-        with transaction.atomic(using=ALIAS):
-            rows.all().delete()
-
-    inbox.once(books, event, lambda: transaction.on_commit(hook, using=ALIAS))
-    assert not rows.exists()
-
-
-@POSTGRESQL
-def test_a_trigger_of_the_commit_fails(books: Handler) -> None:
-    event = received()
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN PERFORM 1 / 0; RETURN NEW; END';"
-            "CREATE CONSTRAINT TRIGGER last AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED "
-            "FOR EACH ROW EXECUTE FUNCTION divide()"
-        )
-    with pytest.raises(DataError, match="division by zero"):
-        run(books, event)
-    assert not InboxEntry.objects.using(ALIAS).exists()
-
-
-@POSTGRESQL
-def test_a_closed_connection_commits_nothing(books: Handler) -> None:
-    def close_and_deny() -> None:
-        connections[ALIAS].close()
-        transaction.set_rollback(False, using=ALIAS)
-
-    with pytest.raises((RolledBackError, DatabaseError, InterfaceError)):
-        inbox.once(books, received(), close_and_deny)
-    assert not InboxEntry.objects.using(ALIAS).exists()
-
-
-@POSTGRESQL
-def test_the_statements_of_a_wrapper_stay_where_they_are(books: Handler) -> None:
-    """It may query before the first statement, which would not be rolled back with the rest."""
-    connection = connections[ALIAS]
-    event = received()
-
-    def audit(execute: Any, sql: str, *rest: Any) -> Any:
-        if "inboxentry" in sql:
-            with connection.cursor() as cursor:
-                cursor.cursor.execute("INSERT INTO effects VALUES ('audit')")
-        return execute(sql, *rest)
-
-    def fail() -> None:
-        raise ValueError("no")
-
-    with connection.execute_wrapper(audit), pytest.raises(ValueError, match="no"):
-        inbox.once(books, event, fail)
-    assert not effects()
 
 
 def test_swallowed_database_error_in_a_savepoint_is_harmless(books: Handler) -> None:
@@ -493,22 +382,8 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
     old = now - timedelta(days=100)
     kept = [inbox.inbox_key("billing", "books.write", event) for event in events]
     InboxEntry.objects.using(ALIAS).filter(pk__in=kept[:4]).update(handled_at=old)
-    for event, state in ((events[0], "archived"), (events[1], "succeeded")):
-        ArchivedEvent.objects.create(
-            id=uuid4(),
-            service="billing",
-            name="shop.order",
-            event_id=event.id,
-            first_failed_at=old,
-            last_failed_at=old,
-            mirrored_at=old,
-            state_since=old,
-            state=state,
-            reason="failed",
-            body=b"",
-            body_size=0,
-            headers_raw=b"",
-        )
+    for event, state in ((events[0], State.ARCHIVED), (events[1], State.SUCCEEDED)):
+        make(state=state, at=old, name="shop.order", event_id=event.id)
     before = now - timedelta(days=31)
     assert sum(inbox_retention.prune(before=before, batch_size=2)) == 3
     left = {row.pk for row in InboxEntry.objects.using(ALIAS)}
