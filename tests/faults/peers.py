@@ -35,12 +35,9 @@ from . import all_rows
 from .brokers import (
     SPREAD,
     Scene,
-    alarm,
-    cut,
-    half_open,
-    struck,
+    Scenes,
+    under_faults,
 )
-from .brokers import killed as broker_killed
 from .counts import (
     Counts,
     Ledger,
@@ -354,55 +351,19 @@ def archiving(world: World, url: str) -> Scene:
     return replace(scene, ready=lambda: world.eyes.ready(ARCHIVED) and scene.ready())
 
 
-for _name, _words, _scene in (
-    ("immediate", "publishing", publishing),
-    ("handling", "handling", handling),
-    ("delay", "everything is delayed", delaying),
-    ("archive", "archiving", archiving),
-):
-    _share = FEW if _scene is archiving else 1.0
-    same(
-        f"broker-killed-{_name}",
-        partial(struck, scene=_scene, fault=broker_killed, what="broker killed", direct=True),
-        f"While {_words}",
-        _share,
-    )
-    same(
-        f"cut-{_name}",
-        partial(
-            struck,
-            scene=_scene,
-            fault=cut,
-            what="connections cut",
-            times=2 if _scene in (publishing, handling) else 1,
-        ),
-        f"Connections are cut while {_words}",
-        _share,
-    )
-    same(
-        f"half-open-{_name}",
-        partial(struck, scene=_scene, fault=half_open, what="packets dropped"),
-        f"Connections go half-open while {_words}",
-        _share,
-    )
-for _kind in ("memory", "disk"):
-    for _name, _words, _scene in (
-        ("immediate", "publishing", publishing),
-        ("retry", "handling with retries", partial(handling, passing=1.0)),
-        ("archive", "archiving", archiving),
-    ):
-        same(
-            f"{_kind}-{_name}",
-            partial(
-                struck,
-                scene=_scene,
-                fault=partial(alarm, kind=_kind),
-                what=f"{_kind} alarm",
-                direct=True,
-            ),
-            f"{_kind.capitalize()} alarm while {_words}",
-            FEW if _scene is archiving else 1.0,
-        )
+SCENES: Scenes = {
+    "immediate": ("publishing", publishing, 1.0),
+    "handling": ("handling", handling, 1.0),
+    "delay": ("everything is delayed", delaying, 1.0),
+    "archive": ("archiving", archiving, FEW),
+}
+ALARMED: Scenes = {
+    "immediate": SCENES["immediate"],
+    "retry": ("handling with retries", partial(handling, passing=1.0), 1.0),
+    "archive": SCENES["archive"],
+}
+for _, _title, _name, _share, _run in under_faults(SCENES, ALARMED, (publishing, handling)):
+    same(_name, _run, _title, _share)
 same(
     "publisher-immediate",
     publisher_immediate,
