@@ -202,12 +202,6 @@ class Queues:
             channel.close()
         return found
 
-    def delete(self, queues: Iterable[str], exchanges: Iterable[str]) -> None:
-        for queue in queues:
-            self.channel.queue_delete(queue)
-        for exchange in exchanges:
-            self.channel.exchange_delete(exchange)
-
 
 def _archived(message: Any) -> Archived:
     headers = message.headers or message.properties.get("application_headers") or {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -20,9 +19,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from . import peering
 from .conftest import Make
 from .harness import Eyes, Service, Worker, until
-from .peering import interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -74,36 +73,22 @@ def ended(service: Service) -> dict[str, Counter[str]]:
 class Peer:
     """The old service: a worker with some handlers, and a publisher."""
 
-    python: Path
     service: Service
     workers: list[Worker] = field(default_factory=list)
 
-    def start(self, program: str, *arguments: str, handlers: str = "") -> Worker:
-        env = {
-            **{
-                key: value
-                for key, value in os.environ.items()
-                if not key.startswith(("PYTHON", "DJANGO", "AMQP_"))
-            },
-            "PYTHONPATH": str(PEER),
-            "PEER_BROKER": self.service.url,
-            "PEER_DIR": str(self.service.where),
-            "PEER_HANDLERS": handlers,
-            "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0",
-            "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
-        }
-        name = f"peer-{program}-{len(self.workers)}"
-        command = [str(self.python), *arguments]
-        worker = Worker.start(command, env=env, where=self.service.where, name=name)
+    def start(self, name: str, *command: str | Path, handlers: str = "") -> Worker:
+        where = self.service.where
+        env = peering.environ(
+            PEER, PEER_BROKER=self.service.url, PEER_DIR=str(where), PEER_HANDLERS=handlers
+        )
+        name = f"peer-{name}-{len(self.workers)}"
+        worker = Worker.start(command, env=env, where=where, name=name)
         self.workers.append(worker)
         return worker
 
     def worker(self, *events: str) -> Worker:
-        return self.start(
-            "worker", "-m", "celery", "-A", "moving", "worker", "--concurrency", "2",
-            "--loglevel", "INFO", "--without-mingle", "--without-gossip", "--without-heartbeat",
-            handlers=" ".join(events),
-        ).wait_ready()  # fmt: skip
+        command = peering.worker("moving", "--concurrency", "2")
+        return self.start("worker", *command, handlers=" ".join(events)).wait_ready()
 
     def accepted(self) -> list[tuple[float, str, str]]:
         """Time, name and id of each event whose publish returned."""
@@ -133,9 +118,9 @@ def test_from_celery_amqp_events(fresh_eyes: Eyes, service: Make) -> None:
     eyes.http("PUT", "/api/exchanges/{vhost}/billing:archived", {"durable": True, "type": "fanout"})
     eyes.http("POST", "/api/bindings/{vhost}/e/billing:archived/q/billing:archived", {})
 
-    peer = Peer(interpreter(), new)
+    peer = Peer(new)
     old = peer.worker(*EVENTS)
-    publisher = peer.start("publisher", str(PEER / "flowing.py"), *EVENTS)
+    publisher = peer.start("publisher", peering.interpreter(), PEER / "flowing.py", *EVENTS)
     until(lambda: sum(map(len, ended(new).values())) >= 100, 60, "0.1.0 handles events")
     until(lambda: eyes.ready("billing:archived") >= 3, 40, what="0.1.0 has given some up")
 

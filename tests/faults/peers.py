@@ -9,7 +9,6 @@ killed is started again, as ours.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -77,34 +76,22 @@ class PeerLedger(Ledger):
 
 class PeerService(Service):
     def env(self) -> dict[str, str]:
-        keep = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("PYTHON", "DJANGO", "AMQP_"))
-        }
-        return {
-            **keep,
-            "PYTHONPATH": str(PEER),
-            "PYTHONUNBUFFERED": "1",
-            "TESTPROJECT_DIR": str(self.where),
-            "TESTPROJECT_BROKER": self.url,
-            "TESTPROJECT_CELERY": json.dumps(dict(self.celery)),
-            # Its archive is a lazy queue, which RabbitMQ 4.3 refuses: World.declare makes it.
-            "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0",
-            "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
+        return peering.environ(
+            PEER,
+            TESTPROJECT_DIR=str(self.where),
+            TESTPROJECT_BROKER=self.url,
+            TESTPROJECT_CELERY=json.dumps(dict(self.celery)),
             **self.environ,
-        }
+        )
 
     def worker(self, pool: str = "prefork", concurrency: int = 2, *arguments: str) -> Worker:
         self._count += 1
         name = f"{self.name}-{pool}-{self._count}"
-        return Worker.start(
-            [PeerWorld.interpreter, "-m", "celery", "-A", "faulty", "worker", "--pool", pool,
-             "--concurrency", str(concurrency), "--loglevel", "INFO", "--hostname",
-             f"{name}@localhost", "--without-mingle", "--without-gossip",
-             "--without-heartbeat", *arguments],
-            env=self.env(), where=self.where, name=name,
+        command = peering.worker(
+            "faulty", "--pool", pool, "--concurrency", str(concurrency), "--hostname",
+            f"{name}@localhost", *arguments,
         )  # fmt: skip
+        return Worker.start(command, env=self.env(), where=self.where, name=name)
 
     def declare(self) -> None:
         done = subprocess.run(

@@ -15,11 +15,6 @@ from tests.conftest import SLOW
 ORDERS = ROOT / "example_project" / "orders.jsonl"
 
 
-def test_generated_orders_are_reproducible(tmp_path: Path) -> None:
-    written = run_example("-m", "example_project.make_orders", EXAMPLE_DATA=str(tmp_path))
-    assert written == ORDERS.read_text()
-
-
 @pytest.mark.parametrize("settings", ["shop", "billing"])
 def test_a_deployment_has_nothing_to_complain_about(settings: str, tmp_path: Path) -> None:
     command = ("-W", "error", "manage.py", "check", "--deploy", "--fail-level", "WARNING")

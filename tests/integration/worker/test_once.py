@@ -104,17 +104,6 @@ def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptur
     assert (entry.service, entry.handler, entry.source) == ("billing", "books.write", "shop")
 
 
-def test_another_source_or_handler_is_another_event(books: Handler) -> None:
-    event = received("7")
-    keys = {
-        inbox.inbox_key("billing", "books.write", event),
-        inbox.inbox_key("billing", "books.read", event),
-        inbox.inbox_key("audit", "books.write", event),
-        inbox.inbox_key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
-    }
-    assert len(keys) == 4
-
-
 def test_same_id_with_different_names_is_handled_twice(books: Handler) -> None:
     """The id may be an order number and the name says what happened; the archive agrees."""
     created = ReceivedEvent(id="7", name="shop.order.created", service="shop")
@@ -283,23 +272,6 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
     assert effects() == [event.id]
 
 
-def test_swallowed_database_error_in_a_savepoint_is_harmless(books: Handler) -> None:
-    """Follow the remedy in the error message."""
-    event = received()
-    other = received()
-    run(books, other)
-
-    def careful() -> str:
-        with suppress(IntegrityError), transaction.atomic(using=ALIAS):
-            InboxEntry.objects.using(ALIAS).create(
-                id=inbox.inbox_key("billing", "books.write", other), handled_at=datetime.now(UTC)
-            )
-        return effect(event)
-
-    assert inbox.once(books, event, careful) == "done"
-    assert effects() == [other.id, event.id]
-
-
 def test_forced_replay_has_its_own_inbox_key(books: Handler) -> None:
     event = received()
     run(books, event)
@@ -420,11 +392,6 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
         assert run(books, other) == "done"
         outbox_rows.delete_confirmed(ALIAS, [held])
         assert sum(inbox_retention.prune(before=now - timedelta(days=31))) == 1
-
-
-def test_rows_are_not_deleted_too_early(books: Handler) -> None:
-    with pytest.raises(ValueError, match="at least 30 days"):
-        next(inbox_retention.prune(before=datetime.now(UTC)))
 
 
 def test_forced_replay_stays_forced_after_takeover(
