@@ -73,6 +73,10 @@ def test_dockerfile() -> None:
     run(tools() / "hadolint", DEPLOY / "Dockerfile")
     assert all(rest.startswith("[") for name, rest in image() if name == "CMD"), "exec form"
     assert [rest.split(":")[0] for name, rest in image() if name == "USER"] == ["10001"]
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    sent = {line[1:] for line in ignored if line.startswith("!")}
+    copied = {rest.split()[0] for name, rest in image() if name == "COPY"}
+    assert {name for name in copied if not name.startswith("--from=")} == sent
 
 
 def test_manifests() -> None:
