@@ -29,6 +29,7 @@ from tests.acceptance.harness import (
     Worker,
     until,
 )
+from tests.service_database import Database
 
 from . import all_rows
 from .brokers import (
@@ -49,7 +50,6 @@ from .workers import MOMENTS, POOLS, stopped
 from .world import (
     DEADLINE,
     NAME,
-    Database,
     Grounds,
     World,
 )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +19,6 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from broker import Broker, Node
-from database_server import DatabaseServer
 from django_amqp_events.message import headers
 from tests.acceptance.harness import (
     Archive,
@@ -31,8 +28,9 @@ from tests.acceptance.harness import (
     until,
 )
 from tests.acceptance.isolation import Supervisor
-from tests.conftest import SERVERS, sqlite_settings
+from tests.conftest import SERVERS
 from tests.integration.wire import Proxy
+from tests.service_database import Database
 from tests.waiting import NotInTime
 
 from .counts import (
@@ -72,20 +70,6 @@ class Hit:
     in_flight: int
     pid: int | None = None
     signal: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Database:
-    """Where the service has its outbox, its inbox, its archive and its effects."""
-
-    settings: dict[str, Any]
-    server: DatabaseServer | None = None
-
-    def query(self, statement: str) -> list[tuple[Any, ...]]:
-        if self.server is not None:
-            return self.server.execute(statement, database=self.settings["NAME"])
-        with closing(sqlite3.connect(self.settings["NAME"], timeout=20)) as connection:
-            return connection.execute(statement).fetchall()
 
 
 class Grounds:
@@ -149,21 +133,10 @@ class Grounds:
     def database(self) -> Database:
         """A new one with all tables."""
         if not self._template:
-            made = self._empty("template_of_rows")
+            made = Database.new(self.database_disk, self.server)
             self._fill(made)
-            self._template = made.settings["NAME"]
-        return self._empty(f"row_{uuid4().hex}", self._template)
-
-    def _empty(self, name: str, template: str = "") -> Database:
-        if self.server is not None:
-            self.server.create(name, template)
-            return Database(self.server.settings(name), self.server)
-        path = self.database_disk / f"{name}.sqlite3"
-        if template:
-            shutil.copyfile(template, path)
-        settings = sqlite_settings(path)
-        settings["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
-        return Database(settings)
+            self._template = made.name
+        return Database.new(self.database_disk, self.server, self._template)
 
     def _fill(self, database: Database) -> None:
         service = Service(
