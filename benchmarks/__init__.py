@@ -1,6 +1,6 @@
 """Benchmarks: ``make bench``, or some by name, ``make bench ARGS=publish`` (README.md).
 
-Programs of their own: ``python -m benchmarks.<name>`` of ``capacity``, ``delays``, ``pages``.
+Programs of their own: ``python -m benchmarks.<name>`` of ``capacity`` and ``pages``.
 """
 
 import sys
