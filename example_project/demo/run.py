@@ -270,21 +270,10 @@ class Demo:
             time.sleep(LOOK)
         self.screen.clear()
 
-    def look(self, queues: Queues, *, peek: bool = False) -> Account:
-        """Count what became of the events.
-
-        Args:
-            peek: read the archives' queues too; the mirrors must not run.
-        """
+    def look(self, queues: Queues) -> Account:
+        """Count what became of the events."""
         depths = queues.depths(name for each in self.topologies for name in each.queues)
-        self.archives = {
-            # The queue first: an event that the mirror moves meanwhile counts twice, not never.
-            each.service: [
-                *(queues.peek(each.archive) if peek else ()),
-                *self.ledgers[each.service].archive(),
-            ]
-            for each in self.topologies
-        }
+        self.archives = {name: ledger.archive() for name, ledger in self.ledgers.items()}
         return account(self.topologies, self.ledgers, depths, self.archives)
 
     def unread(self, queues: Queues) -> int:
@@ -322,7 +311,7 @@ class Demo:
 
     def take_stock(self, queues: Queues, *, again: bool = False) -> Account:
         """Count everything, and print the tables."""
-        result = self.look(queues, peek=True)
+        result = self.look(queues)
         self.screen.clear()
         if again:
             report_again(self.screen, result, self.archives)

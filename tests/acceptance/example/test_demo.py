@@ -107,7 +107,7 @@ def test_everything_that_was_accepted_is_accounted_for(start: Start) -> None:
     accepted, handled, archived = account(out, "archived")
     assert accepted == handled + archived
     assert archived == 2
-    assert "Archived: 2 events in the services' databases, 0 in the queues" in out
+    assert "Archived: 2 events in the services' databases" in out
     # Failures of the handler itself: these fail finally in the first 75 lines.
     assert "TaxError: there is no tax rate for the country 'HR'" in out
     assert re.search(r"register_sale .*exhausted +4 +TaxOfficeUnavailable", out), out
