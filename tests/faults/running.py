@@ -21,6 +21,8 @@ from .world import (
 )
 
 Making = AbstractContextManager[World]
+#: Runs of a row whose fault misses.
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +68,16 @@ class Result:
         return not self.hit and counts is not None and not counts.lost and not counts.effects
 
 
-def run(row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making] = world,
-        tries: int = 3) -> Result:  # fmt: skip
+def run(
+    row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making] = world
+) -> Result:
     """Run one row; what goes wrong with it is said in the result.
 
     Faults come by the clock where processes do their work: one that missed it proves nothing, and
-    the row is run again, up to *tries* times in all.
+    the row is run again.
     """
     result = _run(row, grounds, events=events, seed=seed, make=make)
-    for again in range(2, tries + 1):
+    for again in range(2, TRIES + 1):
         if not result.missed:
             break
         print(f"{row.name} missed: {result.error or 'nothing was in flight'}", flush=True)

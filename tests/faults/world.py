@@ -290,12 +290,12 @@ class World:
             else:
                 worker.signal(number)
 
-    def in_flight(self, when: float | None = None) -> int:
-        """Unacked deliveries at a time, and events that publishers have no answer for."""
+    def in_flight(self) -> int:
+        """Unacked deliveries now, and events that publishers have no answer for."""
         ledger = self.ledger.read()
         pending = len(ledger.intended - ledger.accepted)
         # Running events are unacknowledged, even before the management API shows it.
-        return max(self.unacked(when or time.time()), ledger.in_hand) + pending
+        return max(self.unacked(time.time()), ledger.in_hand) + pending
 
     def unacked(self, when: float) -> int:
         """Unacked deliveries in all queues: the most that was seen within a second of a time."""
