@@ -75,7 +75,7 @@ def publishing(world: World, url: str, *, mode: str = "outbox") -> Scene:
     def flight() -> int:
         ledger = world.ledger.read()
         pending = len(ledger.intended - ledger.accepted)
-        found = pending + (_rows(world, "outboxevent") if mode == "outbox" else 0)
+        found = pending + (world.rows("outboxevent") if mode == "outbox" else 0)
         if not found and not world.hits and ledger.through:
             raise NotInTime("everything was published before the fault came")
         # Few are seldom caught between COMMIT and confirm; the fault meets those that follow.
@@ -97,8 +97,8 @@ def handling(world: World, url: str, **plans: float) -> Scene:
     _publisher(world, work=min(0.05, 2 * SPREAD / world.events), **plans)
     return Scene(
         lambda: world.ledger.read().in_hand,
-        lambda: _runs(world),
-        lambda: _unacked(world, *QUEUES),
+        world.runs,
+        lambda: world.unacked_in(*QUEUES),
         worker,
     )
 
@@ -114,8 +114,8 @@ def delaying(world: World, url: str) -> Scene:
     delayed = min(world.events // 2, 3)
     return Scene(
         lambda: world.eyes.ready(DELAY) >= delayed,
-        lambda: _runs(world),
-        lambda: world.eyes.ready(DELAY) + _unacked(world, *QUEUES),
+        world.runs,
+        lambda: world.eyes.ready(DELAY) + world.unacked_in(*QUEUES),
         worker,
     )
 
@@ -136,9 +136,9 @@ def mirroring(world: World, url: str) -> Scene:
     _publisher(world, passing=0.0, lasting=1.0)
 
     def mirrored() -> int:
-        return _rows(world, "archivedevent")
+        return world.rows("archivedevent")
 
-    return Scene(mirrored, mirrored, lambda: _unacked(world, ARCHIVE), mirror, quick=True)
+    return Scene(mirrored, mirrored, lambda: world.unacked_in(ARCHIVE), mirror, quick=True)
 
 
 def _looks(world: World, scene: Scene, beyond: int, *, first: bool) -> str:
@@ -157,21 +157,6 @@ def _publisher(world: World, **options: Any) -> Worker:
     """Publish so slowly that the faults come in between, whatever the machine is busy with."""
     size = 1 if options.get("mode") == "immediate" else max(2, world.events // 200)
     return world.publisher(size=size, pause=SPREAD * size / world.events, **options)
-
-
-def _runs(world: World) -> int:
-    return sum(world.ledger.read().ended.values())
-
-
-def _rows(world: World, model: str) -> int:
-    ((number,),) = world.database.query(f"SELECT count(*) FROM django_amqp_events_{model}")  # noqa: S608
-    return int(number)
-
-
-def _unacked(world: World, *queues: str) -> int:
-    found = world.eyes.http("GET", "/api/queues/{vhost}?columns=name,messages_unacknowledged")
-    found = [each for each in found if each and each["name"] in queues]
-    return sum(each.get("messages_unacknowledged", 0) for each in found)
 
 
 # -- what comes -----------------------------------------------------------------------------
@@ -385,7 +370,7 @@ def outlasted(world: World) -> None:
         world.publisher(slow, passing=0.0, lasting=0.0, work=60.0)
         until(lambda: world.ledger.read().in_hand >= 2 * slow, 60, "the slow ones have begun")
         _publisher(world, work=0.01)
-        flight = until(lambda: _unacked(world, *QUEUES), 20, "something is in flight")
+        flight = until(lambda: world.unacked_in(*QUEUES), 20, "something is in flight")
         world.hits.append(Hit("consumer timeout", time.time(), flight, worker.pid))
         until(lambda: re.search(r"delivery acknowledgement.*timed out|cancelled the consumer",
                                 worker.log), 30, "the broker takes deliveries back")  # fmt: skip

@@ -281,15 +281,6 @@ def _publisher(world: World, **options: Any) -> Worker:
     return world.publisher(pause=SPREAD / world.events, **options)
 
 
-def _runs(world: World) -> int:
-    return sum(world.ledger.read().ended.values())
-
-
-def _unacked(world: World) -> int:
-    found = world.eyes.http("GET", f"/api/queues/{{vhost}}/{quote(QUEUE, safe='')}")
-    return int(found.get("messages_unacknowledged", 0))
-
-
 def publishing(world: World, url: str) -> Scene:
     """A publisher finds the broker at *url*."""
     _keep(world, world.eyes.url)
@@ -312,8 +303,8 @@ def handling(world: World, url: str, **plans: Any) -> Scene:
     publisher = _publisher(world, work=min(0.05, 2 * SPREAD / world.events), **plans)
     return Scene(
         lambda: world.ledger.read().in_hand,
-        lambda: _runs(world),
-        lambda: _unacked(world),
+        world.runs,
+        lambda: world.unacked_in(QUEUE),
         publisher,
     )
 
@@ -326,8 +317,8 @@ def delaying(world: World, url: str) -> Scene:
     delayed = min(world.events // 2, 50)
     return Scene(
         lambda: world.eyes.ready(DELAY) >= delayed,
-        lambda: _runs(world),
-        lambda: world.eyes.ready(DELAY) + _unacked(world),
+        world.runs,
+        lambda: world.eyes.ready(DELAY) + world.unacked_in(QUEUE),
         publisher,
     )
 

@@ -306,6 +306,16 @@ class World:
             default=0,
         )
 
+    def unacked_in(self, *queues: str) -> int:
+        """Return the unacked deliveries of some queues, by the management API."""
+        found = self.eyes.http("GET", "/api/queues/{vhost}?columns=name,messages_unacknowledged")
+        found = [each for each in found if each and each["name"] in queues]
+        return sum(each.get("messages_unacknowledged", 0) for each in found)
+
+    def runs(self) -> int:
+        """Return how many runs of handlers have ended."""
+        return sum(self.ledger.read().ended.values())
+
     def _sample(self) -> None:
         path = f"/api/queues/{quote(self.eyes.vhost, safe='')}?columns=messages_unacknowledged"
         while not self._over.wait(SAMPLE):
@@ -324,10 +334,11 @@ class World:
     def archived_number(self) -> int:
         """Units in the archive, with copies; 0 where nobody answers."""
         with suppress(Exception):
-            return self.eyes.ready(ARCHIVE) + self._rows("archivedevent", "state = 'archived'")
+            return self.eyes.ready(ARCHIVE) + self.rows("archivedevent", "state = 'archived'")
         return 0
 
-    def _rows(self, model: str, where: str = "1 = 1") -> int:
+    def rows(self, model: str, where: str = "1 = 1") -> int:
+        """Count the rows of one of the package's tables."""
         table = f"django_amqp_events_{model}"
         ((number,),) = self.database.query(f"SELECT count(*) FROM {table} WHERE {where}")  # noqa: S608
         return int(number)
@@ -360,7 +371,7 @@ class World:
         """Messages in queues other than the archive, and rows in the outbox."""
         try:
             totals = self.eyes.totals(NAME)
-            return sum(number for queue, number in totals.items() if queue != ARCHIVE) + self._rows(
+            return sum(number for queue, number in totals.items() if queue != ARCHIVE) + self.rows(
                 "outboxevent"
             )
         except Exception:  # noqa: BLE001 - it may be away just now

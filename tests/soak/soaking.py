@@ -286,7 +286,7 @@ class Soak:
 
     def _open(self) -> int:
         """Archived units that a replay could help."""
-        return self.world._rows("archivedevent", "state = 'archived' AND reason <> 'malformed'")
+        return self.world.rows("archivedevent", "state = 'archived' AND reason <> 'malformed'")
 
     def _quiet(self) -> None:
         """Wait until nothing has been on its way for a while.
@@ -306,7 +306,7 @@ class Soak:
 
     def _left(self) -> Mapping[str, int]:
         """Return how much is on its way, by the place where it is."""
-        rows = self.world._rows
+        rows = self.world.rows
         try:
             return {
                 **self.world.eyes.totals(NAME),
@@ -482,11 +482,11 @@ class Soak:
         return {
             "archived": (
                 document["archive"]["open"],
-                self.world._rows("archivedevent", "state = 'archived'"),
+                self.world.rows("archivedevent", "state = 'archived'"),
             ),
             "in the outbox": (
                 sum(each["total"] or 0 for each in document["outbox"]),
-                self.world._rows("outboxevent"),
+                self.world.rows("outboxevent"),
             ),
         }
 
