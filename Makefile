@@ -8,7 +8,7 @@ LOCK ?= requirements/dev.txt
 VENV = $(ENVIRONMENT)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak crash-points bench capacity demo serve show docs tables screenshots lock messages wheel clean broker-start \
+.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults soak crash-points bench capacity demo serve docs tables screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## List the targets
@@ -72,9 +72,6 @@ broker-start:  ## Start a private RabbitMQ and print its URLs
 
 broker-stop:  ## Stop the private RabbitMQ
 	@$(PYTHON) scripts/broker.py stop
-
-show: venv  ## Show measured delays beside their schedule, and which handlers get a retry (two minutes)
-	@$(VENV) -m benchmarks.delays $(ARGS)
 
 docs:  ## Build the documentation into .run/docs/html; every warning is an error
 	@$(PYTHON) scripts/bootstrap.py --venv .run/docs/venv --lock requirements/docs.txt

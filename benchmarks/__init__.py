@@ -1,7 +1,6 @@
 """Benchmarks: ``make bench``, or some by name, ``make bench ARGS=publish`` (README.md).
 
-Not part of the suite: ``python -m benchmarks.<name>`` of ``batches``, ``delays``, ``pages``,
-``poison``, ``profile``.
+Programs of their own: ``python -m benchmarks.<name>`` of ``capacity`` and ``pages``.
 """
 
 import sys

@@ -26,7 +26,8 @@ sending thread has an event loop, as in ``publish()`` without ``await``.
     ``superseded`` is true, a newer event (``newest``); sent where handlers run.
 ``event_hanging``
     ``handler``, ``event``, ``seconds`` that the handler has been running, ``pid`` of the process.
-    If several events share a job, the first. Sent by a thread of the worker's main process, again each time the seconds have doubled.
+    If several events share a job, the first. Sent by a thread of the worker's main process, again
+    each time the seconds have doubled.
 ``alert_raised``, ``alert_ended``
     ``kind``, ``key``, ``title``, ``text``, ``since``, ``runbook`` (a URL); sent once when an alert
     begins and once when it ends, by the process that notices it first: ``events_mirror`` or

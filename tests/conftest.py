@@ -102,26 +102,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 TOO_MANY = 4
 
 
-class Early:
-    """Names what failed when it fails: the suite takes a while."""
-
-    def __init__(self, reporter: pytest.TerminalReporter) -> None:
-        self._reporter = reporter
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        outcome: str = report.outcome  # pytest-rerunfailures has one more
-        if outcome in ("failed", "rerun"):
-            self._reporter.write_line(f"\n{outcome} in {report.when}: {report.nodeid}")
-            if crash := getattr(report.longrepr, "reprcrash", None):
-                self._reporter.write_line(f"  {crash.path}:{crash.lineno}: {crash.message[:1000]}")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    plugins = session.config.pluginmanager
-    if reporter := plugins.get_plugin("terminalreporter"):
-        plugins.register(Early(reporter))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Let the first process compile the tests, and the others read what it has written."""

@@ -20,12 +20,6 @@ def environment(name: str) -> Path:
     with venv.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test processes may need it
         requirements = ROOT / "requirements" / f"{name}.txt"
-        run(
-            sys.executable,
-            ROOT / "scripts" / "bootstrap.py",
-            "--venv",
-            venv,
-            "--lock",
-            requirements,
-        )
+        bootstrap = ROOT / "scripts" / "bootstrap.py"
+        run(sys.executable, bootstrap, "--venv", venv, "--lock", requirements)
     return venv

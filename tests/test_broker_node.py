@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ import pytest
 import apt_install
 import broker
 from broker import BrokerError, Node
-from machine import Process, ScriptError, process_birth, wait_until
+from machine import ScriptError, process_birth, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -48,10 +45,6 @@ def run_script(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[
         timeout=timeout,
         check=False,
     )
-
-
-def ports_of(node: Node) -> list[int]:
-    return [getattr(node, name) for name in broker.PORTS]
 
 
 def test_the_node_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
@@ -99,28 +92,6 @@ def test_the_command_line_starts_and_stops_a_node(tmp_path: Path) -> None:
     assert run_script("stop", *where).returncode == 0
 
 
-def test_a_taken_port_is_exchanged(tmp_path: Path) -> None:
-    old = Node.start(tmp_path)
-    old.add_vhost("kept")
-    old.stop()
-    with socket.create_server(("127.0.0.1", old.port)):
-        node = Node.start(tmp_path)
-    try:
-        assert not set(ports_of(node)) & set(ports_of(old))
-        assert "kept" in {v["name"] for v in node.http("GET", "/api/vhosts")}
-    finally:
-        node.end()
-
-
-def test_another_process_is_never_hit(tmp_path: Path) -> None:
-    """A pid that was given out again is not the node."""
-    state = {"pid": os.getpid(), "birth": "1"}
-    process = Process(**state)  # type: ignore[arg-type]
-    assert not process.alive
-    process.send(signal.SIGKILL)
-    process.end(timeout=0.1)
-
-
 def test_without_any_server_the_error_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise ScriptError("Installing packages needs root.")
@@ -131,72 +102,3 @@ def test_without_any_server_the_error_names_the_remedies(monkeypatch: pytest.Mon
     with pytest.raises(BrokerError, match="AMQP_URL") as caught:
         broker.find_server()
     assert "needs root" in str(caught.value)
-
-
-def test_docker_counts_only_if_its_daemon_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    docker = tmp_path / "docker"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for answer, expected in (("exit 1", False), ("exit 0", False), ("echo 28.0", True)):
-        docker.write_text(f"#!/bin/sh\n{answer}\n")
-        docker.chmod(0o755)
-        assert broker._docker_answers() == expected
-
-
-#: Runs RabbitMQ here with the environment that `docker run` was given.
-DOCKER = """\
-import json, os, sys
-from pathlib import Path
-scripts, state = Path({scripts!r}), Path({state!r})
-kind, *rest = sys.argv[1:]
-if kind == "info":
-    print("28.0")
-elif kind == "run":
-    given = dict(rest[i + 1].split("=", 1) for i, word in enumerate(rest) if word == "--env")
-    state.write_text(json.dumps({{"pid": os.getpid(), "env": {{**os.environ, **given}}}}))
-    os.execve(scripts / rest[-1], rest[-1:], {{**os.environ, **given}})
-elif kind == "exec":
-    os.execve(scripts / rest[1], rest[1:], json.loads(state.read_text())["env"])
-elif kind == "kill":
-    os.kill(json.loads(state.read_text())["pid"], 9)
-"""
-
-
-def test_a_node_in_docker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_node: Callable[..., Node]
-) -> None:
-    if (scripts := broker._find_scripts()) is None:
-        pytest.skip("RabbitMQ runs in Docker anyway")
-    program = DOCKER.format(scripts=str(scripts), state=str(tmp_path / "state.json"))
-    (tmp_path / "docker.py").write_text(program)
-    (tmp_path / "docker").write_text(
-        f'#!/bin/sh\nexec {sys.executable} {tmp_path}/docker.py "$@"\n'
-    )
-    (tmp_path / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(broker, "_find_scripts", lambda: None)
-    node = make_node()
-    assert node.scripts is None
-    assert node.version in node.ctl("version")
-    node.kill()
-    node.start_again()
-    node.end()
-    # The stub's epmd is no container's: Erlang has started it.
-    subprocess.run(["epmd", "-port", str(node.epmd_port), "-kill"], check=False)
-
-
-def test_an_old_server_is_refused(
-    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(broker, "MINIMUM_VERSION", (99, 0))
-    with pytest.raises(BrokerError, match="is older than"):
-        make_node()
-
-
-def test_a_report_with_a_lone_surrogate_reaches_the_controller(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Under pytest-xdist this log would end the whole session, were it not made encodable."""
-    logging.getLogger(__name__).warning("half a character: %s", "\ud800")
-    assert "\ud800" in caplog.text

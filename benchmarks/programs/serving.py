@@ -6,7 +6,6 @@ Nothing but the standard library: it is imported in the peers' virtual environme
 
 from __future__ import annotations
 
-import cProfile
 import json
 import os
 import sys
@@ -17,26 +16,13 @@ from typing import Any
 
 
 def serve(**commands: Callable[..., dict[str, Any]]) -> None:
-    """Answer commands until standard input ends.
-
-    The command ``profiled`` runs another one under a profiler.
-    """
-
-    def profiled(command: str, **arguments: Any) -> dict[str, Any]:
-        from .given import GIVEN
-
-        with cProfile.Profile() as profile:
-            answer = commands[command](**arguments)
-        profile.dump_stats(f"{GIVEN['profiles']}/publisher-{os.getpid()}")
-        return answer
-
-    every = {**commands, "profiled": profiled}
+    """Answer commands until standard input ends."""
     # Output of a library must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
         asked = json.loads(line)
-        answer = every[asked.pop("do")](**asked)
+        answer = commands[asked.pop("do")](**asked)
         print(json.dumps(answer), file=answers, flush=True)
 
 

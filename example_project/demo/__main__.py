@@ -72,8 +72,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m example_project.demo",
         description="Two services, 300 orders, failures, retries, the archive, a release with the "
-        "fix, and the replay in the admin, on a real RabbitMQ: a private node, or a vhost or "
-        "prefix on the broker of AMQP_URL.",
+        "fix, and the replay in the admin, on a real RabbitMQ: a private node, or a vhost on the "
+        "broker of AMQP_URL.",
     )
     parser.add_argument("--orders", type=int, metavar="N", help="read only the first N orders")
     parser.add_argument("--keep", action="store_true", help="leave everything running")

@@ -143,7 +143,7 @@ def _moment(text: str | None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """An archived event. The state of a message that is still in the queue is empty."""
+    """An archived event."""
 
     event: str
     event_id: str
@@ -153,8 +153,8 @@ class Archived:
     attempts: int
     line: str
     subject: str
-    state: str = ""
-    replays: int = 0
+    state: str
+    replays: int
 
     @property
     def open(self) -> bool:
@@ -187,45 +187,6 @@ class Queues:
     def depths(self, queues: Iterable[str]) -> dict[str, int]:
         return {queue: self.depth(queue)[0] for queue in queues}
 
-    def peek(self, queue: str) -> list[Archived]:
-        """Read all messages of a queue and leave them there.
-
-        RabbitMQ requeues unacknowledged messages when their channel closes. That counts as a
-        delivery, but the archive's delivery limit is out of reach.
-        """
-        channel = self.connection.channel()
-        found = []
-        try:
-            while (message := channel.basic_get(queue, no_ack=False)) is not None:
-                found.append(_archived(message))
-        finally:
-            channel.close()
-        return found
-
-    def delete(self, queues: Iterable[str], exchanges: Iterable[str]) -> None:
-        for queue in queues:
-            self.channel.queue_delete(queue)
-        for exchange in exchanges:
-            self.channel.exchange_delete(exchange)
-
-
-def _archived(message: Any) -> Archived:
-    headers = message.headers or message.properties.get("application_headers") or {}
-    # The same queue carries the outcomes of replays.
-    about = json.loads(headers.get("event-archive") or headers["event-outcome"])
-    exception = about.get("exception") or {}
-    text = str(exception.get("message") or about.get("detail") or "")
-    return Archived(
-        event=about.get("event_name") or "",
-        event_id=about.get("event_id") or "",
-        handler=about.get("handler") or "",
-        reason=about.get("reason") or about["outcome"],
-        exception=str(exception.get("type", "")).rpartition(".")[2],
-        attempts=about["attempt"],
-        line=text.splitlines()[0] if text else "",
-        subject=_subject(message.body),
-    )
-
 
 def _subject(body: bytes | str) -> str:
     """Return the order number of an event."""
@@ -240,7 +201,7 @@ class Row:
     """The counts of one handler.
 
     Attributes:
-        archived: open in the archive's queue or table, and not handled.
+        archived: open in the archive's table, and not handled.
         waiting: in the handler's queue.
         doubled: runs that ended well after the first one that did.
     """
@@ -264,7 +225,7 @@ class Account:
     Attributes:
         missing: (handler, event id), neither handled nor archived. That the archive calls a replay
             succeeded is no proof: the handler's ledger must have the event.
-        delayed: depths of delay queues, graveyards and the like that are not empty.
+        delayed: depths of all other queues that are not empty, such as delay queues and archives.
         open: archived events without an outcome.
     """
 
@@ -297,7 +258,7 @@ def account(
     """Compare the accepted events with what became of them, handler by handler.
 
     Args:
-        archives: by service, the contents of the archive's table, and of its queue.
+        archives: by service, the contents of the archive's table.
     """
     events = [pair for ledger in ledgers.values() for pair in ledger.published()]
     rows, missing = [], set()
@@ -305,7 +266,7 @@ def account(
     for topology in topologies:
         attempts = ledgers[topology.service].attempts()
         for queue, role in topology.queues.items():
-            if depths.get(queue) and role not in ("handler", "archive"):
+            if depths.get(queue) and role != "handler":
                 delayed[f"{topology.service} {queue.rpartition('.')[2]}"] = depths[queue]
         for queue, handler in topology.handlers.items():
             accepted = {key for key, name in events if handler in topology.wants(name)}

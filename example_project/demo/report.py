@@ -30,11 +30,7 @@ def report(
     _handled(screen, result)
     found = [(service, message) for service, all_ in archives.items() for message in all_]
     if found:
-        unread = sum(not message.state for _, message in found)
-        screen.heading(
-            f"Archived: {len(found) - unread} events in the services' databases, "
-            f"{unread} in the queues"
-        )
+        screen.heading(f"Archived: {len(found)} events in the services' databases")
         _archive(screen, found)
         stored = sum(ledger.failures_stored() for ledger in ledgers.values())
         screen.write(screen.paint(f"  {stored} failures stored by django-celery-results", DIM))
@@ -52,7 +48,7 @@ def report_again(screen: Screen, result: Account, archives: dict[str, list[Archi
             f"{message.event} {message.event_id[:8]}",
             message.subject,
             message.replays,
-            message.state or f"in the queue: {message.reason}",
+            message.state,
         )
         for service, message in found
     ]

@@ -68,7 +68,6 @@ class Demo:
         self.webs: list[Worker] = []
         self.intake: Intake | None = None
         self.ended: list[Process] = []
-        self.declared: list[dict[str, Any]] = []
         self.topologies: list[ServiceTopology] = []
         self.addresses: dict[str, str] = {}
         self.password = secrets.token_urlsafe(9)
@@ -130,7 +129,6 @@ class Demo:
             screen.step("databases", f"SQLite, one per service, in {shown(RUN)}")
             environment = data | {
                 "AMQP_URL": self.sandbox.url,
-                "EXAMPLE_PREFIX": self.sandbox.prefix,
                 "DJANGO_SECRET_KEY": secrets.token_urlsafe(64),
             }
             if self.sandbox.management_url:
@@ -138,8 +136,7 @@ class Demo:
             self.services = [Service(name=name, environment=environment) for name in SERVICES]
             screen.status("manage.py events_declare …")
             declared = [pool.submit(one.manage_json, "events_declare") for one in self.services]
-            self.declared = [each.result() for each in declared]
-        self.topologies = [ServiceTopology.of(each) for each in self.declared]
+            self.topologies = [ServiceTopology.of(each.result()) for each in declared]
         handlers = [f"{each.service} {len(each.handlers)}" for each in self.topologies]
         queues = sum(len(each.queues) for each in self.topologies)
         screen.step(
@@ -273,21 +270,10 @@ class Demo:
             time.sleep(LOOK)
         self.screen.clear()
 
-    def look(self, queues: Queues, *, peek: bool = False) -> Account:
-        """Count what became of the events.
-
-        Args:
-            peek: read the archives' queues too; the mirrors must not run.
-        """
+    def look(self, queues: Queues) -> Account:
+        """Count what became of the events."""
         depths = queues.depths(name for each in self.topologies for name in each.queues)
-        self.archives = {
-            # The queue first: an event that the mirror moves meanwhile counts twice, not never.
-            each.service: [
-                *(queues.peek(each.archive) if peek else ()),
-                *self.ledgers[each.service].archive(),
-            ]
-            for each in self.topologies
-        }
+        self.archives = {name: ledger.archive() for name, ledger in self.ledgers.items()}
         return account(self.topologies, self.ledgers, depths, self.archives)
 
     def unread(self, queues: Queues) -> int:
@@ -325,7 +311,7 @@ class Demo:
 
     def take_stock(self, queues: Queues, *, again: bool = False) -> Account:
         """Count everything, and print the tables."""
-        result = self.look(queues, peek=True)
+        result = self.look(queues)
         self.screen.clear()
         if again:
             report_again(self.screen, result, self.archives)
@@ -364,7 +350,7 @@ class Demo:
     def save_state(self, *, server: bool = False) -> None:
         assert self.sandbox is not None  # noqa: S101 - set_up() creates it
         running = [*self.webs, *self.workers]
-        state_file.write(self.sandbox, running, self.declared, release=self.release, server=server)
+        state_file.write(self.sandbox, running, release=self.release, server=server)
 
     def explain(self) -> None:
         """Print what runs where."""
@@ -402,7 +388,7 @@ class Demo:
         ended += self.ended
         try:
             if self.sandbox is not None:
-                self.sandbox.clean_up(self.topologies)
+                self.sandbox.clean_up()
             elif node is not None:
                 node.end()
         except Exception as exc:  # noqa: BLE001 - the broker may be what has failed

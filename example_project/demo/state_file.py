@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .accounting import ServiceTopology
 from .processes import RUN, Service, Worker, stop
 from .sandbox import Sandbox
 from .screen import Screen
@@ -21,12 +20,11 @@ STATE = RUN / "kept.json"
 def write(
     sandbox: Sandbox,
     workers: Sequence[Worker],
-    declared: Sequence[dict[str, Any]],
     *,
     release: int,
     server: bool = False,
 ) -> None:
-    """Write down what runs and what `events_declare` has reported.
+    """Write down what runs.
 
     Args:
         server: this process watches the others, and ends them on a signal.
@@ -35,11 +33,8 @@ def write(
         "server": Process.of(os.getpid()).identity if server else None,
         "release": release,
         "private": sandbox.node is not None,
-        "sandbox": {
-            key: getattr(sandbox, key) for key in ("url", "management_url", "vhost", "prefix")
-        },
+        "sandbox": {key: getattr(sandbox, key) for key in ("url", "management_url", "vhost")},
         "workers": [[process.identity for process in each.processes] for each in workers],
-        "declared": declared,
     }
     partial = STATE.with_suffix(".new")
     partial.touch(mode=0o600)
@@ -80,7 +75,7 @@ def end(screen: Screen) -> int:
     stop(workers)
     if node is not None or not state["private"]:
         sandbox = Sandbox(**state["sandbox"], node=node)
-        sandbox.clean_up([ServiceTopology.of(report) for report in state["declared"]])
+        sandbox.clean_up()
     STATE.unlink(missing_ok=True)
     left = [process.pid for process in ended if process.alive]
     screen.write(f"still running: {left}" if left else f"{len(ended)} processes stopped")

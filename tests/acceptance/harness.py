@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -57,7 +57,7 @@ class Worker:
     @classmethod
     def start(
         cls, command: Sequence[str | Path], *, env: Mapping[str, str], where: Path, name: str
-    ) -> Worker:
+    ) -> Self:
         """Start a command that logs to a file of its own; it is not waited for."""
         log_path = where / f"{name}-{next(_NUMBERS)}.log"
         with log_path.open("wb") as log:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -20,9 +19,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from . import peering
 from .conftest import Make
 from .harness import Eyes, Service, Worker, until
-from .peering import interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -74,36 +73,22 @@ def ended(service: Service) -> dict[str, Counter[str]]:
 class Peer:
     """The old service: a worker with some handlers, and a publisher."""
 
-    python: Path
     service: Service
     workers: list[Worker] = field(default_factory=list)
 
-    def start(self, program: str, *arguments: str, handlers: str = "") -> Worker:
-        env = {
-            **{
-                key: value
-                for key, value in os.environ.items()
-                if not key.startswith(("PYTHON", "DJANGO", "AMQP_"))
-            },
-            "PYTHONPATH": str(PEER),
-            "PEER_BROKER": self.service.url,
-            "PEER_DIR": str(self.service.where),
-            "PEER_HANDLERS": handlers,
-            "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0",
-            "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
-        }
-        name = f"peer-{program}-{len(self.workers)}"
-        command = [str(self.python), *arguments]
-        worker = Worker.start(command, env=env, where=self.service.where, name=name)
+    def start(self, name: str, *command: str | Path, handlers: str = "") -> Worker:
+        where = self.service.where
+        env = peering.environ(
+            PEER, PEER_BROKER=self.service.url, PEER_DIR=str(where), PEER_HANDLERS=handlers
+        )
+        name = f"peer-{name}-{len(self.workers)}"
+        worker = Worker.start(command, env=env, where=where, name=name)
         self.workers.append(worker)
         return worker
 
     def worker(self, *events: str) -> Worker:
-        return self.start(
-            "worker", "-m", "celery", "-A", "moving", "worker", "--concurrency", "2",
-            "--loglevel", "INFO", "--without-mingle", "--without-gossip", "--without-heartbeat",
-            handlers=" ".join(events),
-        ).wait_ready()  # fmt: skip
+        command = peering.worker("moving", "--concurrency", "2")
+        return self.start("worker", *command, handlers=" ".join(events)).wait_ready()
 
     def accepted(self) -> list[tuple[float, str, str]]:
         """Time, name and id of each event whose publish returned."""
@@ -133,9 +118,9 @@ def test_from_celery_amqp_events(fresh_eyes: Eyes, service: Make) -> None:
     eyes.http("PUT", "/api/exchanges/{vhost}/billing:archived", {"durable": True, "type": "fanout"})
     eyes.http("POST", "/api/bindings/{vhost}/e/billing:archived/q/billing:archived", {})
 
-    peer = Peer(interpreter(), new)
+    peer = Peer(new)
     old = peer.worker(*EVENTS)
-    publisher = peer.start("publisher", str(PEER / "flowing.py"), *EVENTS)
+    publisher = peer.start("publisher", peering.interpreter(), PEER / "flowing.py", *EVENTS)
     until(lambda: sum(map(len, ended(new).values())) >= 100, 60, "0.1.0 handles events")
     until(lambda: eyes.ready("billing:archived") >= 3, 40, what="0.1.0 has given some up")
 
@@ -289,19 +274,6 @@ def release(billing: Service, name: str) -> Service:
     return replace(billing, environ={"TESTPROJECT_RELEASE": name})
 
 
-def billing_service(make: Make, eyes: Eyes, **events: Any) -> Service:
-    renamed = {TASK: "testproject.send_invoice"}
-    billing = make(
-        eyes,
-        "billing",
-        handlers="invoicing",
-        events={"TOPOLOGY": "verify", "RENAMED_HANDLERS": renamed, **events},
-        environ={"TESTPROJECT_RELEASE": "task"},
-    )
-    billing.migrate()
-    return billing
-
-
 def scheduled(service: Service) -> int:
     """Orders whose task has failed and not succeeded; most wait for their countdown."""
     return len({line["order"] for line in service.ledger(what="start")} - set(issued(service)))
@@ -340,7 +312,14 @@ def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
     eyes = fresh_eyes
     names = {"invoices": "invoices", "invoices.tasks.send_invoice": TASK}
     declare, recover, replay = commands("Moving from Celery tasks")
-    billing = billing_service(service, eyes)
+    billing = service(
+        eyes,
+        "billing",
+        handlers="invoicing",
+        events={"TOPOLOGY": "verify", "RENAMED_HANDLERS": {TASK: "testproject.send_invoice"}},
+        environ={"TESTPROJECT_RELEASE": "task"},
+    )
+    billing.migrate()
     old = billing.worker("prefork", 2, "-Q", "invoices").wait_ready()
 
     def task(order: dict[str, Any]) -> None:
@@ -383,54 +362,3 @@ def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
     by = Counter(line["by"] for line in billing.ledger(what="end"))
     print(f"{len(orders.ids)} orders, handled by {dict(by)}; {left} were moved from the old queue")
     eyes.http("DELETE", "/api/queues/{vhost}/invoices?if-empty=true&if-unused=true")
-
-
-def test_from_celery_tasks_behind_an_exchange(fresh_eyes: Eyes, service: Make) -> None:
-    """The publisher does not change: EXCHANGE names its exchange, and the queues switch."""
-    eyes = fresh_eyes
-    names = {
-        "billing.shop.order.created": "invoices",
-        "shop.order.created": "invoicing.created",
-    }
-    declare, unbind, recover, replay = commands("Each handler")
-    replay = replay.replace("shop.order.created", TASK)
-    billing = billing_service(service, eyes, EXCHANGE="orders")
-    eyes.http("PUT", "/api/exchanges/{vhost}/orders", {"durable": True, "type": "topic"})
-    old = billing.worker("prefork", 2, "-Q", "invoices").wait_ready()
-    binding = {"routing_key": "invoicing.created"}
-    eyes.http("POST", "/api/bindings/{vhost}/e/orders/q/invoices", binding)
-
-    def publish(order: dict[str, Any]) -> None:
-        eyes.app.send_task(
-            TASK, kwargs=order, exchange="orders", exchange_type="topic",
-            routing_key="invoicing.created",
-        )  # fmt: skip
-
-    with Orders(publish) as orders:
-        until(lambda: len(issued(billing)) >= 50, 60, "tasks run")
-        until(lambda: scheduled(billing) >= 3, what="some wait for their countdown")
-        billing = release(billing, "handler")
-        stops = [stopped(old)]
-        before = len(orders.ids)
-        run(billing, eyes, declare, names)
-        run(billing, eyes, unbind.replace("/e/events/", "/e/orders/"), names)
-        after = len(orders.ids)
-        worker = billing.worker("prefork", 2, "-Q", SEND).wait_ready()
-        run(billing, eyes, recover, names)
-        mirror(billing, eyes)
-        run(billing, eyes, replay, names)
-        until(lambda: len(issued(billing)) >= before + 30, 60)
-    until(lambda: set(issued(billing)) == set(orders.ids), 120, "every order is handled")
-    assert worker.stop() == 0
-    mirror(billing, eyes)  # the outcomes of the replays
-    eyes.drained("billing")
-    twice = {
-        order
-        for order, number in issued(billing).items()
-        if number > 1 and not ended_while_stopping(billing, {"order": order, "by": "task"}, stops)
-    }
-    assert max(issued(billing).values()) <= 2
-    assert twice <= set(orders.ids[max(0, before - 1) : after + 1]), (
-        "twice only where the guide says so"
-    )
-    print(f"{len(orders.ids)} orders, none lost, {len(twice)} handled twice")

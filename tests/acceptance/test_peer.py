@@ -3,56 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
+from . import peering
 from .conftest import Make
-from .harness import (
-    Eyes,
-    Worker,
-    until,
-)
-from .peering import interpreter
+from .harness import Eyes, Worker, until
 
 PEER = Path(__file__).resolve().parent / "peer"
 
 
-@pytest.fixture(scope="module")
-def python() -> Path:
-    """The peer's interpreter."""
-    return interpreter()
-
-
-def test_each_understands_the_other(
-    python: Path, fresh_eyes: Eyes, service: Make, tmp_path: Path
-) -> None:
+def test_each_understands_the_other(fresh_eyes: Eyes, service: Make, tmp_path: Path) -> None:
     """In both directions, with retries on both sides: neither sees the other's retries."""
     eyes = fresh_eyes
     mixed = service(eyes, "mixed", handlers="mixed")
     mixed.declare()
     ledger = tmp_path / "peer.jsonl"
-    env = {
-        **{
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("PYTHON", "DJANGO"))
-        },
-        "PYTHONPATH": str(PEER),
-        "PEER_BROKER": eyes.url,
-        "PEER_LEDGER": str(ledger),
-        # Its archive is a lazy queue, which RabbitMQ 4.3 refuses.
-        "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0",
-        "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
-    }
-    peer = Worker.start(
-        [python, "-m", "celery", "-A", "peer", "worker", "--pool", "threads", "--concurrency", "2",
-         "--loglevel", "INFO", "--without-mingle", "--without-gossip", "--without-heartbeat"],
-        env=env, where=tmp_path, name="peer",
-    )  # fmt: skip
+    env = peering.environ(PEER, PEER_BROKER=eyes.url, PEER_LEDGER=str(ledger))
+    command = peering.worker("peer", "--pool", "threads", "--concurrency", "2")
+    peer = Worker.start(command, env=env, where=tmp_path, name="peer")
     mixed.worker("threads", 4)
     peer.wait_ready()
     queues = ("mixed.testproject.one", "mixed.testproject.peer_number", "peer.mixed.one")
@@ -66,7 +36,7 @@ def test_each_understands_the_other(
     retried = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
     # Theirs, published by their code, by position and by name.
     done = subprocess.run(
-        [python, PEER / "publisher.py", "41", "42"],
+        [peering.interpreter(), PEER / "publisher.py", "41", "42"],
         env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -38,7 +38,6 @@ class Container:
     command: list[str]
     environment: Mapping[str, str]
     probes: list[Any] = field(default_factory=list)
-    ports: list[int] = field(default_factory=list)
     grace: float = 10.0
 
     @property
@@ -127,7 +126,6 @@ def composed() -> list[Container]:
                     command=command,
                     environment=image_environment() | each["environment"],
                     probes=probes,
-                    ports=[port["target"] for port in each.get("ports", ())],
                     grace=_seconds(each.get("stop_grace_period", "10s")),
                 )
             )
@@ -153,7 +151,6 @@ def deployed() -> list[Container]:
                     command=one.get("command") or image_default("CMD"),
                     environment=image_environment() | data,
                     probes=[p["exec"]["command"] if "exec" in p else p["httpGet"] for p in probes],
-                    ports=[port["containerPort"] for port in one.get("ports", ())],
                     grace=spec.get("terminationGracePeriodSeconds", 30),
                 )
             )

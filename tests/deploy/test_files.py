@@ -29,7 +29,6 @@ from .files import (
     deployed,
     image,
     image_default,
-    image_environment,
     pod,
     read_yaml,
     resources,
@@ -74,6 +73,10 @@ def test_dockerfile() -> None:
     run(tools() / "hadolint", DEPLOY / "Dockerfile")
     assert all(rest.startswith("[") for name, rest in image() if name == "CMD"), "exec form"
     assert [rest.split(":")[0] for name, rest in image() if name == "USER"] == ["10001"]
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    sent = {line[1:] for line in ignored if line.startswith("!")}
+    copied = {rest.split()[0] for name, rest in image() if name == "COPY"}
+    assert {name for name in copied if not name.startswith("--from=")} == sent
 
 
 def test_manifests() -> None:
@@ -146,15 +149,6 @@ def test_units(tmp_path: Path) -> None:
             assert unit(path)["OOMPolicy"] == "continue"
 
 
-def test_the_timer_starts_a_service_that_exists() -> None:
-    timers = [path for path in UNITS if path.suffix == ".timer"]
-    assert [path.stem for path in timers] == ["events-prune"]
-    for path in timers:
-        assert path.with_suffix(".service") in UNITS
-        page = (ROOT / "docs" / "deployment.md").read_text()
-        assert re.search(rf"systemctl enable --now .*{path.name}", page)
-
-
 def test_prometheus(tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         apt_install.install(["prometheus"], why="promtool checks the configuration")
@@ -181,22 +175,6 @@ def test_prometheus(tmp_path: Path) -> None:
 
 def metrics_port(container: Container) -> list[str]:
     return re.findall(r"--metrics-port[= ](\d+)", " ".join(container.command))
-
-
-def test_grafana() -> None:
-    service = compose()["services"]["grafana"]
-    contents = {
-        each["target"]: read_yaml(compose()["configs"][each["source"]]["content"])[0]
-        for each in service["configs"]
-    }
-    folder = "/etc/grafana/provisioning"
-    (source,) = contents[f"{folder}/datasources/prometheus.yaml"]["datasources"]
-    (provider,) = contents[f"{folder}/dashboards/events.yaml"]["providers"]
-    (dashboard,) = (each for each in service["volumes"] if each["type"] == "bind")
-    variables = json.loads(Path(dashboard["source"]).read_text())["templating"]["list"]
-    assert source["type"] in {each["query"] for each in variables if each["type"] == "datasource"}
-    assert source["url"] == "http://prometheus:9090"
-    assert Path(dashboard["target"]).parent == Path(provider["options"]["path"])
 
 
 # -- what they name exists ------------------------------------------------------------------------
@@ -298,34 +276,3 @@ def test_scaling_counts_the_handlers_queues() -> None:
     assert all(map(pattern.search, handlers))
     for other in ("shop:delay.1s", "shop:archive", "shop:graveyard", "billing.x", "tasks-shop"):
         assert not pattern.search(other)
-
-
-def test_ports() -> None:
-    exposed = {int(port) for name, rest in image() if name == "EXPOSE" for port in rest.split()}
-    bound = {int(port) for port in re.findall(r":(\d+)", " ".join(image_default("CMD")))}
-    for each in everything():
-        served = {*map(int, metrics_port(each))} | (bound if "gunicorn" in each.command else set())
-        assert set(each.ports) <= served <= exposed, each.name
-        for probe in each.probes:
-            if isinstance(probe, list):
-                asked = re.findall(r"'localhost', (\d+)", " ".join(probe))
-                assert {int(port) for port in asked} <= served, each.name
-
-
-def test_images_have_a_tag() -> None:
-    images = [each["image"] for each in compose()["services"].values()]
-    images += [rest.split()[0] for name, rest in image() if name == "FROM"]
-    for spec in filter(None, map(pod, resources())):
-        images += [one["image"] for one in (*spec.get("initContainers", ()), *spec["containers"])]
-    for name in images:
-        assert re.search(r":v?\d[\w.-]*$", name), name
-
-
-def test_check_has_nothing_to_complain_about() -> None:
-    """`check --deploy` with the environment of the manifests."""
-    environment = dict(deployed()[0].environment) | secret()
-    for name in ("PATH", "DJANGO_SETTINGS_MODULE", *(set(image_environment()) & OTHERS)):
-        environment.pop(name, None)
-    command = ("-W", "error", "manage.py", "check", "--deploy", "--fail-level", "WARNING")
-    for settings in ("shop", "billing"):
-        run_example(*command, settings=settings, **environment)

@@ -1,7 +1,6 @@
 """deploy/: the commands of the image, of compose and of Kubernetes run, handle events and stop.
 
-There is no container: a folder stands for the image's file system, and free ports for its own. The
-instructions of the Dockerfile fill it, and no process may change it.
+There is no container: the image's paths are those of this checkout, and its ports are free ones.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import http.client
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,83 +25,29 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import django_amqp_events
 from machine import Process, free_ports, wait_until
 from postgresql import Postgres
 
+from ..commands import run_example
 from ..conftest import Vhost
 from ..waiting import NotInTime
-from .files import DEPLOY, ROOT, Container, compose, composed, deployed, image
+from .files import ROOT, Container, compose, composed, deployed
 
 pytestmark = pytest.mark.timeout(300)
 
 #: The absolute paths that the image has and this machine has not.
-INSIDE = re.compile(r"(?<![\w./-])/(app|venv|tmp)\b")
+INSIDE = re.compile(r"(?<![\w./-])/(app/static|venv|tmp)\b")
 #: Lines of orders.jsonl; the next one is refused.
 PUBLISHED = 17
 
 
-@dataclass(slots=True)
-class Image:
-    """The file system of the image below a folder."""
-
-    root: Path
-    directory: str = "/"
-
-    def inside(self, text: str, tmp: Path | None = None) -> str:
-        """Return a text with the image's paths below its folder, and /tmp in one of its own."""
-        places = {"tmp": tmp or self.root / "tmp"}
-        return INSIDE.sub(lambda found: str(places.get(found[1], self.root / found[1])), text)
-
-    def build(self) -> None:
-        """Carry out the Dockerfile; both stages have one file system."""
-        ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
-        sent = [line[1:] for line in ignored if line.startswith("!")]
-        for name, rest in image():
-            words = shlex.split(rest)
-            if name == "WORKDIR":
-                self.directory = self.inside(rest)
-                Path(self.directory).mkdir(exist_ok=True)
-            elif name == "COPY" and words[0].startswith("--from="):
-                assert words[1] == words[2], "both stages have the same paths"
-            elif name == "COPY":
-                assert words[0] in sent, f"{words[0]} is not in Dockerfile.dockerignore"
-                self._copy(words[0], Path(self.directory, words[1]))
-            elif name == "RUN":
-                path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-                ours = ("AMQP_", "DJANGO_", "EXAMPLE_")
-                kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-                command = ["sh", "-euc", self.inside(rest)]
-                done = subprocess.run(
-                    command, cwd=self.directory, env=kept | {"PATH": path},
-                    stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-                )  # fmt: skip
-                assert done.returncode == 0, done.stdout + done.stderr
-
-    def files(self) -> dict[Path, int]:
-        """Return the files of the image with their times of change."""
-        found = (path for name in ("app", "venv") for path in (self.root / name).rglob("*"))
-        return {path: path.lstat().st_mtime_ns for path in found}
-
-    @staticmethod
-    def _copy(name: str, target: Path) -> None:
-        source = ROOT / name
-        if not source.exists():  # the suite runs on the wheel, without the package's folder
-            source = Path(django_amqp_events.__file__).parent.parent / name
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, target if target.suffix else target / source.name)
-
-
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    root = tmp_path_factory.mktemp("image")
-    (root / "tmp").mkdir()
-    made = Image(root)
-    made.build()
-    yield made
-    shutil.rmtree(root)
+def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The static files, which the Dockerfile collects."""
+    root = tmp_path_factory.mktemp("static")
+    environ = {"EXAMPLE_STATIC": str(root), "EXAMPLE_DATA": str(root)}
+    run_example("manage.py", "collectstatic", "--no-input", **environ)
+    return root
 
 
 @dataclass(slots=True)
@@ -111,8 +55,8 @@ class Running:
     """A container's processes: its command, its probes, and other commands in it."""
 
     container: Container
-    image: Image
     environment: Mapping[str, str]
+    static: Path
     tmp: Path
     ports: dict[str, str] = field(default_factory=dict)
     main: Process | None = None
@@ -174,23 +118,26 @@ class Running:
         text = shlex.join(command)
         for inside, outside in self.ports.items():
             text = re.sub(rf"\b{inside}\b", outside, text)
-        return [self.image.inside(word, self.tmp) for word in shlex.split(text)]
+        return [self._here(word) for word in shlex.split(text)]
 
     @property
     def _options(self) -> dict[str, Any]:
-        environment = {
-            name: self.image.inside(value, self.tmp) for name, value in self.environment.items()
-        }
+        environment = {name: self._here(value) for name, value in self.environment.items()}
         environment["PATH"] = environment["PATH"].replace("$PATH", os.defpath)
         environment["TMPDIR"] = str(self.tmp)
-        return {"cwd": self.image.directory, "env": environment}
+        return {"cwd": ROOT, "env": environment}
+
+    def _here(self, text: str) -> str:
+        """Return a text with this machine's places for the image's paths."""
+        places = {"app/static": self.static, "venv": sys.prefix, "tmp": self.tmp}
+        return INSIDE.sub(lambda found: str(places[found[1]]), text)
 
 
 class Machine:
     """Runs containers, with the broker and database of a test."""
 
-    def __init__(self, built: Image, vhost: Vhost, database: Postgres) -> None:
-        self.image = built
+    def __init__(self, static: Path, tmp: Path, vhost: Vhost, database: Postgres) -> None:
+        self.static, self.tmp = static, tmp
         self.outside = {
             "AMQP_URL": vhost.url,
             "AMQP_MANAGEMENT_URL": vhost.management_url,
@@ -200,10 +147,10 @@ class Machine:
         self.running: dict[str, Running] = {}
 
     def start(self, container: Container, **more: str) -> Running:
-        tmp = self.image.root / "tmp" / container.name
+        tmp = self.tmp / container.name
         tmp.mkdir()
         environment = {**container.environment, **more, **self.outside}
-        started = Running(container, self.image, environment, tmp)
+        started = Running(container, environment, self.static, tmp)
         self.running[container.name] = started
         started.start()
         return started
@@ -248,14 +195,12 @@ def database() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def machine(built: Image, fresh_vhost: Vhost, database: Postgres) -> Iterator[Machine]:
-    made = Machine(built, fresh_vhost, database)
-    before = built.files()
+def machine(
+    static: Path, tmp_path: Path, fresh_vhost: Vhost, database: Postgres
+) -> Iterator[Machine]:
+    made = Machine(static, tmp_path, fresh_vhost, database)
     yield made
     made.clean_up()
-    assert built.files() == before, "the root file system is read-only"
-    shutil.rmtree(built.root / "tmp")
-    (built.root / "tmp").mkdir()
 
 
 def execute(server: Postgres, sql: str) -> None:

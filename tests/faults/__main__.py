@@ -50,19 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep", action="store_true", help="Keep ledgers and logs, and print their path."
     )
-    parser.add_argument(
-        "--missing",
-        action="store_true",
-        help="Only rows that have not held on this broker.",
-    )
     parser.add_argument("--list", action="store_true", help="The rows' names.")
-    parser.add_argument("--write", action="store_true", help="Only write the page again.")
     parser.add_argument("--peer", action="store_true", help="Rows of celery-amqp-events.")
     given = parser.parse_args(arguments)
     rows = peers.PEERS if given.peer else all_rows()
-    if given.write:
-        report.write(given.output)
-        return 0
     if given.list:
         print(*(f"{row.name:32} {row.title}" for row in rows.values()), sep="\n")
         return 0
@@ -77,11 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         print(f"RabbitMQ {grounds.node.version}, {grounds.kind}, {given.events} events in a row")
-        names = given.rows or list(rows)
-        if given.missing:
-            held = report.held(given.output, grounds, events=given.events, peer=given.peer)
-            names = [name for name in names if name not in held]
-        for name in names:
+        for name in given.rows or rows:
             result = run(rows[name], grounds, events=given.events, seed=given.seed, make=make)
             print(report.line(result), flush=True)
             results.append(result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,7 +75,7 @@ def publishing(world: World, url: str, *, mode: str = "outbox") -> Scene:
     def flight() -> int:
         ledger = world.ledger.read()
         pending = len(ledger.intended - ledger.accepted)
-        found = pending + (_rows(world, "outboxevent") if mode == "outbox" else 0)
+        found = pending + (world.rows("outboxevent") if mode == "outbox" else 0)
         if not found and not world.hits and ledger.through:
             raise NotInTime("everything was published before the fault came")
         # Few are seldom caught between COMMIT and confirm; the fault meets those that follow.
@@ -97,8 +97,8 @@ def handling(world: World, url: str, **plans: float) -> Scene:
     _publisher(world, work=min(0.05, 2 * SPREAD / world.events), **plans)
     return Scene(
         lambda: world.ledger.read().in_hand,
-        lambda: _runs(world),
-        lambda: _unacked(world, *QUEUES),
+        world.runs,
+        lambda: world.unacked_in(*QUEUES),
         worker,
     )
 
@@ -114,8 +114,8 @@ def delaying(world: World, url: str) -> Scene:
     delayed = min(world.events // 2, 3)
     return Scene(
         lambda: world.eyes.ready(DELAY) >= delayed,
-        lambda: _runs(world),
-        lambda: world.eyes.ready(DELAY) + _unacked(world, *QUEUES),
+        world.runs,
+        lambda: world.eyes.ready(DELAY) + world.unacked_in(*QUEUES),
         worker,
     )
 
@@ -136,9 +136,9 @@ def mirroring(world: World, url: str) -> Scene:
     _publisher(world, passing=0.0, lasting=1.0)
 
     def mirrored() -> int:
-        return _rows(world, "archivedevent")
+        return world.rows("archivedevent")
 
-    return Scene(mirrored, mirrored, lambda: _unacked(world, ARCHIVE), mirror, quick=True)
+    return Scene(mirrored, mirrored, lambda: world.unacked_in(ARCHIVE), mirror, quick=True)
 
 
 def _looks(world: World, scene: Scene, beyond: int, *, first: bool) -> str:
@@ -157,21 +157,6 @@ def _publisher(world: World, **options: Any) -> Worker:
     """Publish so slowly that the faults come in between, whatever the machine is busy with."""
     size = 1 if options.get("mode") == "immediate" else max(2, world.events // 200)
     return world.publisher(size=size, pause=SPREAD * size / world.events, **options)
-
-
-def _runs(world: World) -> int:
-    return sum(world.ledger.read().ended.values())
-
-
-def _rows(world: World, model: str) -> int:
-    ((number,),) = world.database.query(f"SELECT count(*) FROM django_amqp_events_{model}")  # noqa: S608
-    return int(number)
-
-
-def _unacked(world: World, *queues: str) -> int:
-    found = world.eyes.http("GET", "/api/queues/{vhost}?columns=name,messages_unacknowledged")
-    found = [each for each in found if each and each["name"] in queues]
-    return sum(each.get("messages_unacknowledged", 0) for each in found)
 
 
 # -- what comes -----------------------------------------------------------------------------
@@ -299,57 +284,47 @@ def struck(
 immediately = partial(publishing, mode="immediate")
 #: These last long enough to be hit twice; events in delay queues exist once.
 ONGOING = (publishing, immediately, handling)
-SCENES: dict[str, tuple[str, Callable[[World, str], Scene]]] = {
-    "publish": ("publishing, with the outbox", publishing),
-    "immediate": ("publishing, with immediate", immediately),
-    "handling": ("handling", handling),
-    "delay": ("everything is delayed", delaying),
-    "archive": ("archiving", archiving),
-    "mirror": ("mirroring", mirroring),
+#: What goes on while a fault comes: its words, how to begin it, and the share of the events.
+Scenes = Mapping[str, tuple[str, Callable[[World, str], Scene], float]]
+
+
+def under_faults(
+    scenes: Scenes, alarmed: Scenes, ongoing: Sequence[Any]
+) -> Iterator[tuple[str, str, str, float, Callable[[World], None]]]:
+    """Yield group, title, name, share and run of each fault; *ongoing* scenes are cut twice."""
+    for name, (words, scene, share) in scenes.items():
+        run, times = partial(struck, scene=scene), 2 if scene in ongoing else 1
+        died = partial(run, fault=killed, what="broker killed", direct=True)
+        yield KILLS, f"While {words}", f"broker-killed-{name}", share, died
+        lost = partial(run, fault=cut, what="connections cut", times=times)
+        yield NETWORK, f"Connections are cut while {words}", f"cut-{name}", share, lost
+        silent = partial(run, fault=half_open, what="packets dropped")
+        title = f"Connections go half-open while {words}"
+        yield NETWORK, title, f"half-open-{name}", share, silent
+    for kind in ("memory", "disk"):
+        for name, (words, scene, share) in alarmed.items():
+            fault = partial(alarm, kind=kind)
+            run = partial(struck, scene=scene, fault=fault, what=f"{kind} alarm", direct=True)
+            title = f"{kind.capitalize()} alarm while {words}"
+            yield ALARMS, title, f"{kind}-{name}", share, run
+
+
+# Half of the events where each is handled several times, or mirrored too.
+SCENES: Scenes = {
+    "publish": ("publishing, with the outbox", publishing, 1.0),
+    "immediate": ("publishing, with immediate", immediately, 1.0),
+    "handling": ("handling", handling, 1.0),
+    "delay": ("everything is delayed", delaying, 0.5),
+    "archive": ("archiving", archiving, 0.5),
+    "mirror": ("mirroring", mirroring, 0.5),
 }
-#: Each of their events is handled several times, or mirrored too.
-SHARES = {"delay": 0.5, "retry": 0.5, "archive": 0.5, "mirror": 0.5}
-for _name, (_words, _scene) in SCENES.items():
-    _share = SHARES.get(_name, 1.0)
-    row(KILLS, f"While {_words}", name=f"broker-killed-{_name}", share=_share)(
-        partial(struck, scene=_scene, fault=killed, what="broker killed", direct=True)
-    )
-    row(NETWORK, f"Connections are cut while {_words}", name=f"cut-{_name}", share=_share)(
-        partial(
-            struck,
-            scene=_scene,
-            fault=cut,
-            what="connections cut",
-            times=2 if _scene in ONGOING else 1,
-        )
-    )
-    row(
-        NETWORK,
-        f"Connections go half-open while {_words}",
-        name=f"half-open-{_name}",
-        share=_share,
-    )(partial(struck, scene=_scene, fault=half_open, what="packets dropped"))
-for _kind in ("memory", "disk"):
-    for _name, _words, _scene in (
-        ("publish", "publishing, with the outbox", publishing),
-        ("immediate", "publishing, with immediate", immediately),
-        ("retry", "handling with retries", partial(handling, passing=1.0)),
-        ("archive", "archiving", archiving),
-    ):
-        row(
-            ALARMS,
-            f"{_kind.capitalize()} alarm while {_words}",
-            name=f"{_kind}-{_name}",
-            share=SHARES.get(_name, 1.0),
-        )(
-            partial(
-                struck,
-                scene=_scene,
-                fault=partial(alarm, kind=_kind),
-                what=f"{_kind} alarm",
-                direct=True,
-            )
-        )
+ALARMED: Scenes = {
+    **{name: SCENES[name] for name in ("publish", "immediate")},
+    "retry": ("handling with retries", partial(handling, passing=1.0), 0.5),
+    "archive": SCENES["archive"],
+}
+for _group, _title, _name, _share, _run in under_faults(SCENES, ALARMED, ONGOING):
+    row(_group, _title, name=_name, share=_share)(_run)
 
 
 # -- the consumer timeout -------------------------------------------------------------------
@@ -395,7 +370,7 @@ def outlasted(world: World) -> None:
         world.publisher(slow, passing=0.0, lasting=0.0, work=60.0)
         until(lambda: world.ledger.read().in_hand >= 2 * slow, 60, "the slow ones have begun")
         _publisher(world, work=0.01)
-        flight = until(lambda: _unacked(world, *QUEUES), 20, "something is in flight")
+        flight = until(lambda: world.unacked_in(*QUEUES), 20, "something is in flight")
         world.hits.append(Hit("consumer timeout", time.time(), flight, worker.pid))
         until(lambda: re.search(r"delivery acknowledgement.*timed out|cancelled the consumer",
                                 worker.log), 30, "the broker takes deliveries back")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,6 @@ class Counts:
     calls: int
     effects: int
     cut: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def count(

@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.acceptance.harness import Worker, until
 from tests.integration.wire import ACK, NACK
+from tests.service_database import Database
 
 from .publishers import (
     RELAY,
@@ -32,7 +33,6 @@ from .rows import row
 from .world import (
     ARCHIVE,
     DEADLINE,
-    Database,
     Hit,
     World,
 )

@@ -9,7 +9,6 @@ killed is started again, as ours.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -30,17 +29,15 @@ from tests.acceptance.harness import (
     Worker,
     until,
 )
+from tests.service_database import Database
 
 from . import all_rows
 from .brokers import (
     SPREAD,
     Scene,
-    alarm,
-    cut,
-    half_open,
-    struck,
+    Scenes,
+    under_faults,
 )
-from .brokers import killed as broker_killed
 from .counts import (
     Counts,
     Ledger,
@@ -53,7 +50,6 @@ from .workers import MOMENTS, POOLS, stopped
 from .world import (
     DEADLINE,
     NAME,
-    Database,
     Grounds,
     World,
 )
@@ -80,34 +76,22 @@ class PeerLedger(Ledger):
 
 class PeerService(Service):
     def env(self) -> dict[str, str]:
-        keep = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("PYTHON", "DJANGO", "AMQP_"))
-        }
-        return {
-            **keep,
-            "PYTHONPATH": str(PEER),
-            "PYTHONUNBUFFERED": "1",
-            "TESTPROJECT_DIR": str(self.where),
-            "TESTPROJECT_BROKER": self.url,
-            "TESTPROJECT_CELERY": json.dumps(dict(self.celery)),
-            # Its archive is a lazy queue, which RabbitMQ 4.3 refuses: World.declare makes it.
-            "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0",
-            "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
+        return peering.environ(
+            PEER,
+            TESTPROJECT_DIR=str(self.where),
+            TESTPROJECT_BROKER=self.url,
+            TESTPROJECT_CELERY=json.dumps(dict(self.celery)),
             **self.environ,
-        }
+        )
 
     def worker(self, pool: str = "prefork", concurrency: int = 2, *arguments: str) -> Worker:
         self._count += 1
         name = f"{self.name}-{pool}-{self._count}"
-        return Worker.start(
-            [PeerWorld.interpreter, "-m", "celery", "-A", "faulty", "worker", "--pool", pool,
-             "--concurrency", str(concurrency), "--loglevel", "INFO", "--hostname",
-             f"{name}@localhost", "--without-mingle", "--without-gossip",
-             "--without-heartbeat", *arguments],
-            env=self.env(), where=self.where, name=name,
+        command = peering.worker(
+            "faulty", "--pool", pool, "--concurrency", str(concurrency), "--hostname",
+            f"{name}@localhost", *arguments,
         )  # fmt: skip
+        return Worker.start(command, env=self.env(), where=self.where, name=name)
 
     def declare(self) -> None:
         done = subprocess.run(
@@ -297,15 +281,6 @@ def _publisher(world: World, **options: Any) -> Worker:
     return world.publisher(pause=SPREAD / world.events, **options)
 
 
-def _runs(world: World) -> int:
-    return sum(world.ledger.read().ended.values())
-
-
-def _unacked(world: World) -> int:
-    found = world.eyes.http("GET", f"/api/queues/{{vhost}}/{quote(QUEUE, safe='')}")
-    return int(found.get("messages_unacknowledged", 0))
-
-
 def publishing(world: World, url: str) -> Scene:
     """A publisher finds the broker at *url*."""
     _keep(world, world.eyes.url)
@@ -328,8 +303,8 @@ def handling(world: World, url: str, **plans: Any) -> Scene:
     publisher = _publisher(world, work=min(0.05, 2 * SPREAD / world.events), **plans)
     return Scene(
         lambda: world.ledger.read().in_hand,
-        lambda: _runs(world),
-        lambda: _unacked(world),
+        world.runs,
+        lambda: world.unacked_in(QUEUE),
         publisher,
     )
 
@@ -342,8 +317,8 @@ def delaying(world: World, url: str) -> Scene:
     delayed = min(world.events // 2, 50)
     return Scene(
         lambda: world.eyes.ready(DELAY) >= delayed,
-        lambda: _runs(world),
-        lambda: world.eyes.ready(DELAY) + _unacked(world),
+        world.runs,
+        lambda: world.eyes.ready(DELAY) + world.unacked_in(QUEUE),
         publisher,
     )
 
@@ -354,55 +329,19 @@ def archiving(world: World, url: str) -> Scene:
     return replace(scene, ready=lambda: world.eyes.ready(ARCHIVED) and scene.ready())
 
 
-for _name, _words, _scene in (
-    ("immediate", "publishing", publishing),
-    ("handling", "handling", handling),
-    ("delay", "everything is delayed", delaying),
-    ("archive", "archiving", archiving),
-):
-    _share = FEW if _scene is archiving else 1.0
-    same(
-        f"broker-killed-{_name}",
-        partial(struck, scene=_scene, fault=broker_killed, what="broker killed", direct=True),
-        f"While {_words}",
-        _share,
-    )
-    same(
-        f"cut-{_name}",
-        partial(
-            struck,
-            scene=_scene,
-            fault=cut,
-            what="connections cut",
-            times=2 if _scene in (publishing, handling) else 1,
-        ),
-        f"Connections are cut while {_words}",
-        _share,
-    )
-    same(
-        f"half-open-{_name}",
-        partial(struck, scene=_scene, fault=half_open, what="packets dropped"),
-        f"Connections go half-open while {_words}",
-        _share,
-    )
-for _kind in ("memory", "disk"):
-    for _name, _words, _scene in (
-        ("immediate", "publishing", publishing),
-        ("retry", "handling with retries", partial(handling, passing=1.0)),
-        ("archive", "archiving", archiving),
-    ):
-        same(
-            f"{_kind}-{_name}",
-            partial(
-                struck,
-                scene=_scene,
-                fault=partial(alarm, kind=_kind),
-                what=f"{_kind} alarm",
-                direct=True,
-            ),
-            f"{_kind.capitalize()} alarm while {_words}",
-            FEW if _scene is archiving else 1.0,
-        )
+SCENES: Scenes = {
+    "immediate": ("publishing", publishing, 1.0),
+    "handling": ("handling", handling, 1.0),
+    "delay": ("everything is delayed", delaying, 1.0),
+    "archive": ("archiving", archiving, FEW),
+}
+ALARMED: Scenes = {
+    "immediate": SCENES["immediate"],
+    "retry": ("handling with retries", partial(handling, passing=1.0), 1.0),
+    "archive": SCENES["archive"],
+}
+for _, _title, _name, _share, _run in under_faults(SCENES, ALARMED, (publishing, handling)):
+    same(_name, _run, _title, _share)
 same(
     "publisher-immediate",
     publisher_immediate,

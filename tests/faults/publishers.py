@@ -125,9 +125,9 @@ def relay_of_two(world: World) -> None:
     until(
         lambda: any(link.held for link in proxy.links), DEADLINE, "the first has published a batch"
     )
-    before = outbox(world)
+    before = world.rows("outboxevent")
     world.command(*RELAY)
-    until(lambda: outbox(world) < before, DEADLINE, "the second relays")
+    until(lambda: world.rows("outboxevent") < before, DEADLINE, "the second relays")
     world.hit("relay killed", first, signal.SIGKILL, in_flight=claimed(world))
     proxy.end()
     relayed(world)
@@ -136,21 +136,13 @@ def relay_of_two(world: World) -> None:
 def relayed(world: World, *, publishers: int | None = None) -> None:
     """Settle; nothing is left in the outbox, also of what was published long ago."""
     world.settle(publishers=publishers)
-    left = outbox(world)
+    left = world.rows("outboxevent")
     assert not left, f"{left} rows are left in the outbox"
-
-
-def outbox(world: World) -> int:
-    ((number,),) = world.database.query("SELECT count(*) FROM django_amqp_events_outboxevent")
-    return int(number)
 
 
 def claimed(world: World) -> int:
     """Return the number of rows that relays have leased."""
-    ((number,),) = world.database.query(
-        "SELECT count(*) FROM django_amqp_events_outboxevent WHERE claim LIKE '%/%'"
-    )
-    return int(number)
+    return world.rows("outboxevent", "claim LIKE '%/%'")
 
 
 # -- the mirror ---------------------------------------------------------------------------
@@ -185,7 +177,7 @@ def mirrored(world: World, *, exactly: bool = True) -> set[Unit]:
     assert len(found) == len(set(found)), f"{len(found)} rows of {len(set(found))} units"
     assert left <= set(found), f"{len(left.difference(found))} units have no row"
     assert set(found) == left or not exactly, f"{len(found)} rows of {len(left)} units"
-    ((failures,),) = world.database.query("SELECT count(*) FROM django_amqp_events_archivedfailure")
+    failures = world.rows("archivedfailure")
     assert failures == len(found), f"{failures} failures of {len(found)} rows"
     return left
 

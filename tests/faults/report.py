@@ -6,6 +6,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -71,18 +72,6 @@ def line(result: Result) -> str:
     return f"{mark} {result.row:32} {result.seconds:5.0f} s  {figures}  {why}"
 
 
-def held(docs: Path, grounds: Grounds, *, events: int, peer: bool = False) -> set[str]:
-    """Return the names of the rows that held here, with as many events."""
-    path = _path(docs, grounds, peer=peer)
-    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
-    known = peers.PEERS if peer else all_rows()
-    return {
-        name
-        for name, row in rows.items()
-        if name in known and row["held"] and row["events"] >= known[name].published(events)
-    }
-
-
 def _path(docs: Path, grounds: Grounds, *, peer: bool) -> Path:
     release = ".".join((grounds.node.version or "0.0").split(".")[:2])
     # That of PostgreSQL, the default, has no database in its name.
@@ -105,7 +94,7 @@ def keep(
     rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
     assert result.counts is not None
     rows[result.row] = {
-        **result.counts.as_dict(),
+        **asdict(result.counts),
         "held": result.held,
         "hit": describe(result.hits),
         "events": result.events,

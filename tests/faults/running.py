@@ -7,8 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from tests.waiting import NotInTime
 
@@ -22,6 +21,8 @@ from .world import (
 )
 
 Making = AbstractContextManager[World]
+#: Runs of a row whose fault misses.
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +35,6 @@ class Result:
     """
 
     row: str
-    group: str
-    title: str
     events: int
     seconds: float
     counts: Counts | None = None
@@ -68,19 +67,17 @@ class Result:
         counts = self.counts
         return not self.hit and counts is not None and not counts.lost and not counts.effects
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def run(row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making] = world,
-        tries: int = 3) -> Result:  # fmt: skip
+def run(
+    row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making] = world
+) -> Result:
     """Run one row; what goes wrong with it is said in the result.
 
     Faults come by the clock where processes do their work: one that missed it proves nothing, and
-    the row is run again, up to *tries* times in all.
+    the row is run again.
     """
     result = _run(row, grounds, events=events, seed=seed, make=make)
-    for again in range(2, tries + 1):
+    for again in range(2, TRIES + 1):
         if not result.missed:
             break
         print(f"{row.name} missed: {result.error or 'nothing was in flight'}", flush=True)
@@ -108,8 +105,6 @@ def _run(
         counts = here.count()
     return Result(
         row=row.name,
-        group=row.group,
-        title=row.title,
         events=number,
         seconds=round(time.monotonic() - began, 1),
         counts=counts,

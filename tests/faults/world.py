@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +19,6 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from broker import Broker, Node
-from database_server import DatabaseServer
 from django_amqp_events.message import headers
 from tests.acceptance.harness import (
     Archive,
@@ -31,8 +28,9 @@ from tests.acceptance.harness import (
     until,
 )
 from tests.acceptance.isolation import Supervisor
-from tests.conftest import SERVERS, sqlite_settings
+from tests.conftest import SERVERS
 from tests.integration.wire import Proxy
+from tests.service_database import Database
 from tests.waiting import NotInTime
 
 from .counts import (
@@ -72,20 +70,6 @@ class Hit:
     in_flight: int
     pid: int | None = None
     signal: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Database:
-    """Where the service has its outbox, its inbox, its archive and its effects."""
-
-    settings: dict[str, Any]
-    server: DatabaseServer | None = None
-
-    def query(self, statement: str) -> list[tuple[Any, ...]]:
-        if self.server is not None:
-            return self.server.execute(statement, database=self.settings["NAME"])
-        with closing(sqlite3.connect(self.settings["NAME"], timeout=20)) as connection:
-            return connection.execute(statement).fetchall()
 
 
 class Grounds:
@@ -149,21 +133,10 @@ class Grounds:
     def database(self) -> Database:
         """A new one with all tables."""
         if not self._template:
-            made = self._empty("template_of_rows")
+            made = Database.new(self.database_disk, self.server)
             self._fill(made)
-            self._template = made.settings["NAME"]
-        return self._empty(f"row_{uuid4().hex}", self._template)
-
-    def _empty(self, name: str, template: str = "") -> Database:
-        if self.server is not None:
-            self.server.create(name, template)
-            return Database(self.server.settings(name), self.server)
-        path = self.database_disk / f"{name}.sqlite3"
-        if template:
-            shutil.copyfile(template, path)
-        settings = sqlite_settings(path)
-        settings["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
-        return Database(settings)
+            self._template = made.name
+        return Database.new(self.database_disk, self.server, self._template)
 
     def _fill(self, database: Database) -> None:
         service = Service(
@@ -317,12 +290,12 @@ class World:
             else:
                 worker.signal(number)
 
-    def in_flight(self, when: float | None = None) -> int:
-        """Unacked deliveries at a time, and events that publishers have no answer for."""
+    def in_flight(self) -> int:
+        """Unacked deliveries now, and events that publishers have no answer for."""
         ledger = self.ledger.read()
         pending = len(ledger.intended - ledger.accepted)
         # Running events are unacknowledged, even before the management API shows it.
-        return max(self.unacked(when or time.time()), ledger.in_hand) + pending
+        return max(self.unacked(time.time()), ledger.in_hand) + pending
 
     def unacked(self, when: float) -> int:
         """Unacked deliveries in all queues: the most that was seen within a second of a time."""
@@ -332,6 +305,16 @@ class World:
             (number for at, number in samples[first:] if at <= when + 1.0),
             default=0,
         )
+
+    def unacked_in(self, *queues: str) -> int:
+        """Return the unacked deliveries of some queues, by the management API."""
+        found = self.eyes.http("GET", "/api/queues/{vhost}?columns=name,messages_unacknowledged")
+        found = [each for each in found if each and each["name"] in queues]
+        return sum(each.get("messages_unacknowledged", 0) for each in found)
+
+    def runs(self) -> int:
+        """Return how many runs of handlers have ended."""
+        return sum(self.ledger.read().ended.values())
 
     def _sample(self) -> None:
         path = f"/api/queues/{quote(self.eyes.vhost, safe='')}?columns=messages_unacknowledged"
@@ -351,10 +334,11 @@ class World:
     def archived_number(self) -> int:
         """Units in the archive, with copies; 0 where nobody answers."""
         with suppress(Exception):
-            return self.eyes.ready(ARCHIVE) + self._rows("archivedevent", "state = 'archived'")
+            return self.eyes.ready(ARCHIVE) + self.rows("archivedevent", "state = 'archived'")
         return 0
 
-    def _rows(self, model: str, where: str = "1 = 1") -> int:
+    def rows(self, model: str, where: str = "1 = 1") -> int:
+        """Count the rows of one of the package's tables."""
         table = f"django_amqp_events_{model}"
         ((number,),) = self.database.query(f"SELECT count(*) FROM {table} WHERE {where}")  # noqa: S608
         return int(number)
@@ -387,7 +371,7 @@ class World:
         """Messages in queues other than the archive, and rows in the outbox."""
         try:
             totals = self.eyes.totals(NAME)
-            return sum(number for queue, number in totals.items() if queue != ARCHIVE) + self._rows(
+            return sum(number for queue, number in totals.items() if queue != ARCHIVE) + self.rows(
                 "outboxevent"
             )
         except Exception:  # noqa: BLE001 - it may be away just now

@@ -27,7 +27,6 @@ import amqp
 import pytest
 from celery import Celery
 from django.test import override_settings
-from kombu.utils.url import parse_url
 
 from django_amqp_events import conf
 from django_amqp_events.broker.provisioning import drift, inspection, startup
@@ -38,13 +37,11 @@ from django_amqp_events.declare.registry import Registry, get_registry
 from tests import waiting
 from tests.celery_app import app as celery_app
 from tests.commands import run_command
-from tests.conftest import (
-    Vhost,
-)
+from tests.conftest import Vhost
 from tests.definitions import definitions
 from tests.waiting import is_usable
 
-from .wire import close_pools
+from .wire import close_pools, drain, raw_connection
 
 DEADLINE = 20.0
 
@@ -111,14 +108,7 @@ class Service:
 
     def connect(self) -> amqp.Connection:
         """Open a connection of the test's own; it is closed with the test."""
-        parts = parse_url(self.vhost.url)
-        connection = amqp.Connection(
-            host=f"{parts['hostname']}:{parts['port']}",
-            userid=parts["userid"],
-            password=parts["password"],
-            virtual_host=self.vhost.name,
-        )
-        connection.connect()
+        connection = raw_connection(self.vhost.url)
         self.stack.callback(connection.collect)
         return connection
 
@@ -183,10 +173,7 @@ class Service:
 
     def take_all(self, queue: str) -> list[amqp.Message]:
         channel = self.channel()
-        messages = []
-        while (message := channel.basic_get(queue)) is not None:
-            channel.basic_ack(message.delivery_tag)
-            messages.append(message)
+        messages = drain(channel, queue)
         channel.close()
         return messages
 

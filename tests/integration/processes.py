@@ -9,55 +9,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests import forked
+from tests.acceptance.harness import STARTED, Worker
 from tests.conftest import Database, Vhost
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 
-
-class Process:
+class Process(Worker):
     """One command; what it says is in :attr:`said`."""
-
-    def __init__(self, *command: str, log: Path, environ: dict[str, str]) -> None:
-        self.log = log
-        with log.open("wb") as out:
-            self.process = forked.Popen(
-                [sys.executable, "-m", __name__, *command],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
 
     @property
     def said(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(20)
-
-    def stop(self) -> int:
-        self.process.terminate()
-        return self.wait()
-
-    def wait(self, seconds: float = 60) -> int:
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end:\n{self.said[-4000:]}") from None
+        return self.log
 
 
 class Processes:
@@ -68,16 +35,19 @@ class Processes:
         self.started: list[Process] = []
 
     def start(self, *arguments: str, **environ: str) -> Process:
-        log = self.where / f"{self.command}-{len(self.started)}.log"
-        environ = {**self.environ, **environ}
-        process = Process(self.command, *arguments, log=log, environ=environ)
+        process = Process.start(
+            [sys.executable, "-m", __name__, self.command, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **self.environ, **environ},
+            where=self.where,
+            name=self.command,
+        )
         self.started.append(process)
         return process
 
     def empty(self, *arguments: str) -> str:
         """Run one until the archive is empty; returns what it said."""
         process = self.start("--until-empty", *arguments)
-        code = process.wait()
+        code = process.wait(60)
         assert code == 0, process.said
         return process.said
 
@@ -90,11 +60,12 @@ def _processes(command: str, url: str, database: str, where: Path) -> Iterator[P
         yield starter
     except BaseException:
         for each in starter.started:
-            print(f"-- {each.log.name}\n{each.said[-3000:]}")
+            print(f"-- {each.log_path.name}\n{each.said[-3000:]}")
         raise
     finally:
         for each in starter.started:
             each.kill()
+            STARTED.remove(each)
 
 
 def mirrors(vhost: Vhost, database: Database, where: Path) -> AbstractContextManager[Processes]:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -159,7 +160,7 @@ def verdict(results: Sequence[Result]) -> str:
     total: Counter[str] = Counter()
     came: Counter[str] = Counter()
     for result in results:
-        total.update(result.figures.as_dict())
+        total.update(asdict(result.figures))
         total["wrong"] += len(result.wrong)
         came += result.came
     faults = ", ".join(f"{number} {fault}" for fault, number in came.most_common())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Unit = tuple[str, str]
@@ -165,9 +165,6 @@ class Figures:
     repeated: int
     replays: int
     decisions: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wrong], Figures]:

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +22,7 @@ from tests.acceptance.harness import Archive, Service, Worker
 from tests.acceptance.isolation import Supervisor
 from tests.faults.counts import HANDLERS
 from tests.faults.world import ARCHIVE, NAME, QUEUES, QUIET, World
+from tests.service_database import hex_id
 from tests.waiting import NotInTime, Stopwatch, until
 
 from . import clocks, history
@@ -276,7 +277,7 @@ class Soak:
         until(lambda: not any(each.alive for each in alive), "all is published", PATIENCE)
         for _ in range(ROUNDS):
             self._quiet()
-            self._counts += self._groups()
+            self._counts += self.world.database.group_counts()
             if not self._open():
                 return
             with suppress(subprocess.TimeoutExpired):
@@ -285,7 +286,7 @@ class Soak:
 
     def _open(self) -> int:
         """Archived units that a replay could help."""
-        return self.world._rows("archivedevent", "state = 'archived' AND reason <> 'malformed'")
+        return self.world.rows("archivedevent", "state = 'archived' AND reason <> 'malformed'")
 
     def _quiet(self) -> None:
         """Wait until nothing has been on its way for a while.
@@ -305,7 +306,7 @@ class Soak:
 
     def _left(self) -> Mapping[str, int]:
         """Return how much is on its way, by the place where it is."""
-        rows = self.world._rows
+        rows = self.world.rows
         try:
             return {
                 **self.world.eyes.totals(NAME),
@@ -389,7 +390,10 @@ class Soak:
             sent_malformed=frozenset(self.malformed),
             failures=[
                 Failed(
-                    event_id, handler.rpartition(".")[2], _hex(replay) if replay else None, reason
+                    event_id,
+                    handler.rpartition(".")[2],
+                    hex_id(replay) if replay else None,
+                    reason,
                 )
                 for event_id, handler, replay, reason in query(
                     "SELECT e.event_id, e.handler, f.replay_id, f.reason "
@@ -397,17 +401,17 @@ class Soak:
                     "JOIN django_amqp_events_archivedevent e ON e.id = f.event_id"
                 )
             ],
-            groups=[*self._counts, *self._groups()],
+            groups=[*self._counts, *self.world.database.group_counts()],
             troubled=frozenset(troubled),
             alerts=frozenset(alerts),
             figures=told,
             replays=[
                 Replayed(
-                    _hex(replay),
+                    hex_id(replay),
                     event_id,
                     handler.rpartition(".")[2],
                     state,
-                    _hex(row),
+                    hex_id(row),
                     version,
                     edit or "",
                 )
@@ -420,21 +424,21 @@ class Soak:
                 )
             ],
             discarded=[
-                Discarded(_hex(row), event_id, handler.rpartition(".")[2])
+                Discarded(hex_id(row), event_id, handler.rpartition(".")[2])
                 for row, event_id, handler in query(
                     "SELECT id, event_id, handler FROM django_amqp_events_archivedevent "
                     "WHERE state = 'discarded'"
                 )
             ],
             actions=[
-                (by, token, _hex(row))
+                (by, token, hex_id(row))
                 for by, token, row in query(
                     "SELECT a.by, a.reason, a.event_id FROM django_amqp_events_archiveaction a"
                 )
                 if by in OPERATORS
             ],
             recorded=frozenset(
-                _hex(replay)
+                hex_id(replay)
                 for (replay,) in query(
                     "SELECT replay_id FROM django_amqp_events_archiveaction "
                     "WHERE replay_id IS NOT NULL"
@@ -447,7 +451,7 @@ class Soak:
         lines = world.service.ledger()
         for line in lines:
             if line.get("replay"):
-                line["replay"] = _hex(line["replay"])
+                line["replay"] = hex_id(line["replay"])
         wrong, figures = history.check(lines, ended, POLICY)
         story = history.story(lines, wrong[0].event, self.began) if wrong else ()
         return Result(self.seed, wrong, story, figures, self.came, self.sizes)
@@ -458,14 +462,14 @@ class Soak:
             "SELECT DISTINCT group_id FROM django_amqp_events_archivedevent "
             "WHERE state = 'archived' AND group_id IS NOT NULL"
         )
-        return {_hex(group) for (group,) in rows}
+        return {hex_id(group) for (group,) in rows}
 
     def _alerts(self) -> set[tuple[str, str]]:
         """Return the open alerts, without those of growth, which a soak has by design."""
         rows = self.world.database.query(
             "SELECT a.kind, a.key FROM django_amqp_events_alert a WHERE a.ended IS NULL"
         )
-        return {(kind, _hex(key)) for kind, key in rows if kind != "growth"}
+        return {(kind, hex_id(key)) for kind, key in rows if kind != "growth"}
 
     def _told(self) -> dict[str, tuple[int, int]]:
         """Return figures of ``events_status``, each with what the tables have."""
@@ -478,42 +482,13 @@ class Soak:
         return {
             "archived": (
                 document["archive"]["open"],
-                self.world._rows("archivedevent", "state = 'archived'"),
+                self.world.rows("archivedevent", "state = 'archived'"),
             ),
             "in the outbox": (
                 sum(each["total"] or 0 for each in document["outbox"]),
-                self.world._rows("outboxevent"),
+                self.world.rows("outboxevent"),
             ),
         }
-
-    def _groups(self) -> list[GroupCounts]:
-        """Return what each failure group counts, and what its events are."""
-        query = self.world.database.query
-        counted: dict[str, list[int]] = {}
-        for group, *numbers in query(
-            "SELECT id, open, again, going FROM django_amqp_events_failuregroup UNION ALL "
-            "SELECT group_id, open, again, going FROM django_amqp_events_groupcountchange"
-        ):
-            known = counted.setdefault(_hex(group), [0, 0, 0])
-            known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]
-        actual: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-        for group, state, replays in query(
-            "SELECT group_id, state, replays FROM django_amqp_events_archivedevent "
-            "WHERE group_id IS NOT NULL"
-        ):
-            is_open, going = state == "archived", state in ("queued", "replaying")
-            actual[_hex(group)][0] += is_open
-            actual[_hex(group)][1] += is_open and replays > 0
-            actual[_hex(group)][2] += going
-        nothing = [0, 0, 0]
-        return [
-            (group, tuple(counted.get(group, nothing)), tuple(actual.get(group, nothing)))
-            for group in {**counted, **actual}
-        ]
-
-
-def _hex(value: object) -> str:
-    return str(value).replace("-", "")
 
 
 def _is_gone(group: int) -> bool:

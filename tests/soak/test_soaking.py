@@ -1,33 +1,13 @@
-"""A soak finds a planted fault of the package, and nothing else; its clocks are stepped."""
+"""A soak finds a planted fault of the package, and nothing else."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import _grounds, grounds  # noqa: F401 - fixtures
 from tests.faults.world import Grounds, world
 
-from . import clocks, soaking
-
-PROJECT = Path(__file__).parents[1] / "acceptance" / "project" / "testproject"
-CLOCKS = """
-import datetime, os, sys, time
-import clock
-clock.INTERVAL = 0
-clock.install()
-def tell():
-    monotonic = time.clock_gettime(time.CLOCK_MONOTONIC)
-    print(time.time(), datetime.datetime.now().timestamp(), monotonic, flush=True)
-tell()
-sys.stdin.readline()
-pid = os.fork()
-tell()
-pid and os.waitpid(pid, 0)
-"""
+from . import soaking
 
 
 @pytest.mark.slow
@@ -50,28 +30,3 @@ def test_a_fault_of_the_package_is_found(
     assert result.figures.lost == len(failed)
     assert any("raised" in line for line in result.story)
     assert result.figures.pairs > len(failed)
-
-
-@pytest.mark.slow
-def test_a_clock_is_stepped_in_a_process_and_its_forks(tmp_path: Path) -> None:
-    file = tmp_path / "clock"
-    clocks.step(file, 0)
-    environ = {"TESTPROJECT_CLOCK": str(file), "PYTHONPATH": str(PROJECT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLOCKS],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ,
-    )  # fmt: skip
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        clocks.step(file, -100)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        lines = [first, *process.stdout]
-    offsets = []
-    for line in lines:
-        wall, date, monotonic = map(float, line.split())
-        assert date == pytest.approx(wall, abs=5)
-        offsets.append(wall - monotonic)
-    assert [round(each - offsets[0]) for each in offsets] == [0, -100, -100]

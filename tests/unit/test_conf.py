@@ -53,12 +53,7 @@ def test_no_dict(raw: object) -> None:
 def test_defaults() -> None:
     assert read() == Settings(service="billing")
     assert read().publish == "outbox"
-    assert read().confirm_timeout == 10
-    assert read().max_body == 1024 * 1024
-    assert read().autodiscover == ("events", "handlers")
-    assert read().archive == ArchiveSettings(ttl=None, max_length=None)
     assert read().retention == RetentionSettings(succeeded=30 * 86400, discarded=90 * 86400)
-    assert read().renamed_handlers == {}
 
 
 def test_every_key_is_read() -> None:
@@ -204,70 +199,44 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
     [
         {"EVENTS": []},
         {"EVENTS": {"a.b": None}},
-        {"EVENTS": {5: {}}},
         {"HANDLERS": "x"},
-        {"HANDLERS": {"a.b": "x"}},
         {"DEFAULTS": 5},
         {"AUTODISCOVER": "events"},
-        {"AUTODISCOVER": 5},
         {"AUTODISCOVER": [5]},
-        {"AUTODISCOVER": None},
         {"PUBLISH": "later"},
-        {"PUBLISH": True},
         {"UNROUTED": "keep"},
         {"BACKEND": "redis"},
         {"CONFIRM_TIMEOUT": 0},
         {"CONFIRM_TIMEOUT": -1},
-        {"CONFIRM_TIMEOUT": True},
-        {"CONFIRM_TIMEOUT": "5"},
-        {"CONFIRM_TIMEOUT": None},
         {"CONFIRM_TIMEOUT": float("nan")},
-        {"CONFIRM_TIMEOUT": float("inf")},
         {"CONFIRM_TIMEOUT": 10**400},
-        {"CONFIRM_TIMEOUT": timedelta(0)},
         {"CONSUMER_TIMEOUT": 0},
         {"CONSUMER_TIMEOUT": 300_000},
         {"MAX_BODY": 0},
-        {"MAX_BODY": 1.5},
         {"MAX_BODY": 2**63},
-        {"MAX_BODY": True},
-        {"PREFIX": 5},
         {"EXCHANGE": ""},
-        {"EXCHANGE": 5},
         {"QUEUE_TYPE": "stream"},
         {"TOPOLOGY": "never"},
-        {"TOPOLOGY": []},
         {"ARCHIVE": 5},
-        {"ARCHIVE": {"TTL": 0}},
         {"ARCHIVE": {"TTL": timedelta(days=-1)}},
         {"ARCHIVE": {"TTL": timedelta(days=3651)}},
         {"ARCHIVE": {"TTL": 0.0004}},
-        {"ARCHIVE": {"MAX_LENGTH": 0}},
         {"ARCHIVE": {"MAX_LENGTH": 2**63}},
         {"RETENTION": None},
-        {"RETENTION": 30},
         {"RETENTION": {"SUCCEEDED": 0}},
         {"ALERTS": 5},
         {"ALERTS": {"MAIL": "yes"}},
-        {"ALERTS": {"GROWTH": 1.5}},
         {"ALERTS": {"GROWTH": 0}},
         {"ALERTS": {"AWAY": -1}},
-        {"RETENTION": {"SUCCEEDED": False}},
         {"RETENTION": {"DISCARDED": "30d"}},
-        {"RETENTION": {"DISCARDED": timedelta(days=-1)}},
         {"RETENTION": {"DISCARDED": timedelta.max}},
-        {"RENAMED_HANDLERS": None},
         {"RENAMED_HANDLERS": ["billing.old", "billing.new"]},
-        {"RENAMED_HANDLERS": {"billing.old": None}},
         {"RENAMED_HANDLERS": {"billing.old": ""}},
         {"RENAMED_HANDLERS": {"": "billing.new"}},
-        {"RENAMED_HANDLERS": {5: "billing.new"}},
         {"RENAMED_HANDLERS": {"a": "a"}},
         {"RENAMED_HANDLERS": {"a": "b", "b": "c", "c": "b"}},
         {"MANAGEMENT_URL": "rabbit:15672"},
-        {"MANAGEMENT_URL": "ftp://rabbit"},
         {"CELERY_APP": 5},
-        {"DATABASE": None},
     ],
 )
 def test_wrong_values(keys: dict[str, Any]) -> None:

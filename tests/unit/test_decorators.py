@@ -170,14 +170,6 @@ def test_names_of_a_payload_meet_nothing(memory: Memory, name: str):
     assert memory.payloads == [{name: value} for value in (1, 2, 3, 4, 5)]
 
 
-def test_a_contract_with_awkward_names(memory: Memory):
-    @event("shop.anything")
-    def anything(self: int, name: int, /, mode: int, *, using: int) -> None: ...
-
-    anything(1, 2, 3, using=4)
-    assert memory.payloads == [{"self": 1, "name": 2, "mode": 3, "using": 4}]
-
-
 def test_using(memory: Memory, order_created: Event[...]):
     ready = order_created.using(event_id=OWN_ID, correlation_id="c", causation_id="d")
     again = ready.using(headers={"traceparent": "00-1"})
@@ -209,16 +201,6 @@ def test_a_function_with_attributes_of_our_names(memory: Memory):
     declared = event("shop.order.created")(contract)
     declared(1)
     assert [message.routing_key for message in memory.messages] == ["shop.order.created"]
-
-
-def test_an_event_looks_like_its_contract(order_created: Event[...]):
-    assert vars(order_created)["__name__"] == "order_created"
-    assert repr(order_created) == "<Event shop.order.created>"
-
-
-def test_event_needs_its_name():
-    with pytest.raises(ConfigurationError, match="@event"):
-        event(lambda: None)  # type: ignore[arg-type]
 
 
 def test_apublish_keeps_the_thread_of_synchronous_code_free(

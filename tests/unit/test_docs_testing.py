@@ -84,9 +84,3 @@ def project() -> Iterator[None]:
             yield
     finally:
         declarations.restore(before)
-
-
-def test_all_examples_are_here() -> None:
-    names = {name for name in globals() if name.startswith("test_")}
-    assert {"test_capturing", "test_handling"} <= names
-    assert {"PlaceOrder", "SendInvoice", "Unrouted"} <= set(globals())

@@ -11,7 +11,6 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any, get_args
 
-import pytest
 from hypothesis import Phase, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
@@ -190,8 +189,3 @@ def test_a_renaming_ends_or_is_a_circle(raw: dict[str, str]) -> None:
     else:
         assert set(settings.renamed_handlers) == set(raw)
         assert not set(settings.renamed_handlers.values()) & set(raw)
-
-
-@pytest.mark.parametrize("raw", [{"SERVICE": "a"}, {"SERVICE": "a", "EXCHANGE": "b"}])
-def test_valid_settings_have_no_problems(raw: dict[str, Any]) -> None:
-    assert checked(raw)[1] == ()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from importlib import metadata
 from typing import Any
 from uuid import UUID
 
@@ -32,7 +30,6 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.publish import publisher
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import (
-    CapturedEvents,
     capture_events,
     memory_events,
     override_events,
@@ -145,13 +142,6 @@ def test_the_inner_of_two_blocks_captures() -> None:
     assert (outer.names, inner.names) == (["a.first", "a.third"], ["a.second"])
 
 
-def test_after_the_block_the_broker_is_back() -> None:
-    with pytest.raises(Undone), capture_events():
-        raise Undone
-    with pytest.raises(AssertionError, match="a broker was reached"):
-        publish_event("a.b", {}, options=NOW)
-
-
 class CaptureInsideTestCase(TestCase):
     """Django's TestCase: the commit never comes."""
 
@@ -171,14 +161,6 @@ class CaptureInsideTestCase(TestCase):
                 with rolled_back():
                     publish_event("a.lost", {}, options=ON_COMMIT)
         assert events.names == ["a.committed", "a.immediate", "a.kept"]
-
-    def test_callbacks_executed_inside_the_block(self) -> None:
-        with capture_events() as events:
-            with self.captureOnCommitCallbacks(execute=True) as callbacks:
-                publish_event("a.b", {}, options=ON_COMMIT)
-            assert len(callbacks) == 1
-            publish_event("a.c", {}, options=ON_COMMIT)
-        assert events.names == ["a.b", "a.c"]
 
     def test_callbacks_executed_after_the_block_reach_no_broker(self) -> None:
         with self.captureOnCommitCallbacks(execute=True) as callbacks:
@@ -203,14 +185,6 @@ class CaptureInsideTestCase(TestCase):
             publish_event("a.b", {}, options=ON_COMMIT)
         assert events.names == ["a.b"]
 
-    def test_the_block_ends_with_an_exception(self) -> None:
-        seen: list[CapturedEvents] = []
-        with suppress(Undone), capture_events() as events, transaction.atomic():
-            seen.append(events)
-            publish_event("a.b", {}, options=ON_COMMIT)
-            raise Undone
-        assert seen[0].names == []
-
     async def test_async_code(self) -> None:
         @event("a.b")
         def happened() -> None: ...
@@ -224,11 +198,6 @@ class CaptureInsideTestCase(TestCase):
 
 class CaptureWithRealTransactions(TransactionTestCase):
     """Commits come."""
-
-    def test_the_list_does_not_change_after_the_block(self) -> None:
-        with rolled_back(), capture_events() as events:
-            publish_event("a.b", {}, options=ON_COMMIT)
-        assert events.names == ["a.b"]
 
     def test_a_commit_after_the_block_reaches_no_broker(self) -> None:
         with transaction.atomic(), capture_events() as events:
@@ -281,12 +250,6 @@ class MemoryInsideTestCase(TestCase):
                 publish_event("a.b", {"n": 2}, options=ON_COMMIT)
             assert broker.run() == 1
         assert self.seen == [{"n": 1}, {"n": 2}]
-
-    def test_events_of_handlers_too(self) -> None:
-        with memory_events() as broker:
-            publish_event("a.b", {"again": 1}, options=ON_COMMIT)
-            assert broker.run() == 2
-        assert self.seen == [{"again": 1}, {}]
 
     def test_events_published_by_handlers_are_captured(self) -> None:
         with memory_events() as broker:
@@ -392,11 +355,6 @@ def test_unknown_names_and_lower_case_keys() -> None:
     assert get_settings().unrouted == "warn"
 
 
-@override_events(UNROUTED="ignore")
-def test_as_a_decorator() -> None:
-    assert get_settings().unrouted == "ignore"
-
-
 def test_as_a_decorator_of_async_functions() -> None:
     @override_events(UNROUTED="ignore")
     async def work() -> str:
@@ -414,21 +372,3 @@ class OverriddenClass(SimpleTestCase):
     @override_events(UNROUTED="ignore")
     def test_the_method_is_nearer(self) -> None:
         assert get_settings().unrouted == "ignore"
-
-
-# -- pytest -------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    os.environ.get("AMQP_EVENTS_SUITE_ON_WHEEL") != "1", reason="the entry point is the wheel's"
-)
-def test_pytest_finds_the_fixtures(captured_events: CapturedEvents, memory_events: Any) -> None:
-    (entry,) = (
-        item
-        for item in metadata.entry_points(group="pytest11")
-        if item.name == "django_amqp_events"
-    )
-    assert entry.value == "django_amqp_events.pytest_plugin"
-    publish_event("a.b", {}, options=NOW)
-    assert captured_events.names == []  # memory_events came later
-    assert memory_events.archived == []

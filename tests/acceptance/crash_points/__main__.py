@@ -40,7 +40,6 @@ def main() -> int:
     parser.add_argument(
         "--commits", action="store_true", help="Not before and after a transaction's statements."
     )
-    parser.add_argument("--effects", action="store_true", help="Print the effects of each path.")
     options = parser.parse_args()
     if unknown := {*options.paths} - {*names}:
         parser.error(f"no such path: {', '.join(sorted(unknown))}")
@@ -66,8 +65,6 @@ def main() -> int:
                 service.declare()
                 outcome = explore(path, Scene(service, eyes, server), every=not options.commits)
                 print(outcome, flush=True)
-                if options.effects:
-                    print(*outcome.effects, sep="\n")
                 for point, what in outcome.wrong.items():
                     print(f"WRONG: {point}: {what}", flush=True)
                 wrong += len(outcome.wrong)

@@ -74,7 +74,7 @@ class Outbox(Publish):
         return not scene.rows("outboxevent")
 
     def check(self, scene: Scene) -> None:
-        committed = [event_id for (event_id,) in scene.query("SELECT event FROM effects")]
+        committed = [event_id for (event_id,) in scene.database.query("SELECT event FROM effects")]
         assert committed in ([], self.ids[1:])
         assert committed or scene.died
         self.expect(scene, committed)
@@ -152,7 +152,7 @@ class Handle(Path):
             entry = json.loads(message.headers[headers.EVENT_ARCHIVE])
             unit = entry["event_id"], entry["handler"].rpartition(".")[2]
             archived.setdefault(unit, []).append(entry["attempt"])
-        effects = [event_id for (event_id,) in scene.query("SELECT event FROM effects")]
+        effects = [event_id for (event_id,) in scene.database.query("SELECT event FROM effects")]
         inbox = [event_id for (event_id,) in scene.rows("inboxentry", "event_id")]
         for event_id, plan in self.plans_of.items():
             fine = plan[-1] == "ok"
@@ -291,19 +291,8 @@ class Archive(Path):
 
     def compare_groups(self, scene: Scene) -> None:
         """The counts of each failure group are those of its events."""
-        counted: dict[str, list[int]] = {}
-        for table, column in (("failuregroup", "id"), ("groupcountchange", "group_id")):
-            for group, *numbers in scene.rows(table, f"{column}, open, again, going"):
-                known = counted.setdefault(str(group).replace("-", ""), [0, 0, 0])
-                known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]
-        actual = {group: [0, 0, 0] for group in counted}
-        events = scene.rows("archivedevent", "group_id, state, replays", "group_id IS NOT NULL")
-        for group, state, replays in events:
-            numbers = actual[str(group).replace("-", "")]
-            numbers[0] += state == "archived"
-            numbers[1] += state == "archived" and replays > 0
-            numbers[2] += state in ("queued", "replaying")
-        assert counted == actual
+        for group, counted, actual in scene.database.group_counts():
+            assert counted == actual, group
 
 
 class Mirror(Archive):
@@ -393,7 +382,7 @@ class Replay(Mirrored):
         assert len(states) == 4
         replays = {
             str(pk).replace("-", ""): f"{event_id} {handler.rpartition('.')[2]}"
-            for pk, event_id, handler in scene.query(
+            for pk, event_id, handler in scene.database.query(
                 "SELECT r.id, e.event_id, e.handler FROM django_amqp_events_replay r "
                 "JOIN django_amqp_events_archivedevent e ON e.id = r.event_id "
                 "WHERE r.state = 'published'"

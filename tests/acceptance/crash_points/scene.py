@@ -9,21 +9,17 @@ database of its own, a copy of what the path prepared, and events of its own.
 from __future__ import annotations
 
 import json
-import shutil
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path as File
 from typing import Any, ClassVar
-from uuid import uuid4
 
 from database_server import DatabaseServer
 from django_amqp_events.message import headers
-from tests.conftest import sqlite_settings
+from tests.service_database import Database
 
 from ..harness import STARTED, Eyes, Service, Worker, until
 
@@ -80,7 +76,7 @@ class Scene:
         self.kind = server.kind if server else "sqlite"
         self._runs = 0
         self._template = ""
-        self._settings: dict[str, Any] = {}
+        self.database = Database({"NAME": ""})
         self.crash: dict[str, Any] = {}
         self._started: list[Worker] = []
 
@@ -91,29 +87,17 @@ class Scene:
         self._runs += 1
         where = self.base / f"run-{self._runs}"
         where.mkdir()
-        self._copy(where)
+        if self.server is not None and self.database.name not in ("", self._template):
+            self.server.drop(self.database.name)
+        self.database = Database.new(where, self.server, self._template)
         self.service.where = where
         self.service.environ = {
-            **self.service.environ, "TESTPROJECT_DATABASE": json.dumps(self._settings),
+            **self.service.environ, "TESTPROJECT_DATABASE": json.dumps(self.database.settings),
         }  # fmt: skip
         self.crash = {}
         if point is not None:
             log = str(where / "effects")
             self.crash = {"log": log, "at": point.number, "when": point.when, **crash}
-
-    def _copy(self, where: File) -> None:
-        if self.server is None:
-            path = where / "db.sqlite3"
-            if self._template:
-                shutil.copyfile(self._template, path)
-            self._settings = sqlite_settings(path)
-            self._settings["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
-            return
-        if self._settings and self._settings["NAME"] != self._template:
-            self.server.drop(self._settings["NAME"])
-        name = f"crash_{uuid4().hex}"
-        self.server.create(name, self._template)
-        self._settings = self.server.settings(name)
 
     def migrate(self) -> None:
         """Make the tables, for all runs."""
@@ -127,17 +111,12 @@ class Scene:
 
     def keep(self) -> None:
         """Let the following runs begin with copies of this run's database."""
-        self._template = self._settings["NAME"]
-
-    def query(self, statement: str) -> list[tuple[Any, ...]]:
-        if self.server is not None:
-            return self.server.execute(statement, database=self._settings["NAME"])
-        with closing(sqlite3.connect(self._settings["NAME"], timeout=20)) as connection:
-            return connection.execute(statement).fetchall()
+        self._template = self.database.name
 
     def rows(self, table: str, columns: str = "*", where: str = "1 = 1") -> list[tuple[Any, ...]]:
         """Return rows of one of the package's tables."""
-        return self.query(f"SELECT {columns} FROM django_amqp_events_{table} WHERE {where}")  # noqa: S608
+        name = f"django_amqp_events_{table}"
+        return self.database.query(f"SELECT {columns} FROM {name} WHERE {where}")  # noqa: S608
 
     @property
     def effects(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -108,7 +107,7 @@ def test_everything_that_was_accepted_is_accounted_for(start: Start) -> None:
     accepted, handled, archived = account(out, "archived")
     assert accepted == handled + archived
     assert archived == 2
-    assert "Archived: 2 events in the services' databases, 0 in the queues" in out
+    assert "Archived: 2 events in the services' databases" in out
     # Failures of the handler itself: these fail finally in the first 75 lines.
     assert "TaxError: there is no tax rate for the country 'HR'" in out
     assert re.search(r"register_sale .*exhausted +4 +TaxOfficeUnavailable", out), out
@@ -154,17 +153,6 @@ def test_a_broken_promise_is_seen(start: Start) -> None:
     assert ours() == {}
 
 
-@pytest.mark.parametrize("moment", ["broker ", "workers "])
-def test_an_interrupted_demo_leaves_nothing(start: Start, moment: str) -> None:
-    """With the admin sites running too it is what `make serve` ends with, below."""
-    child = start("--orders", "20")
-    wait_for(child, moment)
-    child.send_signal(signal.SIGINT)
-    child.communicate(timeout=60)
-    assert child.returncode == 130
-    assert ours() == {}
-
-
 def test_a_killed_demo_leaves_nothing(start: Start) -> None:
     child = start()
     wait_for(child, "orders ")
@@ -182,27 +170,19 @@ def test_unreachable_broker_is_named_with_a_remedy(start: Start) -> None:
 
 
 def test_stop_cleans_up_a_shared_broker(start: Start, fresh_vhost: Vhost) -> None:
-    """Without a management API the demo cannot create a vhost, so it uses a prefix."""
-    child = start("--keep", "--orders", "5", AMQP_URL=fresh_vhost.url)
+    url, management = fresh_vhost.url, fresh_vhost.management_url
+    child = start("--keep", "--orders", "5", AMQP_URL=url, AMQP_MANAGEMENT_URL=management)
     out, _ = child.communicate(timeout=240)
     try:
         assert child.returncode == 0, out
-        assert "prefix demo-" in out
+        (vhost,) = re.findall(r"vhost (demo-\w+)", out)
         assert "make demo ARGS=--stop" in out
-        second = start()
-        second.communicate(timeout=60)
-        assert second.returncode == 2
-        assert ours(), "the second one must not have ended it"
     finally:
         stopped = start("--stop")
         stopped.communicate(timeout=60)
     assert stopped.returncode == 0
     assert eventually_nothing(), ours()
-    node = fresh_vhost.node
-    queues = node.http("GET", f"/api/queues/{fresh_vhost.path}?columns=name")
-    exchanges = node.http("GET", f"/api/exchanges/{fresh_vhost.path}?columns=name")
-    left = [one["name"] for one in [*queues, *exchanges] if one["name"].startswith("demo-")]
-    assert left == []
+    assert vhost not in {each["name"] for each in fresh_vhost.node.http("GET", "/api/vhosts")}
 
 
 # -- make serve ---------------------------------------------------------------------------------
@@ -254,13 +234,7 @@ def test_serve_runs_until_interrupted(start: Start) -> None:
     told, _ = fixed.communicate(timeout=120)
     assert fixed.returncode == 0, told
     replay = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            REPLAY,
-            addresses["billing"],
-            *login.groups(),
-        ],
+        [sys.executable, "-c", REPLAY, addresses["billing"], *login.groups()],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -277,23 +251,17 @@ def test_serve_runs_until_interrupted(start: Start) -> None:
     assert ours() == {}
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_stop_ends_a_background_server(start: Start, end: str) -> None:
+def test_stop_ends_a_background_server(start: Start) -> None:
     assert start("--fix").wait(60) == 2
     begun = start("--serve", "--keep", "--orders", "3")
     out, _ = begun.communicate(timeout=240)
     assert begun.returncode == 0, out
     assert "What to try" in out
-    if end == "stop":
-        second = start()
-        second.communicate(timeout=60)
-        assert second.returncode == 2
-        assert ours(), "the second one must not have ended it"
-        stopped = start("--stop")
-        stopped.communicate(timeout=90)
-        assert stopped.returncode == 0
-        assert ours() == {}
-    else:
-        server = json.loads((RUN / "kept.json").read_text())["server"]["pid"]
-        os.kill(server, signal.SIGKILL)
-        assert eventually_nothing(), ours()
+    second = start()
+    second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert ours(), "the second one must not have ended it"
+    stopped = start("--stop")
+    stopped.communicate(timeout=90)
+    assert stopped.returncode == 0
+    assert ours() == {}

@@ -197,9 +197,8 @@ def test_dashboard_and_rules_use_documented_metrics() -> None:
 def test_prometheus_accepts_the_rules() -> None:
     if shutil.which("promtool") is None:
         apt_install.install(["prometheus"], why="promtool checks the alert rules", units=UNITS)
-    for command in (("check", "rules", "rules.yaml"), ("test", "rules", "rules.test.yaml")):
-        done = forked.run(
-            ["promtool", *command], cwd=DOCS / "metrics", capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.run(
+        ["promtool", "test", "rules", "rules.test.yaml"], cwd=DOCS / "metrics",
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -17,13 +17,10 @@ from django_amqp_events.archive import inbox_retention
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.newest import Version
 from django_amqp_events.declare.registry import Handler, get_registry
-from django_amqp_events.message import encoding
-from django_amqp_events.models import InboxEntry, LatestVersion, OutboxEvent
-from django_amqp_events.publish import outbox_rows
+from django_amqp_events.models import InboxEntry, LatestVersion
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from django_amqp_events.worker.verdict import InvalidArguments
-from tests.archive_rows import make
 from tests.conftest import Database
 
 ALIAS = "archive"
@@ -181,26 +178,6 @@ def test_other_paths_have_other_versions(books: Handler) -> None:
     times = replace(books, newest=("order", "time"))
     later = Version("1", 10**15, is_time=True)
     assert inbox.once(times, received("t"), lambda: "ran", later) == "ran"
-
-
-@pytest.mark.parametrize("where", ["outbox", "renamed", "unknown"])
-def test_a_version_is_kept_while_an_older_event_may_arrive(books: Handler, where: str) -> None:
-    handle(books, 1, 5)
-    old = datetime.now(UTC) - timedelta(days=60)
-    LatestVersion.objects.using(ALIAS).update(handled_at=old)
-    if where == "outbox":
-        message = encoding.event_message(
-            exchange="events", name="shop.order", body=b"{}", event_id="1-3", service="billing",
-            published_at=old,
-        )  # fmt: skip
-        outbox_rows.insert([message], alias=ALIAS, service="billing", held=False)
-        OutboxEvent.objects.using(ALIAS).update(created_at=old)
-    else:
-        name = {"renamed": "books.former", "unknown": ""}[where]
-        make(handler=name, queue=books.queue, name="shop.order", event_id="1-3")
-    before = datetime.now(UTC) - timedelta(days=40)
-    sum(inbox_retention.prune(before=before))
-    assert handle(books, 1, 3) is None, "a stale event overwrote a newer one"
 
 
 def test_old_versions_are_pruned(books: Handler) -> None:

@@ -15,9 +15,7 @@ import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import (
     DatabaseError,
-    DataError,
     IntegrityError,
-    InterfaceError,
     OperationalError,
     connections,
     transaction,
@@ -33,10 +31,11 @@ from django_amqp_events.archive import inbox_retention, replay, retention
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.message import encoding
-from django_amqp_events.models import ArchivedEvent, InboxEntry
+from django_amqp_events.models import ArchivedEvent, InboxEntry, State
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
+from tests.archive_rows import make
 from tests.conftest import ONE, POSTGRESQL, ROW_LOCKS, Database
 
 from ..archiving import archived, mirror_all, publish
@@ -103,17 +102,6 @@ def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptur
     assert f"({event.id}) is skipped, since books.write has handled it" in caplog.text
     (entry,) = InboxEntry.objects.using(ALIAS)
     assert (entry.service, entry.handler, entry.source) == ("billing", "books.write", "shop")
-
-
-def test_another_source_or_handler_is_another_event(books: Handler) -> None:
-    event = received("7")
-    keys = {
-        inbox.inbox_key("billing", "books.write", event),
-        inbox.inbox_key("billing", "books.read", event),
-        inbox.inbox_key("audit", "books.write", event),
-        inbox.inbox_key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
-    }
-    assert len(keys) == 4
 
 
 def test_same_id_with_different_names_is_handled_twice(books: Handler) -> None:
@@ -235,35 +223,8 @@ def test_failed_commit_is_a_failure(
 
 
 @POSTGRESQL
-@pytest.mark.parametrize("swallow", [divide])
-def test_postgresql_does_not_commit(
-    books: Handler, swallow: Callable[[ReceivedEvent], None]
-) -> None:
-    check_swallowed(books, swallow)
-
-
-@POSTGRESQL
-def test_postgresql_commits(books: Handler) -> None:
-    """The row is in the transaction of the handler, whose hooks run after the commit."""
-    connection: Any = connections[ALIAS]
-    event, done = received(), []
-    locked = InboxEntry.objects.using(ALIAS).select_for_update()
-
-    def handle() -> None:
-        assert connection.in_atomic_block
-        assert not connection.connection.autocommit
-        # PostgreSQL refuses FOR UPDATE to the cursor that Django opens under autocommit.
-        assert [entry.event_id for entry in locked.iterator()] == [event.id]
-        transaction.on_commit(lambda: done.append(connection.in_atomic_block), using=ALIAS)
-
-    inbox.once(books, event, handle)
-    assert done == [False]
-    assert connection.get_autocommit()
-    # The next transaction of the connection is an ordinary one.
-    assert InboxEntry.objects.using(ALIAS).get().delete()[0] == 1
-    with transaction.atomic(using=ALIAS):
-        effect(event)
-    assert effects() == [event.id]
+def test_postgresql_does_not_commit(books: Handler) -> None:
+    check_swallowed(books, divide)
 
 
 @POSTGRESQL
@@ -312,43 +273,6 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
 
 
 @POSTGRESQL
-def test_a_limit_during_the_check(books: Handler) -> None:
-    """It is raised as it is, and the connection has no transaction any more."""
-    connection: Any = connections[ALIAS]
-    event, done = received(), []
-
-    def interrupt(execute: Any, sql: str, *rest: Any) -> Any:
-        if sql.startswith("SELECT"):
-            raise SoftTimeLimitExceeded
-        return execute(sql, *rest)
-
-    def handle() -> None:
-        effect(event)
-        transaction.on_commit(lambda: done.append("hook"), using=ALIAS)
-        connection.execute_wrappers.append(interrupt)
-
-    with pytest.raises(SoftTimeLimitExceeded):
-        inbox.once(books, event, handle)
-    connection.execute_wrappers.clear()
-    assert connection.get_autocommit()
-    assert run(books, event) == "done"
-    assert effects() == [event.id]
-    assert not done
-
-
-@POSTGRESQL
-def test_hooks_have_transactions_of_their_own(books: Handler) -> None:
-    event, rows = received(), InboxEntry.objects.using(ALIAS)
-
-    def hook() -> None:
-        with transaction.atomic(using=ALIAS):
-            rows.all().delete()
-
-    inbox.once(books, event, lambda: transaction.on_commit(hook, using=ALIAS))
-    assert not rows.exists()
-
-
-@POSTGRESQL
 def test_a_trigger_of_the_commit_fails(books: Handler) -> None:
     event = received()
     with connections[ALIAS].cursor() as cursor:
@@ -361,54 +285,6 @@ def test_a_trigger_of_the_commit_fails(books: Handler) -> None:
     with pytest.raises(DataError, match="division by zero"):
         run(books, event)
     assert not InboxEntry.objects.using(ALIAS).exists()
-
-
-@POSTGRESQL
-def test_a_closed_connection_commits_nothing(books: Handler) -> None:
-    def close_and_deny() -> None:
-        connections[ALIAS].close()
-        transaction.set_rollback(False, using=ALIAS)
-
-    with pytest.raises((RolledBackError, DatabaseError, InterfaceError)):
-        inbox.once(books, received(), close_and_deny)
-    assert not InboxEntry.objects.using(ALIAS).exists()
-
-
-@POSTGRESQL
-def test_the_statements_of_a_wrapper_stay_where_they_are(books: Handler) -> None:
-    """It may query before the first statement, which would not be rolled back with the rest."""
-    connection = connections[ALIAS]
-    event = received()
-
-    def audit(execute: Any, sql: str, *rest: Any) -> Any:
-        if "inboxentry" in sql:
-            with connection.cursor() as cursor:
-                cursor.cursor.execute("INSERT INTO effects VALUES ('audit')")
-        return execute(sql, *rest)
-
-    def fail() -> None:
-        raise ValueError("no")
-
-    with connection.execute_wrapper(audit), pytest.raises(ValueError, match="no"):
-        inbox.once(books, event, fail)
-    assert not effects()
-
-
-def test_swallowed_database_error_in_a_savepoint_is_harmless(books: Handler) -> None:
-    """Follow the remedy in the error message."""
-    event = received()
-    other = received()
-    run(books, other)
-
-    def careful() -> str:
-        with suppress(IntegrityError), transaction.atomic(using=ALIAS):
-            InboxEntry.objects.using(ALIAS).create(
-                id=inbox.inbox_key("billing", "books.write", other), handled_at=datetime.now(UTC)
-            )
-        return effect(event)
-
-    assert inbox.once(books, event, careful) == "done"
-    assert effects() == [other.id, event.id]
 
 
 def test_forced_replay_has_its_own_inbox_key(books: Handler) -> None:
@@ -493,22 +369,8 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
     old = now - timedelta(days=100)
     kept = [inbox.inbox_key("billing", "books.write", event) for event in events]
     InboxEntry.objects.using(ALIAS).filter(pk__in=kept[:4]).update(handled_at=old)
-    for event, state in ((events[0], "archived"), (events[1], "succeeded")):
-        ArchivedEvent.objects.create(
-            id=uuid4(),
-            service="billing",
-            name="shop.order",
-            event_id=event.id,
-            first_failed_at=old,
-            last_failed_at=old,
-            mirrored_at=old,
-            state_since=old,
-            state=state,
-            reason="failed",
-            body=b"",
-            body_size=0,
-            headers_raw=b"",
-        )
+    for event, state in ((events[0], State.ARCHIVED), (events[1], State.SUCCEEDED)):
+        make(state=state, at=old, name="shop.order", event_id=event.id)
     before = now - timedelta(days=31)
     assert sum(inbox_retention.prune(before=before, batch_size=2)) == 3
     left = {row.pk for row in InboxEntry.objects.using(ALIAS)}
@@ -545,11 +407,6 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
         assert run(books, other) == "done"
         outbox_rows.delete_confirmed(ALIAS, [held])
         assert sum(inbox_retention.prune(before=now - timedelta(days=31))) == 1
-
-
-def test_rows_are_not_deleted_too_early(books: Handler) -> None:
-    with pytest.raises(ValueError, match="at least 30 days"):
-        next(inbox_retention.prune(before=datetime.now(UTC)))
 
 
 def test_forced_replay_stays_forced_after_takeover(

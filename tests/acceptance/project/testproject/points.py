@@ -8,7 +8,6 @@ What is about to happen is on the disk before it happens.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -60,8 +59,6 @@ def arm() -> None:
         _shorten(float(lease))
     if heartbeat := os.environ.get("TESTPROJECT_HEARTBEAT"):
         _notice(int(heartbeat))
-    if after := os.environ.get("TESTPROJECT_QUIT_AFTER"):
-        _quit_in_submit(int(after))
     if not POINTS:
         return
     from celery.signals import task_postrun, task_prerun
@@ -126,20 +123,6 @@ def arm() -> None:
     )  # fmt: skip
     first(replay, "_publish", "claimed", lambda claimed, *a: [str(c.replay.pk) for c in claimed])
     first(states, "published", "replayed", lambda claimed, **o: [str(c.replay.pk) for c in claimed])
-
-
-def _quit_in_submit(after: int) -> None:
-    """Shut down cold while a pool of threads takes its n-th event, and has its lock."""
-    from concurrent.futures import ThreadPoolExecutor as Executor
-
-    adjust, calls = Executor._adjust_thread_count, itertools.count(1)
-
-    def adjusted(executor: Executor) -> None:
-        adjust(executor)
-        if executor._max_workers == 4 and next(calls) == after:
-            os.kill(os.getpid(), signal.SIGQUIT)
-
-    Executor._adjust_thread_count = adjusted  # type: ignore[method-assign, assignment]
 
 
 def _shorten(seconds: float) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 from celery import shared_task
 
 from . import ledger
@@ -14,16 +11,3 @@ from . import ledger
 def ordinary(name: str) -> str:
     ledger.write("ordinary", task=name)
     return name
-
-
-@shared_task
-def nap(seconds: float) -> None:
-    time.sleep(seconds)
-    ledger.write("nap")
-
-
-@shared_task(bind=True, max_retries=3)
-def retried(self: Any, name: str) -> None:
-    ledger.write("ordinary", task=name, retries=self.request.retries)
-    if self.request.retries < 2:
-        raise self.retry(countdown=0.2)
