@@ -19,6 +19,7 @@ from .json_schema import Schema
 #: Keywords that do not change which values match.
 _ANNOTATIONS: Final = {
     "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$defs",
+    "discriminator",  # its values are those of a property
     "required",  # of each property
 }  # fmt: skip
 #: The mark of a part that may be added.

@@ -19,7 +19,7 @@ from ..declare.registry import Handler, Registry
 from ..options import Format
 from .json_schema import Schema, annotation_text, as_json, object_schema, source
 
-#: Version of the documents, in JSON and AsyncAPI.
+#: Version of the document.
 VERSION: Final = 1
 #: A default that JSON cannot express.
 UNKNOWN: Final = "…"
@@ -106,13 +106,9 @@ class Entry:
     options: Mapping[str, Any]
     consumers: tuple[Consumer, ...]
 
-    def payload(self, root: str = "#") -> Schema | None:
-        """Return the JSON Schema of the payload, ``None`` without a contract.
-
-        Args:
-            root: what its references start from.
-        """
-        return object_schema(self.function, root) if self.function else None
+    def payload(self) -> Schema | None:
+        """Return the JSON Schema of the payload, ``None`` without a contract."""
+        return object_schema(self.function) if self.function else None
 
     @property
     def is_pattern(self) -> bool:
@@ -247,12 +243,11 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
             }
             for entry in catalogue.entries
         ],
-        "handlers": [handler_document(consumer) for consumer in catalogue.consumers],
+        "handlers": [_handler(consumer) for consumer in catalogue.consumers],
     }
 
 
-def handler_document(consumer: Consumer) -> dict[str, Any]:
-    """Return a handler as JSON values."""
+def _handler(consumer: Consumer) -> dict[str, Any]:
     handler, policy = consumer.handler, consumer.handler.policy
     return {
         "name": handler.name,

@@ -26,17 +26,14 @@ def source() -> Literal["pydantic", "annotations"]:
     return "pydantic" if find_spec("pydantic") else "annotations"
 
 
-def object_schema(function: Callable[..., Any], root: str = "#") -> Schema:
+def object_schema(function: Callable[..., Any]) -> Schema:
     """Return the schema of a payload that has the parameters of *function* as its keys.
 
     Further keys match too, since handlers leave out the arguments that a newer publisher added.
     ``additionalProperties`` is the schema of ``**kwargs``.
-
-    Args:
-        root: what references start from, where the schema is a part of a document.
     """
     signature = signature_of(function)
-    types = _types(signature, function, root)
+    types = _types(signature, function)
     properties: Schema = {}
     schema: Schema = {"type": "object", "properties": properties, "required": []}
     for name, parameter in signature.parameters.items():
@@ -52,13 +49,13 @@ def object_schema(function: Callable[..., Any], root: str = "#") -> Schema:
     return schema
 
 
-def _types(signature: inspect.Signature, function: Callable[..., Any], root: str) -> Schema:
+def _types(signature: inspect.Signature, function: Callable[..., Any]) -> Schema:
     """Return the schemas of all arguments, as ``properties``, and their definitions."""
     if source() == "pydantic":
         from .pydantic_schema import describe
 
         try:
-            return describe(Validator(signature, function).adapter, root)
+            return describe(Validator(signature, function).adapter)
         except Exception:  # noqa: BLE001, S110 - pydantic runs hooks of the user's types
             pass
     hints = {name: annotation_text(p) for name, p in signature.parameters.items()}

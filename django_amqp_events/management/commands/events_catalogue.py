@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from django_amqp_events import conf
-from django_amqp_events.catalogue import asyncapi, compatibility, entries
+from django_amqp_events.catalogue import compatibility, entries
 from django_amqp_events.catalogue.entries import Argument, Catalogue, Consumer, Entry
 from django_amqp_events.declare import registry
 from django_amqp_events.management.base import ReportCommand
@@ -46,22 +46,12 @@ class Command(ReportCommand):
             type=Path,
             help="Compare with this document; see the exit codes.",
         )
-        parser.add_argument(
-            "--format",
-            choices=("text", "json", "asyncapi"),
-            default="text",
-            help="Output format (default: text). asyncapi is a JSON document of AsyncAPI 3.0.",
-        )
+        super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
-        if options["check"] and options["format"] == "asyncapi":
-            raise self.wrong("--check prints text or json. Leave out --format asyncapi")
         catalogue = entries.build(conf.get_settings(), registry.get_registry())
         if options["check"]:
             return self._check(options["check"], catalogue)
-        if options["format"] == "asyncapi":
-            self.stdout.write(json.dumps(asyncapi.document(catalogue), indent=2))
-            return 0
         return self.finish(0, entries.document(catalogue), lambda: self._show(catalogue))
 
     # -- the comparison

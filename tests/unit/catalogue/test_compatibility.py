@@ -22,7 +22,7 @@ from pydantic import BaseModel, Discriminator, Field, PydanticUserError, create_
 from typing_extensions import TypedDict
 
 from django_amqp_events import conf
-from django_amqp_events.catalogue import asyncapi, entries
+from django_amqp_events.catalogue import entries
 from django_amqp_events.catalogue.compatibility import Change, compare
 from django_amqp_events.catalogue.entries import Catalogue
 from django_amqp_events.declare.declarations import EventDeclaration, HandlerDeclaration
@@ -195,11 +195,10 @@ HINTS = st.recursive(st.sampled_from(SCALARS + BARE), _inner, max_leaves=5)
 def test_a_document_has_no_changes_from_itself(hint: Any) -> None:
     function = contract(hint)
     assert of_contract(function, function) == []
-    for write in (entries.document, asyncapi.document):
-        document = write(service({EVENT: function}))
-        assert json.loads(json.dumps(document)) == document
-        root = document if write is asyncapi.document else document["events"][0]["payload"]
-        assert not list(dangling(root, root))
+    document = entries.document(service({EVENT: function}))
+    assert json.loads(json.dumps(document)) == document
+    payload = document["events"][0]["payload"]
+    assert not list(dangling(payload, payload))
 
 
 # -- types ----------------------------------------------------------------------------------
@@ -433,9 +432,3 @@ def test_another_document_cannot_be_compared(
     break_it(broken)
     with pytest.raises(IncomparableError, match=reason):
         compare(broken, current)
-
-
-@pytest.mark.parametrize("document", [None, [], 5, "text", {}, {"asyncapi": "3.0.0"}])
-def test_what_is_no_document_cannot_be_compared(document: Any) -> None:
-    with pytest.raises(IncomparableError):
-        compare(document, entries.document(service({EVENT: None})))

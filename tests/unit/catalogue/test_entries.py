@@ -1,9 +1,8 @@
-"""The catalogue of a service, in JSON and AsyncAPI."""
+"""The catalogue of a service as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -11,15 +10,10 @@ import pytest
 from celery import Task
 
 from django_amqp_events import conf
-from django_amqp_events.broker import topology
-from django_amqp_events.broker.topology import Binding
-from django_amqp_events.catalogue import asyncapi, entries
+from django_amqp_events.catalogue import entries
 from django_amqp_events.catalogue.entries import Catalogue
-from django_amqp_events.conf import Settings
 from django_amqp_events.declare.declarations import EventDeclaration, HandlerDeclaration
-from django_amqp_events.declare.registry import Registry, build
-from django_amqp_events.message import headers
-from django_amqp_events.message.encoding import event_message
+from django_amqp_events.declare.registry import build
 from django_amqp_events.options import EVENT_OPTIONS, HANDLER_OPTIONS
 
 
@@ -40,16 +34,12 @@ class Invoice(Task):
     def run(self, order_id: int, *, total: Decimal) -> None: ...
 
 
-def parsed(*handlers: HandlerDeclaration, **settings: Any) -> tuple[Settings, Registry]:
+def described(*handlers: HandlerDeclaration, **settings: Any) -> Catalogue:
     read, problems = conf.parse({"SERVICE": "billing", **settings})
     events = [EventDeclaration(name="shop.order.created", contract=order_created)]
     registry = build(read, events, handlers)
     assert not [each for each in (*problems, *registry.problems) if each.is_error]
-    return read, registry
-
-
-def described(*handlers: HandlerDeclaration, **settings: Any) -> Catalogue:
-    return entries.build(*parsed(*handlers, **settings))
+    return entries.build(read, registry)
 
 
 def handler(name: str, *patterns: str, target: Any = anything, **options: Any) -> Any:
@@ -144,134 +134,7 @@ def test_json_document(whole: Catalogue) -> None:
 
 def test_documents_are_the_same_in_each_process(whole: Catalogue) -> None:
     """A default without JSON would have an address in it."""
-    for document in (entries.document(whole), asyncapi.document(whole)):
-        assert " at 0x" not in json.dumps(document)
-
-
-def test_asyncapi_has_a_channel_for_each_event_and_queue(whole: Catalogue) -> None:
-    channels = asyncapi.document(whole)["channels"]
-    assert list(channels) == [
-        "billing.invoice.issued", "invoice.printed", "shop.order.created", "shop.refund.paid",
-        "staging-billing.invoices", "staging-billing.mail",
-    ]  # fmt: skip
-    event, queue = channels["shop.order.created"], channels["staging-billing.mail"]
-    assert event["address"] == "shop.order.created"
-    assert event["bindings"]["amqp"] == {
-        "is": "routingKey",
-        "exchange": {
-            "name": "staging-events",
-            "type": "topic",
-            "durable": True,
-            "autoDelete": False,
-        },
-        "bindingVersion": "0.3.0",
-    }
-    assert queue["bindings"]["amqp"] == {
-        "is": "queue",
-        "queue": {
-            "name": "staging-billing.mail",
-            "durable": True,
-            "exclusive": False,
-            "autoDelete": False,
-        },
-        "x-bindings": [
-            {"exchange": "staging-events", "routingKey": "shop.order.*"},
-            {"exchange": "staging-events", "routingKey": "shop.refund.paid"},
-        ],
-        "bindingVersion": "0.3.0",
-    }
-    assert list(queue["messages"]) == ["shop.order._2a_", "shop.order.created", "shop.refund.paid"]
-
-
-def test_asyncapi_sends_what_the_service_publishes_and_receives_what_it_handles(
-    whole: Catalogue,
-) -> None:
-    operations = asyncapi.document(whole)["operations"]
-    assert {name: each["action"] for name, each in operations.items()} == {
-        "publish.billing.invoice.issued": "send",
-        "publish.invoice.printed": "send",
-        "handle.invoice": "receive",
-        "handle.mail": "receive",
-    }
-    mail = operations["handle.mail"]
-    assert mail["channel"] == {"$ref": "#/channels/staging-billing.mail"}
-    assert mail["messages"][1] == {
-        "$ref": "#/channels/staging-billing.mail/messages/shop.order.created"
-    }
-    assert mail[asyncapi.EXTENSION]["retries"]["max_retries"] == 10
-
-
-def test_asyncapi_has_the_exchange_queues_and_bindings_of_the_topology() -> None:
-    handlers = (
-        handler("first", "shop.order.created", "shop.refund.#", queue="shared"),
-        handler("second", "shop.order.paid", queue="shared"),
-        handler("third", "shop.#", "shop.order.paid"),
-    )
-    service = parsed(*handlers, PREFIX="staging-", EXCHANGE="facts")
-    declared = topology.build(*service)
-    channels = asyncapi.document(entries.build(*service))["channels"].values()
-    bindings = [each["bindings"]["amqp"] for each in channels]
-    assert {each["exchange"]["name"] for each in bindings if "exchange" in each} == {
-        declared.names.events
-    }
-    found = {
-        Binding(
-            exchange=one["exchange"], queue=each["queue"]["name"], routing_key=one["routingKey"]
-        )
-        for each in bindings
-        for one in each.get("x-bindings", ())
-    }
-    assert len(found) == 5
-    assert found == {each for each in declared.bindings if each.exchange == declared.names.events}
-
-
-def test_all_references_lead_somewhere(whole: Catalogue) -> None:
-    document = asyncapi.document(whole)
-    found = list(references(document))
-    assert len(found) > 20
-    for reference in found:
-        place: Any = document
-        for part in reference.removeprefix("#/").split("/"):
-            place = place[part]
-
-
-def references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if "$ref" in value:
-            yield value["$ref"]
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from references(each)
-
-
-def test_names_that_asyncapi_does_not_allow_have_keys_of_their_own() -> None:
-    names = ["a.*", "a._2a_", "a.#", "ä.b", "a.{id}", "a/b"]
-    document = asyncapi.document(described(handler("all", *names)))
-    messages = document["components"]["messages"]
-    assert {each["name"] for each in messages.values()} == {*names, "shop.order.created"}
-    assert all(key.isascii() and "/" not in key for key in messages)
-    # Braces would be parameters.
-    addresses = {each["title"]: each["address"] for each in document["channels"].values()}
-    assert addresses == {
-        name: None if "{" in name else name
-        for name in ("a._2a_", "ä.b", "a.{id}", "a/b", "shop.order.created", "billing.all")
-    }
-
-
-def test_headers_are_those_of_a_message(whole: Catalogue) -> None:
-    from datetime import UTC, datetime
-
-    message = event_message(
-        exchange="events", name="shop.order.created", body=b"", event_id="1", service="shop",
-        published_at=datetime.now(UTC), causation_id="0",
-    )  # fmt: skip
-    trait = asyncapi.document(whole)["components"]["messageTraits"]["celery"]
-    described_ = set(trait["headers"]["properties"])
-    assert described_ <= set(message.headers)
-    # Others are Celery's, which no consumer needs.
-    assert {key for key in message.headers if key.startswith("event-")} <= described_
-    assert trait["contentType"] == headers.CONTENT_TYPE
+    assert " at 0x" not in json.dumps(entries.document(whole))
 
 
 def order_v2(order_id: int, total: Decimal, currency: str) -> None: ...
@@ -323,8 +186,6 @@ def test_older_events_have_the_handlers_that_receive_them_upcast() -> None:
         "shop.order.created.v2": ["mail"],
     }
     assert found.entries[0].options == {"validate": True}
-    queue = asyncapi.document(found)["channels"]["billing.mail"]
-    assert [each["routingKey"] for each in queue["bindings"]["amqp"]["x-bindings"]] == [
-        "shop.order.created.v2",
-        "shop.order.created",
-    ]
+    (mail,) = entries.document(found)["handlers"]
+    assert mail["patterns"] == ["shop.order.created.v2", "shop.order.created"]
+    assert mail["upcasts"] == ["shop.order.created"]
