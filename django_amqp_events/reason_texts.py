@@ -26,8 +26,7 @@ TEXTS: Final[Mapping[str, Any]] = {
         "and in the workers"
     ),
     "body-too-large-for-page": _(
-        "the body has %(size)s bytes, too many for a page; use `manage.py "
-        "events_replay --edit %(pk)s --payload FILE --comment TEXT`"
+        "the body has %(size)s bytes, too many for a page; use `replay.edit()` in `manage.py shell`"
     ),
     "body-unreadable": _(
         "the body is not a valid payload, so a replay would fail again; discard the event"
