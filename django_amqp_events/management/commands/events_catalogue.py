@@ -26,7 +26,6 @@ from typing import Any, Final
 
 from django_amqp_events import conf
 from django_amqp_events.catalogue import compatibility, entries
-from django_amqp_events.catalogue.entries import Argument, Catalogue, Consumer, Entry
 from django_amqp_events.declare import registry
 from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.management.commands.events_declare import describe_schedule
@@ -49,17 +48,17 @@ class Command(ReportCommand):
         super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
-        catalogue = entries.build(conf.get_settings(), registry.get_registry())
+        catalogue = entries.document(conf.get_settings(), registry.get_registry())
         if options["check"]:
             return self._check(options["check"], catalogue)
-        return self.finish(0, entries.document(catalogue), lambda: self._show(catalogue))
+        return self.finish(0, catalogue, lambda: self._show(catalogue))
 
     # -- the comparison
 
-    def _check(self, path: Path, catalogue: Catalogue) -> int:
+    def _check(self, path: Path, catalogue: dict[str, Any]) -> int:
         try:
             saved = json.loads(path.read_bytes())
-            changes = compatibility.compare(saved, entries.document(catalogue))
+            changes = compatibility.compare(saved, catalogue)
         except OSError as exc:
             raise self.wrong(f"{path} cannot be read: {exc.strerror or exc}") from exc
         except (RecursionError, ValueError) as exc:  # IncomparableError too
@@ -83,62 +82,67 @@ class Command(ReportCommand):
 
     # -- the catalogue
 
-    def _show(self, catalogue: Catalogue) -> None:
+    def _show(self, catalogue: dict[str, Any]) -> None:
+        events, handlers = catalogue["events"], catalogue["handlers"]
         self.stdout.write(
-            self.style.MIGRATE_HEADING(catalogue.prefix + catalogue.service)
-            + f": {counted(len(catalogue.entries), 'event')}, "
-            f"{counted(len(catalogue.consumers), 'handler')}, exchange {catalogue.exchange}"
+            self.style.MIGRATE_HEADING(catalogue["prefix"] + catalogue["service"])
+            + f": {counted(len(events), 'event')}, {counted(len(handlers), 'handler')}, "
+            f"exchange {catalogue['exchange']}"
         )
-        for entry in catalogue.entries:
-            self.stdout.write("")
-            for line in _entry_lines(entry, self.style.MIGRATE_LABEL):
-                self.stdout.write(line)
-        for consumer in catalogue.consumers:
-            self.stdout.write("")
-            for line in _handler_lines(consumer, self.style.MIGRATE_LABEL):
-                self.stdout.write(line)
+        policies = {name: each.policy for name, each in registry.get_registry().handlers.items()}
+        for event in events:
+            self.stdout.write(f"\n{self.style.MIGRATE_LABEL(event['name'])}  {_kind(event)}")
+            for line in _event_lines(event):
+                self.stdout.write(f"  {line}".rstrip())
+        for handler in handlers:
+            self.stdout.write(f"\n{self.style.MIGRATE_LABEL(handler['name'])}  handler")
+            for line in _handler_lines(handler):
+                self.stdout.write(f"  {line}".rstrip())
+            schedule = describe_schedule(policies[handler["name"]])
+            self.stdout.write(f"  retries   {schedule}")
 
 
-def _entry_lines(entry: Entry, style: Any) -> Iterator[str]:
-    kind = "pattern" if entry.is_pattern else f"event, published by {entry.publisher}"
-    yield f"{style(entry.name)}  {kind}"
-    if entry.contract:
-        yield from _indented(entry.contract.docstring)
-        yield f"  contract  {entry.contract.function}"
-        yield from _argument_lines(entry.contract.arguments)
-    elif not entry.is_pattern:
-        yield "  no contract"
-    if entry.format != "celery" and not entry.is_pattern:
-        yield f"  format    {entry.format}"
-    yield from _option_lines(entry.options_line)
-    names = ", ".join(consumer.handler.name for consumer in entry.consumers)
-    yield f"  handlers  {names or 'none in this service'}"
+def _kind(event: dict[str, Any]) -> str:
+    return f"event, published by {event['publisher']}" if event["publisher"] else "pattern"
 
 
-def _handler_lines(consumer: Consumer, style: Any) -> Iterator[str]:
-    handler = consumer.handler
-    yield f"{style(handler.name)}  handler"
-    yield from _indented(consumer.interface.docstring)
-    yield f"  function  {consumer.interface.function}"
-    yield from _argument_lines(consumer.interface.arguments)
-    yield f"  queue     {handler.queue}"
-    yield f"  events    {', '.join(handler.bindings)}"
-    yield from _option_lines(consumer.options_line)
-    yield f"  retries   {describe_schedule(handler.policy)}"
+def _event_lines(event: dict[str, Any]) -> Iterator[str]:
+    if contract := event["contract"]:
+        yield from contract["docstring"].splitlines()
+        yield f"contract  {contract['function']}"
+        yield from _argument_lines(contract["arguments"])
+    elif event["publisher"]:
+        yield "no contract"
+    if event["format"] != "celery" and event["publisher"]:
+        yield f"format    {event['format']}"
+    yield from _option_lines(event["options"])
+    yield f"handlers  {', '.join(event['handlers']) or 'none in this service'}"
 
 
-def _argument_lines(arguments: tuple[Argument, ...]) -> Iterator[str]:
-    names = max((len(argument.name) for argument in arguments), default=0)
-    types = max((len(argument.type) for argument in arguments), default=0)
+def _handler_lines(handler: dict[str, Any]) -> Iterator[str]:
+    yield from handler["docstring"].splitlines()
+    yield f"function  {handler['function']}"
+    yield from _argument_lines(handler["arguments"])
+    yield f"queue     {handler['queue']}"
+    yield f"events    {', '.join(handler['patterns'])}"
+    yield from _option_lines(handler["options"])
+
+
+def _argument_lines(arguments: list[dict[str, Any]]) -> Iterator[str]:
+    names = max((len(argument["name"]) for argument in arguments), default=0)
+    types = max((len(argument["type"]) for argument in arguments), default=0)
     for argument in arguments:
-        default = f"= {argument.default}" if argument.default else ""
-        yield f"    {argument.name:<{names}}  {argument.type:<{types}}  {default}".rstrip()
+        default = f"= {argument['default']}" if argument["default"] else ""
+        yield f"  {argument['name']:<{names}}  {argument['type']:<{types}}  {default}"
 
 
-def _option_lines(options: str) -> Iterator[str]:
-    if options:
-        yield f"  options   {options}"
-
-
-def _indented(text: str) -> Iterator[str]:
-    return (f"  {line}".rstrip() for line in text.splitlines())
+def _option_lines(options: dict[str, Any]) -> Iterator[str]:
+    """Write options on one line: ``bind, time_limit=30, search=["order_id"]``."""
+    texts = [
+        name
+        if value is True
+        else f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in options.items()
+    ]
+    if texts:
+        yield f"options   {', '.join(texts)}"

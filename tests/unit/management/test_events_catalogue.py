@@ -19,7 +19,10 @@ EVENTS: dict[str, Any] = {
     "SERVICE": "billing",
     "AUTODISCOVER": [],
     "EVENTS": {
-        "billing.invoice.issued": {"CONTRACT": f"{HERE}.invoice_issued"},
+        "billing.invoice.issued": {
+            "CONTRACT": f"{HERE}.invoice_issued",
+            "SEARCH": ["order_id"],
+        },
         "billing.invoice.paid": {},
     },
     "HANDLERS": {
@@ -29,6 +32,7 @@ EVENTS: dict[str, Any] = {
             "MAX_RETRIES": 2,
             "ONCE": True,
             "TIME_LIMIT": 30,
+            "IGNORE_RESULT": False,
         }
     },
 }
@@ -91,6 +95,7 @@ billing.invoice.issued  event, published by billing
     order_id  int
     total     str
     currency  str  = "EUR"
+  options   search=["order_id"]
   handlers  none in this service
 
 billing.invoice.paid  event, published by billing
@@ -107,7 +112,7 @@ book  handler
     **more    Any
   queue     billing.book
   events    shop.#
-  options   time_limit=30, once
+  options   time_limit=30, ignore_result=false, once
   retries   1 s, 2 s, total 3 s; max 2 retries
 """
     )
