@@ -16,7 +16,6 @@ from django.utils.module_loading import import_string
 from .. import conf
 from ..callables import deferred
 from ..conf import Settings
-from ..exceptions import ConfigurationError
 from ..options import (
     EVENT_OPTIONS,
     HANDLER_OPTIONS,
@@ -323,7 +322,9 @@ class _Builder:
         if values.get("newest"):
             if values.get("once") is False:
                 self.report(
-                    "E009", f"{where}: newest needs once.", "Remove once=False, which newest sets."
+                    "E009",
+                    f"{where}: newest needs once, which is False.",
+                    "Remove once from the handler, or ONCE from DEFAULTS: newest sets it.",
                 )
             values["once"] = True
         queue = values.pop("queue", None) or name
@@ -381,13 +382,16 @@ class _Builder:
             )
         for unused in ("enabled", "handler"):
             values.pop(unused, None)
-        policy = {key: values.pop(key) for key in POLICY_OPTIONS if key in values}
-        try:
-            values["policy"] = RetryPolicy(**policy)
-        except ConfigurationError as exc:
-            hint = "Raise retry_backoff_max, or lower retry_backoff."
-            self.report("E009", f": {exc}.", hint, where)
-        return values
+        policy = RetryPolicy(**{key: values.pop(key) for key in POLICY_OPTIONS if key in values})
+        if policy.retry_backoff > policy.retry_backoff_max:
+            self.report(
+                "E009",
+                f": retry_backoff ({policy.retry_backoff} s) is above retry_backoff_max "
+                f"({policy.retry_backoff_max} s).",
+                "Raise retry_backoff_max, or lower retry_backoff.",
+                where,
+            )
+        return {**values, "policy": policy}
 
     def load(self, path: Any, where: str, option: str = "") -> Any:
         """Return the callable of a dotted path, without our decorators; None if there is none.
