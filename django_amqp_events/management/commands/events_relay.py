@@ -6,7 +6,7 @@ starts one; a service that only publishes needs at least one of its own.
 
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-empty, --now: no event is due
-  1  wrong settings, or no such database
+  1  wrong settings
   2  wrong arguments
 
 While RabbitMQ or a database is unreachable, the command reports it and retries.
@@ -44,13 +44,6 @@ class Command(ServiceCommand):
             action="store_true",
             help="The same, after events whose publish failed were made due, as after an outage.",
         )
-        parser.add_argument(
-            "--database",
-            action="append",
-            metavar="ALIAS",
-            help="Only the outbox in this database; repeatable (default: every database with an "
-            "outbox).",
-        )
         arguments.add_batch_size(parser, relay.BATCH, "events claimed at a time", relay.BATCH)
         arguments.add_service(parser, "Publish the events of")
         super().add_arguments(parser)
@@ -61,12 +54,8 @@ class Command(ServiceCommand):
         if options["service"] is not None:
             # Only the rows and reports are that service's; the rest stays this one's.
             settings = replace(settings, service=options["service"])
-        chosen: list[str] | None = options["database"]
-        for alias in chosen or ():
-            if alias not in connections:
-                raise self.wrong(f"DATABASES has no {alias!r}")
         progress = Progress(self.tell, RelayCounts())
-        aliases = chosen or outbox_rows.aliases(settings)
+        aliases = outbox_rows.aliases(settings)
         until_empty: bool = options["until_empty"] or options["now"]
         relays = [
             Relay(
@@ -76,8 +65,7 @@ class Command(ServiceCommand):
                 size=options["batch_size"],
                 # Other databases have an outbox only if something is published with
                 # using(using=…).
-                needed=chosen is not None
-                or (alias == settings.database and settings.publish == "outbox"),
+                needed=alias == settings.database and settings.publish == "outbox",
                 alone=until_empty or len(aliases) == 1,
                 now=options["now"],
                 tell=self.tell,

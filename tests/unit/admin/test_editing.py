@@ -185,7 +185,7 @@ def test_nothing_is_published_without_a_reason(ada, wire):
     [
         ('{"order_id": 8,}', "This is not valid JSON"),
         ("", "This is not valid JSON"),
-        ("[]", "This is a list. The payload must be a JSON object"),
+        ("[]", "The payload must be a JSON object"),
         ({"order": 8}, "missing a required argument: 'order_id'"),
         ({"order_id": 7, "note": "Grüße"}, "This is the original payload"),
     ],

@@ -104,11 +104,13 @@ def test_newest_implies_once(kind: Any) -> None:
         assert declared.newest == ("order_id", "version")
 
 
-def test_once_false_contradicts_newest() -> None:
-    with override_events(SERVICE="billing", AUTODISCOVER=[]):
+@pytest.mark.parametrize("options", [{"once": False}, {}])
+def test_once_false_contradicts_newest(options: Any) -> None:
+    defaults = {} if options else {"ONCE": False}
+    with override_events(SERVICE="billing", AUTODISCOVER=[], DEFAULTS=defaults):
 
-        @handler("shop.order.updated", name="b.new", once=False, newest=("order_id", "version"))
+        @handler("shop.order.updated", name="b.new", newest=("order_id", "version"), **options)
         def books(**payload: Any) -> None: ...
 
-        with pytest.raises(ConfigurationError, match="newest needs once"):
+        with pytest.raises(ConfigurationError, match="or ONCE from DEFAULTS"):
             get_registry()

@@ -69,7 +69,6 @@ RUNS: list[tuple[int, list[str]]] = [
     (0, ["events_find", "ID"]),
     (1, ["events_find", "MISSING"]),
     (2, ["events_recover"]),
-    (2, ["events_recover", "--dry-run"]),
     (2, ["events_replay", "ID"]),
     (2, ["events_status"]),
 ]
