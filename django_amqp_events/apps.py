@@ -65,16 +65,11 @@ def discover(names: tuple[str, ...]) -> None:
     for module in _modules(names):
         try:
             import_module(module)
-        except (Exception, SystemExit) as exc:
-            note = (
+        except Exception as exc:
+            exc.add_note(
                 f"django_amqp_events imports {module}, because of AMQP_EVENTS['AUTODISCOVER']. If "
                 f"it declares no events, add {f'-{module}'!r} to that list."
             )
-            if isinstance(exc, SystemExit):  # of a script, whose name is the same
-                raise ImportError(f"{module} ends the process. {note}") from exc  # noqa: TRY004
-            if isinstance(exc, SyntaxError):  # whose notes Python 3.11.2 does not print
-                raise ImportError(f"{module} has a syntax error. {note}") from exc  # noqa: TRY004
-            exc.add_note(note)
             raise
 
 

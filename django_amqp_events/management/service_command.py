@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from argparse import ArgumentParser
-from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django_amqp_events.management.base import EventsCommand, stop_signals
 from django_amqp_events.management.child_command import follow
-
-#: Seconds between lines of progress, at least.
-PROGRESS_SECONDS: Final = 10.0
 
 
 class ServiceCommand(EventsCommand):
@@ -47,24 +41,3 @@ class ServiceCommand(EventsCommand):
         if self.verbosity:
             self.stdout.write(f"{self.name}: {text}")
             self.stdout.flush()
-
-
-class Progress:
-    """Adds up the counts of a service, and reports the total from time to time.
-
-    Args:
-        total: empty counts, which have the methods ``add`` and ``__str__``.
-    """
-
-    def __init__(self, tell: Callable[[str], object], total: Any) -> None:
-        self.tell = tell
-        self.total = total
-        self._next = time.monotonic() + PROGRESS_SECONDS
-        self._lock = threading.Lock()
-
-    def add(self, counts: Any) -> None:
-        with self._lock:
-            self.total.add(counts)
-            if time.monotonic() >= self._next:
-                self._next = time.monotonic() + PROGRESS_SECONDS
-                self.tell(f"{self.total} so far")

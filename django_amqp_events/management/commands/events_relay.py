@@ -24,7 +24,7 @@ from django.db import connections
 from django_amqp_events import conf
 from django_amqp_events.broker import connection
 from django_amqp_events.management import arguments
-from django_amqp_events.management.service_command import Progress, ServiceCommand
+from django_amqp_events.management.service_command import ServiceCommand
 from django_amqp_events.publish import outbox_rows, relay
 from django_amqp_events.publish.relay import Relay, RelayCounts
 
@@ -54,7 +54,6 @@ class Command(ServiceCommand):
         if options["service"] is not None:
             # Only the rows and reports are that service's; the rest stays this one's.
             settings = replace(settings, service=options["service"])
-        progress = Progress(self.tell, RelayCounts())
         aliases = outbox_rows.aliases(settings)
         until_empty: bool = options["until_empty"] or options["now"]
         relays = [
@@ -69,7 +68,6 @@ class Command(ServiceCommand):
                 alone=until_empty or len(aliases) == 1,
                 now=options["now"],
                 tell=self.tell,
-                relayed=progress.add,
                 stop=self.stopped,
             )
             for alias in aliases
@@ -78,7 +76,10 @@ class Command(ServiceCommand):
             raise self.wrong("there is no database for an outbox; set DATABASES")
         self.tell(f"relaying the outbox of {settings.service}")
         self._relay(relays, until_empty=until_empty)
-        self.tell(f"stopped; {progress.total} in all")
+        total = RelayCounts()
+        for database_relay in relays:
+            total.add(database_relay.total)
+        self.tell(f"stopped; {total} in all")
 
     def _relay(self, relays: list[Relay], *, until_empty: bool) -> None:
         """Run the first relay here and the others in threads; no database delays another."""
