@@ -138,20 +138,6 @@ def test_the_ages_of_replaying_events_are_refused(archive_database):
 
 
 @ONE
-def test_wrong_arguments_and_settings_delete_nothing(prune, settings):
-    settings.AMQP_EVENTS = {"SERVICE": "billing", "RETENTION": {"SUCEEDED": 1}}
-    one_of_each()
-    code, err = prune()
-    assert code == 2
-    assert "'SUCCEEDED'" in err
-    settings.AMQP_EVENTS = {"SERVICE": "billing"}
-    code, err = prune("--archived", "30")
-    assert code == 2
-    assert "--archived: '30' is not an age such as 90s" in err
-    assert left() == KEPT
-
-
-@ONE
 def test_a_dry_run_counts_and_deletes_nothing(prune):
     one_of_each()
     code, out = prune("--dry-run", "--archived", "300d")

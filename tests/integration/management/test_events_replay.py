@@ -16,7 +16,6 @@ from django.db import ProgrammingError
 from django_amqp_events.archive import replay
 from django_amqp_events.archive import states as archive_states
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.management import replay_result
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -346,22 +345,6 @@ def test_broker_unreachable(billing):
         assert row.error.code == "no-connection"
 
 
-def test_reasons_that_are_many_are_counted(billing, monkeypatch):
-    monkeypatch.setattr(replay_result, "SHOWN", 1)
-    fill(billing, 1, handler="gone")
-    fill(billing, 2, 3, handler="away")
-    out = billing.command("events_replay", "--all")[1]
-    assert "3 skipped" in out
-    assert "and 1 more event for other reasons" in out
-
-
-def test_wrong_settings(billing):
-    billing.raw["PUBLISH"] = "later"
-    code, _, err = billing.command("events_replay", "--all")
-    assert code == 2
-    assert "PUBLISH" in err
-
-
 # -- long work ----------------------------------------------------------------------------
 
 
@@ -418,27 +401,6 @@ def test_rate_limit_is_kept_and_interruptible(billing, monkeypatch):
     assert code == 1
     assert said == [1]
     assert "1 not replayed" in err
-
-
-def test_it_runs_in_a_thread_too(billing):
-    fill(billing, 1)
-    answers: list[int] = []
-    from django.db import connection, connections
-
-    def prune() -> None:
-        try:
-            answers.append(billing.command("events_prune", "--dry-run")[0])
-        finally:
-            connections.close_all()
-
-    connection.inc_thread_sharing()
-    try:
-        thread = threading.Thread(target=prune)
-        thread.start()
-        thread.join(30)
-    finally:
-        connection.dec_thread_sharing()
-    assert answers == [0]
 
 
 def test_json(billing):
