@@ -75,18 +75,14 @@ def _ttl(value: Any) -> float:
     return ttl
 
 
-def _confirm_timeout(value: Any) -> float:
-    timeout = seconds(value)
-    if timeout > LONGEST_CONFIRM:
-        raise Invalid(f"{LONGEST_CONFIRM:g} seconds at most")
-    return timeout
+def _at_most(longest: float, valid: str) -> Reader:
+    def read(value: Any) -> float:
+        timeout = seconds(value)
+        if timeout > longest:
+            raise Invalid(valid)
+        return timeout
 
-
-def _consumer_timeout(value: Any) -> float:
-    timeout = seconds(value)
-    if timeout > LONGEST_CONSUMER:
-        raise Invalid("a day at most, in seconds; RabbitMQ's consumer_timeout is in milliseconds")
-    return timeout
+    return read
 
 
 def _inbox(value: Any) -> float:
@@ -207,8 +203,16 @@ class Settings:
     format: Format = option(choice(*get_args(Format)), default="celery")
     unrouted: Unrouted = option(choice(*get_args(Unrouted)), default="warn")
     backend: BackendName = option(choice(*get_args(BackendName)), default="amqp")
-    confirm_timeout: float = option(_confirm_timeout, default=10.0)
-    consumer_timeout: float = option(_consumer_timeout, default=1800.0)
+    confirm_timeout: float = option(
+        _at_most(LONGEST_CONFIRM, f"{LONGEST_CONFIRM:g} seconds at most"), default=10.0
+    )
+    consumer_timeout: float = option(
+        _at_most(
+            LONGEST_CONSUMER,
+            "a day at most, in seconds; RabbitMQ's consumer_timeout is in milliseconds",
+        ),
+        default=1800.0,
+    )
     max_body: int = option(count("bytes"), default=1024 * 1024)
     prefix: str = option(string, default="")
     exchange: str = option(

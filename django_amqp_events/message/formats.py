@@ -184,7 +184,7 @@ def payload(received: Received) -> dict[str, Any]:
         # CloudEvents need no data.
         document = {} if form == "cloudevents-binary" and not raw else decode_json(raw)
     if not isinstance(document, dict):
-        raise Malformed(f"the payload is {_json_type(document)}, not a JSON object")
+        raise Malformed("the payload is not a JSON object")
     check_depth(raw, document)
     return document
 
@@ -206,11 +206,3 @@ def check_depth(raw: bytes, *values: Mapping[str, Any] | Sequence[Any]) -> None:
     """Raise Malformed if one of the values decoded from *raw* is nested too deeply."""
     if count_brackets(raw) > MAX_DEPTH and any(map(too_deep, values)):
         raise Malformed(f"the body is nested deeper than {MAX_DEPTH}")
-
-
-def _json_type(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return "an array"
-    return "a string" if isinstance(value, str) else "a number"
