@@ -235,25 +235,26 @@ class _Builder:
         events[name] = replace(known, contract=contract or known.contract, **values)
 
     def upcasters(self, events: Mapping[str, EventDeclaration]) -> Upcasters:
-        """Return the upcasters of all events, by the older event and the newer one."""
-        by_source: dict[str, dict[str, Callable[..., Any]]] = {}
+        """Return the next version of each older event, and the upcaster to it."""
+        following: dict[str, tuple[str, Callable[..., Any]]] = {}
         for event in events.values():
             for source, function in event.upcasters:
                 where = f"The upcaster {dotted(function)} of event {event.name!r}"
-                known = by_source.setdefault(source, {}).setdefault(event.name, function)
+                known = following.setdefault(source, (event.name, function))
                 if source not in events:
                     self.report(
                         "E081",
                         f"{where} reads event {source!r:.80}, which is not declared.",
                         "Correct the name, or declare the older event too, with @event or EVENTS.",
                     )
-                elif known is not function:
+                elif known != (event.name, function):
                     self.report(
                         "E008",
-                        f"{where} and {dotted(known)} read the same event {source!r}.",
+                        f"{where} and {dotted(known[1])} of event {known[0]!r} read the same event "
+                        f"{source!r}.",
                         "Remove one of them.",
                     )
-        return by_source
+        return following
 
     def check_name(self, code: str, where: str, name: object, wrong: str | None) -> None:
         if wrong:

@@ -1,4 +1,4 @@
-"""events_catalogue: its two formats, and --check with its exit codes."""
+"""events_catalogue: its document, and --check with its exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ EVENTS: dict[str, Any] = {
     "EVENTS": {
         "billing.invoice.issued": {
             "CONTRACT": f"{HERE}.invoice_issued",
-            "SEARCH": ["order_id"],
         },
         "billing.invoice.paid": {},
     },
@@ -32,7 +31,6 @@ EVENTS: dict[str, Any] = {
             "MAX_RETRIES": 2,
             "ONCE": True,
             "TIME_LIMIT": 30,
-            "IGNORE_RESULT": False,
         }
     },
 }
@@ -66,7 +64,7 @@ def service() -> Iterator[None]:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    code, out, _ = run_command("events_catalogue", "--format", "json")
+    code, out, _ = run_command("events_catalogue")
     assert code == 0
     path = tmp_path / "saved.json"
     path.write_text(out)
@@ -77,45 +75,6 @@ def with_contract(name: str) -> Any:
     contract = {"CONTRACT": f"{HERE}.{name}"}
     events = {**EVENTS["EVENTS"], "billing.invoice.issued": contract}
     return override_settings(AMQP_EVENTS={**EVENTS, "EVENTS": events})
-
-
-def test_text() -> None:
-    code, out, err = run_command("events_catalogue", no_color=True)
-    assert (code, err) == (0, "")
-    assert (
-        out
-        == f"""\
-billing: 3 events, 1 handler, exchange events
-
-billing.invoice.issued  event, published by billing
-  An invoice has its number.
-
-  It is mailed afterwards.
-  contract  {HERE}.invoice_issued
-    order_id  int
-    total     str
-    currency  str  = "EUR"
-  options   search=["order_id"]
-  handlers  none in this service
-
-billing.invoice.paid  event, published by billing
-  no contract
-  handlers  none in this service
-
-shop.#  pattern
-  handlers  book
-
-book  handler
-  Book it.
-  function  {HERE}.book
-    order_id  int
-    **more    Any
-  queue     billing.book
-  events    shop.#
-  options   time_limit=30, ignore_result=false, once
-  retries   1 s, 2 s, total 3 s; max 2 retries
-"""
-    )
 
 
 def test_no_change(saved: Path) -> None:

@@ -39,7 +39,6 @@ RUNS: list[tuple[int, list[str]]] = [
     (2, ["events_batches", "cancel", "-"]),
     (2, ["events_batches", "list", "BATCH"]),
     (0, ["events_catalogue"]),
-    (0, ["events_catalogue", "--format", "json"]),
     (2, ["events_catalogue", "--check", "MISSING"]),
     (0, ["events_groups", "--all"]),
     (0, ["events_groups", "--rebuild"]),
