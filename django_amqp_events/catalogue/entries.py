@@ -101,7 +101,8 @@ def _interface(function: Callable[..., Any], signature: inspect.Signature) -> di
 
 
 def _argument(parameter: inspect.Parameter) -> dict[str, Any]:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    kinds = {parameter.VAR_POSITIONAL.name: "*", parameter.VAR_KEYWORD.name: "**"}
+    stars = kinds.get(parameter.kind.name, "")
     default = parameter.default
     try:
         written = "" if default is parameter.empty else json.dumps(as_json(default))

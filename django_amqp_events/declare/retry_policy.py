@@ -22,12 +22,10 @@ class RetryPolicy:
         max_retries: retries after the first attempt; ``None`` for no limit.
         retry_backoff: seconds before the first retry, doubled with each; ``0`` waits
             ``default_retry_delay`` each time.
-        retry_backoff_max: the longest backoff in seconds.
         retry_jitter: wait a random share of the delay, so that events that failed together are
             not retried together.
         default_retry_delay: seconds before each retry without a backoff.
-        autoretry_for: exceptions that are retried.
-        dont_autoretry_for: exceptions that are never retried; wins over ``autoretry_for``.
+        dont_autoretry_for: wins over ``autoretry_for``.
     """
 
     max_retries: int | None = 10

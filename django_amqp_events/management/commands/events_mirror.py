@@ -24,7 +24,7 @@ from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare import registry
 from django_amqp_events.management import arguments
-from django_amqp_events.management.service_command import ServiceCommand
+from django_amqp_events.management.base import ServiceCommand
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 
 

@@ -24,7 +24,7 @@ from django.db import connections
 from django_amqp_events import conf
 from django_amqp_events.broker import connection
 from django_amqp_events.management import arguments
-from django_amqp_events.management.service_command import ServiceCommand
+from django_amqp_events.management.base import ServiceCommand
 from django_amqp_events.publish import outbox_rows, relay
 from django_amqp_events.publish.relay import Relay, RelayCounts
 
@@ -84,22 +84,19 @@ class Command(ServiceCommand):
     def _relay(self, relays: list[Relay], *, until_empty: bool) -> None:
         """Run the first relay here and the others in threads; no database delays another."""
 
-        def work(database_relay: Relay) -> None:
+        def work(database_relay: Relay, *, threaded: bool) -> None:
             try:
                 database_relay.run(until_empty=until_empty)
-            except BaseException as exc:
-                if not (until_empty and isinstance(exc, Exception)):
+            except BaseException:
+                if not until_empty:
                     self.stop()
                 raise
-
-        def work_in_thread(database_relay: Relay) -> None:
-            try:
-                work(database_relay)
             finally:
-                connections.close_all()
+                if threaded:
+                    connections.close_all()
 
         with ThreadPoolExecutor(len(relays)) as pool:
-            others = [pool.submit(work_in_thread, database_relay) for database_relay in relays[1:]]
-            work(relays[0])
+            others = [pool.submit(work, other, threaded=True) for other in relays[1:]]
+            work(relays[0], threaded=False)
         for other in others:
             other.result()

@@ -104,20 +104,6 @@ class Command(ReportCommand):
         parser.add_argument(
             "--rate", type=arguments.positive, metavar="N", help="Maximum events per second."
         )
-        self._add_ways(parser)
-        super().add_arguments(parser)
-        arguments.add_filters(parser).add_argument(
-            "--group",
-            action="append",
-            default=[],
-            type=arguments.group_id,
-            metavar="ID",
-            help="Failure group, as events_groups and the admin print it.",
-        )
-
-    @staticmethod
-    def _add_ways(parser: ArgumentParser) -> None:
-        """Add the options that say how the events are replayed."""
         how = parser.add_mutually_exclusive_group()
         how.add_argument(
             "--dry-run", action="store_true", help="Print where each event would go and why not."
@@ -140,6 +126,15 @@ class Command(ReportCommand):
             help="With --background: failure threshold, the percentage of failures among the last "
             f"{batch_states.WINDOW} outcomes that pauses the batch (default: "
             f"{batch_states.THRESHOLD}; 0: never).",
+        )
+        super().add_arguments(parser)
+        arguments.add_filters(parser).add_argument(
+            "--group",
+            action="append",
+            default=[],
+            type=arguments.group_id,
+            metavar="ID",
+            help="Failure group, as events_groups and the admin print it.",
         )
 
     def run(self, options: dict[str, Any]) -> int:
@@ -205,17 +200,12 @@ class Command(ReportCommand):
         return filters
 
     def _check(self, chosen: Selection) -> Selection:
-        """Refuse handlers, reasons and groups that do not exist; complete shortened ids."""
+        """Refuse handlers and groups that do not exist; complete shortened ids."""
         handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
         for name in chosen.handlers:
             if name not in handlers and not tables.rows().filter(handler=name).exists():
                 hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
                 raise self.wrong(f"there is no handler {name!r} and no event of it{hint}")
-        for name in chosen.reasons:
-            if name not in replay.REASONS and not tables.rows().filter(reason=name).exists():
-                hint = suggestion(name, replay.REASONS) or "."
-                every = ", ".join(sorted(replay.REASONS))
-                raise self.wrong(f"there is no reason {name!r}{hint} Reasons: {every}")
         for pk in chosen.groups:
             if not failure_groups.groups().filter(pk=pk).exists():
                 raise self.wrong(f"there is no failure group {pk}; see `manage.py events_groups`")
