@@ -85,12 +85,13 @@ class EventsCommand(BaseCommand):
 
     Attributes:
         pipe: stdout, unless the caller names another output.
+        piped: stdout is for another program.
     """
 
     requires_system_checks = ()
     #: Exit code for wrong arguments or settings, and for an unreachable broker or database.
     error_code: ClassVar[int] = 2
-    as_json = False
+    piped = False
     verbosity = 1
     stopping = False
 
@@ -116,7 +117,7 @@ class EventsCommand(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.as_json = options.get("format") == "json"
+        self.piped = options.get("format") == "json"
         self.verbosity = options["verbosity"]
         self.stopping = False
         try:
@@ -142,7 +143,7 @@ class EventsCommand(BaseCommand):
 
     def finish(self, code: int, document: Mapping[str, Any], show: Callable[[], object]) -> int:
         """Print the result: *document*, or whatever *show* prints. Return the exit code."""
-        if self.as_json:
+        if self.piped:
             whole = {"version": FORMAT, "exit_code": code, **document}
             self.stdout.write(json.dumps(whole, indent=2, default=_json))
         else:
@@ -175,12 +176,8 @@ class ReportCommand(EventsCommand):
     """A command that ends with a result, as text or as one JSON document.
 
     With ``--format json`` only the document goes to stdout, and messages go to stderr.
-
-    Attributes:
-        piped: stdout is for another program.
     """
 
-    piped = False
     _printed = 0.0
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -189,7 +186,6 @@ class ReportCommand(EventsCommand):
     @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
         self._printed = time.monotonic()
-        self.piped = options.get("format") == "json"
         super().handle(*args, **options)
 
     def tell(self, text: str, level: int = 1) -> None:

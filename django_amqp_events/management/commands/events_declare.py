@@ -115,7 +115,7 @@ class Command(ReportCommand):
     # -- progress
 
     def _show_step(self, step: drift.PlanStep, number: int, total: int) -> None:
-        if self.as_json:
+        if self.piped:
             return
         few = number <= SHOWN and step.item.state != "unknown"
         if self.verbosity > 1 or few or step.action not in ("declare", "bind"):
@@ -124,7 +124,7 @@ class Command(ReportCommand):
             self.tell(f"  and {total - SHOWN} more")
 
     def _notice(self, text: str) -> None:
-        if not self.as_json:
+        if not self.piped:
             self.tell(f"  {text} …")
 
     # -- the tree

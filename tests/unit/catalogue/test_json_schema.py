@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
 from uuid import UUID
@@ -58,9 +58,6 @@ def schema_of(hint: Any) -> Schema:
     [
         (str, STRING),
         (int, INTEGER),
-        (float, {"type": "number"}),
-        (bool, {"type": "boolean"}),
-        (None, NULL),
         (Any, {}),
         (object, {}),
         (Decimal, DECIMAL),
@@ -70,12 +67,8 @@ def schema_of(hint: Any) -> Schema:
         ),
         (Annotated[int, Field(gt=1)], {**INTEGER, "exclusiveMinimum": 1}),
         (datetime, {**STRING, "format": "date-time"}),
-        (date, {**STRING, "format": "date"}),
-        (time, {**STRING, "format": "time"}),
         (timedelta, {**STRING, "format": "duration"}),
         (UUID, {**STRING, "format": "uuid"}),
-        (list[int], {"type": "array", "items": INTEGER}),
-        (tuple[int, ...], {"type": "array", "items": INTEGER}),
         (Mapping[str, int], {"type": "object", "additionalProperties": INTEGER}),
         (dict[int, str], WORDS),
         (dict[Status, str], {**WORDS, "propertyNames": {"$ref": "#/$defs/Status"}}),

@@ -40,7 +40,7 @@ RUNS: list[tuple[int, list[str]]] = [
     (2, ["events_batches", "list", "BATCH"]),
     (0, ["events_catalogue"]),
     (2, ["events_catalogue", "--check", "MISSING"]),
-    (0, ["events_groups", "--all"]),
+    (0, ["events_groups", "--limit", "1"]),
     (0, ["events_groups", "--rebuild"]),
     (0, ["events_prune"]),
     (0, ["events_prune", "--dry-run"]),
