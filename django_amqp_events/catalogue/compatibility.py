@@ -175,12 +175,12 @@ def _requirements(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Ch
         for argument in sorted(_required(handler) - before.get(name, _required(handler))):
             known = [payload and argument in payload["properties"] for payload in received]
             if not known or not all(known):
-                path = f"handlers/{name}/arguments/{argument}"
+                path = f"handlers/{name}/payload/properties/{argument}"
                 yield Change(path=path, new={"required": True})
 
 
 def _required(handler: Mapping[str, Any]) -> set[str]:
-    return {argument["name"] for argument in handler["arguments"] if argument["required"]}
+    return set(handler["payload"]["required"])
 
 
 def _text(value: Any) -> str:

@@ -6,9 +6,7 @@ A service knows the events that it declares and those that its handlers subscrib
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import Any, Final
 
 from ..broker.topology import Names
@@ -16,17 +14,10 @@ from ..conf import Settings
 from ..declare.declarations import EventDeclaration, dotted, signature_of
 from ..declare.patterns import is_pattern
 from ..declare.registry import Handler, Registry
-from .json_schema import annotation_text, as_json, object_schema, source
+from .json_schema import object_schema, source
 
 #: Version of the document.
 VERSION: Final = 1
-#: A default that JSON cannot express.
-UNKNOWN: Final = "…"
-#: Fields of a declaration that are no options.
-_NO_OPTIONS: Final = {
-    *("name", "contract", "options", "format", "upcasters", "publisher"),
-    *("key", "queue", "patterns", "target", "policy", "upcasts"),
-}
 
 
 def document(settings: Settings, registry: Registry) -> dict[str, Any]:
@@ -59,9 +50,8 @@ def _event(
         "name": name,
         "publisher": "" if pattern else declaration.publisher or name.partition(".")[0],
         "format": declaration.format or settings.format,
-        "contract": _interface(contract, signature_of(contract)) if contract else None,
-        "payload": object_schema(contract) if contract else None,
-        "options": _options(declaration),
+        "contract": _described(contract) if contract else None,
+        "payload": object_schema(signature_of(contract), contract) if contract else None,
         "handlers": [
             handler.name
             for handler in handlers
@@ -71,57 +61,17 @@ def _event(
 
 
 def _handler(handler: Handler) -> dict[str, Any]:
-    policy = handler.policy
     return {
         "name": handler.name,
         "queue": handler.queue,
         "patterns": list(handler.bindings),
         "upcasts": [upcast.source for upcast in handler.upcasts],
-        **_interface(handler.target, handler.signature),
-        "options": _options(handler),
-        "retries": {
-            "max_retries": policy.max_retries,
-            "delays": list(map(round, policy.schedule())),
-            "total": round(policy.total()),
-            "jitter": policy.retry_jitter,
-            "autoretry_for": list(map(dotted, policy.autoretry_for)),
-            "dont_autoretry_for": list(map(dotted, policy.dont_autoretry_for)),
-        },
+        **_described(handler.target),
+        "payload": object_schema(handler.signature, handler.target),
     }
 
 
-def _interface(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
-    """Describe what a contract or handler takes."""
-    return {
-        "function": dotted(function),
-        # Not an inherited one, such as that of celery.Task.
-        "docstring": inspect.cleandoc(getattr(function, "__doc__", None) or ""),
-        "arguments": list(map(_argument, signature.parameters.values())),
-    }
-
-
-def _argument(parameter: inspect.Parameter) -> dict[str, Any]:
-    kinds = {parameter.VAR_POSITIONAL.name: "*", parameter.VAR_KEYWORD.name: "**"}
-    stars = kinds.get(parameter.kind.name, "")
-    default = parameter.default
-    try:
-        written = "" if default is parameter.empty else json.dumps(as_json(default))
-    except (TypeError, ValueError):
-        written = UNKNOWN
-    return {
-        "name": stars + parameter.name,
-        "type": annotation_text(parameter),
-        "required": not stars and default is parameter.empty,
-        "default": written,
-    }
-
-
-def _options(declared: Any) -> dict[str, Any]:
-    """Return the options of an event or handler that differ from their defaults."""
-    return {
-        option.name: as_json(value)
-        for option in fields(declared)
-        if option.name not in _NO_OPTIONS
-        and (value := getattr(declared, option.name)) != option.default
-        and not (option.default is None and value is False)
-    }
+def _described(function: Callable[..., Any]) -> dict[str, str]:
+    # Not an inherited docstring, such as that of celery.Task.
+    docstring = inspect.cleandoc(getattr(function, "__doc__", None) or "")
+    return {"function": dotted(function), "docstring": docstring}

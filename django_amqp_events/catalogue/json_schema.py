@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ..declare.declarations import signature_of
 from ..declare.validation import Validator
 
 Schema = dict[str, Any]
@@ -26,13 +25,12 @@ def source() -> Literal["pydantic", "annotations"]:
     return "pydantic" if find_spec("pydantic") else "annotations"
 
 
-def object_schema(function: Callable[..., Any]) -> Schema:
-    """Return the schema of a payload that has the parameters of *function* as its keys.
+def object_schema(signature: inspect.Signature, function: Callable[..., Any]) -> Schema:
+    """Return the schema of a payload that has the parameters of a contract or handler as its keys.
 
     Further keys match too, since handlers leave out the arguments that a newer publisher added.
     ``additionalProperties`` is the schema of ``**kwargs``.
     """
-    signature = signature_of(function)
     types = _types(signature, function)
     properties: Schema = {}
     schema: Schema = {"type": "object", "properties": properties, "required": []}

@@ -1,4 +1,4 @@
-"""Print the events that this service knows as JSON: contracts, publishers, handlers and retries.
+"""Print the events that this service knows as JSON: contracts, publishers and handlers.
 
 It knows the events that it declares and those that its handlers subscribe to.
 

@@ -384,8 +384,9 @@ def test_handlers() -> None:
         assert found(few, more, pattern, known) == []
         assert found(more, few, pattern, known) == []
         # No contract had it, so events in the queue lack it.
-        assert found(few, most, pattern, known) == [("handlers/handle/arguments/country", False)]
-        assert found(few, more, pattern) == [("handlers/handle/arguments/total", False)]
+        place = "handlers/handle/payload/properties"
+        assert found(few, most, pattern, known) == [(f"{place}/country", False)]
+        assert found(few, more, pattern) == [(f"{place}/total", False)]
         assert found(None, few, pattern, known) == [("handlers/handle", True)]
         assert found(few, None, pattern, known) == [("handlers/handle", False)]
 
@@ -401,7 +402,7 @@ def test_a_new_version_with_an_upcaster_is_compatible(publisher: str) -> None:
     expected = [(f"events/{second}", True)] if publisher == "billing" else []
     assert listed(changes(old, new)) == expected
     without = service({first: one, second: two}, handled(two, first, second))
-    assert ("handlers/handle/arguments/currency", False) in listed(changes(old, without))
+    assert ("handlers/handle/payload/properties/currency", False) in listed(changes(old, without))
 
 
 # -- what is no such document ---------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 from pydantic import Field
 
 from django_amqp_events.catalogue.json_schema import Schema, object_schema, source
+from django_amqp_events.declare.declarations import signature_of
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
@@ -49,7 +50,7 @@ def schema_of(hint: Any) -> Schema:
     def contract(value: Any) -> None: ...
 
     contract.__annotations__["value"] = hint
-    found: Schema = object_schema(contract)["properties"]["value"]
+    found: Schema = object_schema(signature_of(contract), contract)["properties"]["value"]
     return {key: each for key, each in found.items() if key not in ("title", "description")}
 
 
@@ -103,7 +104,7 @@ def hidden(line: Line, missing: Missing = None, words: "no type!" = 1, **more: b
 
 
 def test_arguments_are_the_keys_of_the_payload() -> None:
-    found = object_schema(contract)
+    found = object_schema(signature_of(contract), contract)
     line = {"$ref": "#/$defs/Line"}
     assert found["properties"] == {
         "order_id": INTEGER,
@@ -129,7 +130,7 @@ def test_what_pydantic_does_not_know_has_names_and_annotations(
     if without:
         monkeypatch.setitem(sys.modules, "pydantic", None)
     assert source() == ("annotations" if without else "pydantic")
-    assert object_schema(hidden) == {
+    assert object_schema(signature_of(hidden), hidden) == {
         "type": "object",
         "properties": {
             "line": {"$comment": "Line"},
@@ -148,7 +149,7 @@ def test_models_of_the_same_name_have_their_own_definitions() -> None:
     def two(first: Any, second: Any) -> None: ...
 
     two.__annotations__.update(first=make(int), second=make(str))
-    found = object_schema(two)
+    found = object_schema(signature_of(two), two)
     (first, second) = (found["properties"][name]["$ref"] for name in ("first", "second"))
     assert first != second
     assert len(found["$defs"]) == 2
@@ -160,5 +161,5 @@ def test_hints_of_a_decorated_contract_are_found() -> None:
     @functools.wraps(elsewhere.contract)
     def wrapper(*args: Any, **kwargs: Any) -> None: ...
 
-    weight = object_schema(wrapper)["properties"]["weight"]
+    weight = object_schema(signature_of(wrapper), wrapper)["properties"]["weight"]
     assert weight.get("const", weight.get("enum")) in (3, [3])
