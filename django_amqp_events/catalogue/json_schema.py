@@ -7,13 +7,9 @@ hint as it is written, so that a change of it is seen.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
-from enum import Enum
 from importlib.util import find_spec
 from typing import Any, Literal
-
-from django.core.serializers.json import DjangoJSONEncoder
 
 from ..declare.validation import Validator
 
@@ -39,7 +35,7 @@ def object_schema(signature: inspect.Signature, function: Callable[..., Any]) ->
         if parameter.kind is parameter.VAR_KEYWORD:
             schema["additionalProperties"] = type_.get("additionalProperties", type_)
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            properties[name] = type_ | _default(parameter)
+            properties[name] = type_
             if parameter.default is parameter.empty:
                 schema["required"].append(name)
     if "$defs" in types:
@@ -56,32 +52,13 @@ def _types(signature: inspect.Signature, function: Callable[..., Any]) -> Schema
             return describe(Validator(signature, function).adapter)
         except Exception:  # noqa: BLE001, S110 - pydantic runs hooks of the user's types
             pass
-    hints = {name: annotation_text(p) for name, p in signature.parameters.items()}
+    hints = {name: _annotation_text(p) for name, p in signature.parameters.items()}
     return {"properties": {name: {"$comment": hint} for name, hint in hints.items() if hint}}
 
 
-def _default(parameter: inspect.Parameter) -> Schema:
-    if parameter.default is parameter.empty:
-        return {}
-    try:
-        return {"default": as_json(parameter.default)}
-    except (TypeError, ValueError):
-        return {}
-
-
-def annotation_text(parameter: inspect.Parameter) -> str:
+def _annotation_text(parameter: inspect.Parameter) -> str:
     """Return the type hint of a parameter as it is written, ``""`` without one."""
     if parameter.annotation is parameter.empty:
         return ""
     annotation = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-
-
-def as_json(value: object) -> Any:
-    """Return a value as it is read from the wire.
-
-    Raises:
-        TypeError, ValueError: JSON cannot express it.
-    """
-    plain = value.value if isinstance(value, Enum) else value
-    return json.loads(json.dumps(plain, cls=DjangoJSONEncoder, allow_nan=False))
