@@ -47,8 +47,7 @@ def _later(name: str) -> Any:
     def run(**kwargs: Any) -> list[CheckMessage]:
         from . import checks
 
-        result: list[CheckMessage] = getattr(checks, name)(**kwargs)
-        return result
+        return list(getattr(checks, name)(**kwargs))
 
     return run
 

@@ -88,7 +88,7 @@ def _at_most(longest: float, valid: str) -> Reader:
 def _inbox(value: Any) -> float:
     kept = seconds(value)
     if kept < INBOX_MIN:
-        raise Invalid("at least 30 days, in which an event may be delivered again", instead=None)
+        raise Invalid("at least 30 days, in which an event may be delivered again")
     return kept
 
 
@@ -178,12 +178,12 @@ class AlertSettings:
     groups: bool = option(boolean, default=True)
 
 
-def _section(section: type, instead: object = None) -> Reader:
+def _section(section: type) -> Reader:
     *first, last = keys(section)
-    return mapping(f"a dict with {', '.join(first)} and {last}", instead or {})
+    return mapping(f"a dict with {', '.join(first)} and {last}")
 
 
-_by_name: Final = mapping("a dict of options by name", instead={})
+_by_name: Final = mapping("a dict of options by name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ class Settings:
     service: str = option(string, default="")
     events: Mapping[str, Mapping[str, Any]] = option(_by_name, default_factory=dict)
     handlers: Mapping[str, Mapping[str, Any]] = option(_by_name, default_factory=dict)
-    defaults: Mapping[str, Any] = option(mapping("a dict of options", {}), default_factory=dict)
+    defaults: Mapping[str, Any] = option(mapping("a dict of options"), default_factory=dict)
     autodiscover: tuple[str, ...] = option(_autodiscover, default=("events", "handlers"))
     publish: PublishMode = option(choice(*PUBLISH_MODES), default="outbox")
     format: Format = option(choice(*get_args(Format)), default="celery")
@@ -233,11 +233,7 @@ class Settings:
     )
     celery_app: str = option(string, default="")
     database: str = option(string, default="default")
-    retention: RetentionSettings = option(
-        # Nothing is deleted on a guess.
-        _section(RetentionSettings, dict.fromkeys(keys(RetentionSettings))),
-        default=RetentionSettings(),
-    )
+    retention: RetentionSettings = option(_section(RetentionSettings), default=RetentionSettings())
     renamed_handlers: Mapping[str, str] = option(_renamed_handlers, default_factory=dict)
     alerts: AlertSettings = option(_section(AlertSettings), default=AlertSettings())
     editing: bool = option(boolean, default=False)

@@ -21,15 +21,12 @@ import json
 from argparse import ArgumentParser
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from django_amqp_events import conf
 from django_amqp_events.catalogue import compatibility, entries
 from django_amqp_events.declare import registry
 from django_amqp_events.management.base import ReportCommand
-
-#: Added to the error about a file that cannot be compared.
-REMEDY: Final = "Write it again with `manage.py events_catalogue`"
 
 
 class Command(ReportCommand):
@@ -58,7 +55,8 @@ class Command(ReportCommand):
         except OSError as exc:
             raise self.wrong(f"{path} cannot be read: {exc.strerror or exc}") from exc
         except (RecursionError, ValueError) as exc:  # IncomparableError too
-            raise self.wrong(f"{path} cannot be compared: {exc}. {REMEDY}") from exc
+            remedy = "Write it again with `manage.py events_catalogue`"
+            raise self.wrong(f"{path} cannot be compared: {exc}. {remedy}") from exc
         broken = not all(change.compatible for change in changes)
 
         def show() -> None:
