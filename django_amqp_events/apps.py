@@ -26,9 +26,9 @@ class DjangoAmqpEventsConfig(AppConfig):
         from . import conf
         from .worker import celery_signals
 
-        register(_check, CHECKS)
-        register(_check_databases, CHECKS, Tags.database)
-        register(_check_deployment, CHECKS, deploy=True)
+        register(_later("check"), CHECKS)
+        register(_later("check_databases"), CHECKS, Tags.database)
+        register(_later("check_deployment"), CHECKS, deploy=True)
         settings, _problems = conf.load()
         # Without a service nothing is published or handled, which the checks report.
         if settings.service:
@@ -41,23 +41,15 @@ class DjangoAmqpEventsConfig(AppConfig):
             metrics.connect()
 
 
-# Web servers and workers run no checks, so their modules are imported when they run.
-def _check(**kwargs: Any) -> list[CheckMessage]:
-    from . import checks
+def _later(name: str) -> Any:
+    """Return a check whose module is imported when it runs: web servers and workers run none."""
 
-    return checks.check(**kwargs)
+    def run(**kwargs: Any) -> list[CheckMessage]:
+        from . import checks
 
+        return list(getattr(checks, name)(**kwargs))
 
-def _check_databases(**kwargs: Any) -> list[CheckMessage]:
-    from . import checks
-
-    return checks.check_databases(**kwargs)
-
-
-def _check_deployment(**kwargs: Any) -> list[CheckMessage]:
-    from . import checks
-
-    return checks.check_deployment(**kwargs)
+    return run
 
 
 def discover(names: tuple[str, ...]) -> None:
@@ -65,16 +57,11 @@ def discover(names: tuple[str, ...]) -> None:
     for module in _modules(names):
         try:
             import_module(module)
-        except (Exception, SystemExit) as exc:
-            note = (
+        except Exception as exc:
+            exc.add_note(
                 f"django_amqp_events imports {module}, because of AMQP_EVENTS['AUTODISCOVER']. If "
                 f"it declares no events, add {f'-{module}'!r} to that list."
             )
-            if isinstance(exc, SystemExit):  # of a script, whose name is the same
-                raise ImportError(f"{module} ends the process. {note}") from exc  # noqa: TRY004
-            if isinstance(exc, SyntaxError):  # whose notes Python 3.11.2 does not print
-                raise ImportError(f"{module} has a syntax error. {note}") from exc  # noqa: TRY004
-            exc.add_note(note)
             raise
 
 

@@ -75,24 +75,20 @@ def _ttl(value: Any) -> float:
     return ttl
 
 
-def _confirm_timeout(value: Any) -> float:
-    timeout = seconds(value)
-    if timeout > LONGEST_CONFIRM:
-        raise Invalid(f"{LONGEST_CONFIRM:g} seconds at most")
-    return timeout
+def _at_most(longest: float, valid: str) -> Reader:
+    def read(value: Any) -> float:
+        timeout = seconds(value)
+        if timeout > longest:
+            raise Invalid(valid)
+        return timeout
 
-
-def _consumer_timeout(value: Any) -> float:
-    timeout = seconds(value)
-    if timeout > LONGEST_CONSUMER:
-        raise Invalid("a day at most, in seconds; RabbitMQ's consumer_timeout is in milliseconds")
-    return timeout
+    return read
 
 
 def _inbox(value: Any) -> float:
     kept = seconds(value)
     if kept < INBOX_MIN:
-        raise Invalid("at least 30 days, in which an event may be delivered again", instead=None)
+        raise Invalid("at least 30 days, in which an event may be delivered again")
     return kept
 
 
@@ -182,12 +178,12 @@ class AlertSettings:
     groups: bool = option(boolean, default=True)
 
 
-def _section(section: type, instead: object = None) -> Reader:
+def _section(section: type) -> Reader:
     *first, last = keys(section)
-    return mapping(f"a dict with {', '.join(first)} and {last}", instead or {})
+    return mapping(f"a dict with {', '.join(first)} and {last}")
 
 
-_by_name: Final = mapping("a dict of options by name", instead={})
+_by_name: Final = mapping("a dict of options by name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,14 +197,22 @@ class Settings:
     service: str = option(string, default="")
     events: Mapping[str, Mapping[str, Any]] = option(_by_name, default_factory=dict)
     handlers: Mapping[str, Mapping[str, Any]] = option(_by_name, default_factory=dict)
-    defaults: Mapping[str, Any] = option(mapping("a dict of options", {}), default_factory=dict)
+    defaults: Mapping[str, Any] = option(mapping("a dict of options"), default_factory=dict)
     autodiscover: tuple[str, ...] = option(_autodiscover, default=("events", "handlers"))
     publish: PublishMode = option(choice(*PUBLISH_MODES), default="outbox")
     format: Format = option(choice(*get_args(Format)), default="celery")
     unrouted: Unrouted = option(choice(*get_args(Unrouted)), default="warn")
     backend: BackendName = option(choice(*get_args(BackendName)), default="amqp")
-    confirm_timeout: float = option(_confirm_timeout, default=10.0)
-    consumer_timeout: float = option(_consumer_timeout, default=1800.0)
+    confirm_timeout: float = option(
+        _at_most(LONGEST_CONFIRM, f"{LONGEST_CONFIRM:g} seconds at most"), default=10.0
+    )
+    consumer_timeout: float = option(
+        _at_most(
+            LONGEST_CONSUMER,
+            "a day at most, in seconds; RabbitMQ's consumer_timeout is in milliseconds",
+        ),
+        default=1800.0,
+    )
     max_body: int = option(count("bytes"), default=1024 * 1024)
     prefix: str = option(string, default="")
     exchange: str = option(
@@ -229,11 +233,7 @@ class Settings:
     )
     celery_app: str = option(string, default="")
     database: str = option(string, default="default")
-    retention: RetentionSettings = option(
-        # Nothing is deleted on a guess.
-        _section(RetentionSettings, dict.fromkeys(keys(RetentionSettings))),
-        default=RetentionSettings(),
-    )
+    retention: RetentionSettings = option(_section(RetentionSettings), default=RetentionSettings())
     renamed_handlers: Mapping[str, str] = option(_renamed_handlers, default_factory=dict)
     alerts: AlertSettings = option(_section(AlertSettings), default=AlertSettings())
     editing: bool = option(boolean, default=False)

@@ -226,11 +226,6 @@ def event(name: str, **options: Unpack[EventOptions]) -> Callable[[Callable[P, A
         )
 
     def declare(contract: Callable[P, Any]) -> Event[P]:
-        if kind := deferred(contract):
-            raise ConfigurationError(
-                f"{dotted(contract)}, the contract of event {name!r}, is {kind}, so its body would "
-                f"never run. Write an ordinary function"
-            )
         declarations.add_event(EventDeclaration(name=name, contract=contract, options=options))
         return Event(name, contract)
 
@@ -308,11 +303,6 @@ def handler(
             raise ConfigurationError(
                 f"{dotted(target)} is already a handler. Pass all its events to one decorator, as "
                 f"in @handler('shop.order.created', 'shop.order.paid')"
-            )
-        run = getattr(target, "run", None) if inspect.isclass(target) else target
-        if deferred(run) == "a generator":
-            raise ConfigurationError(
-                f"{dotted(target)} is a generator, so its body would never run. Remove the yield"
             )
         declaration = HandlerDeclaration(
             target=target, name=name, options={**options, "events": names}

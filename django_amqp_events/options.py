@@ -64,12 +64,12 @@ class Invalid(Exception):
 # -- readers ------------------------------------------------------------------------------
 
 
-def accept(test: Callable[[Any], bool], valid: str, instead: object = _DEFAULT) -> Reader:
+def accept(test: Callable[[Any], bool], valid: str) -> Reader:
     """Return a reader of the values that pass *test*, described by *valid*."""
 
     def read(value: Any) -> Any:
         if not test(value):
-            raise Invalid(valid, instead)
+            raise Invalid(valid)
         return value
 
     return read
@@ -82,7 +82,7 @@ def optional(read: Reader) -> Reader:
         try:
             return None if value is None else read(value)
         except Invalid as exc:
-            raise Invalid(f"{exc}, or None", exc.instead) from None
+            raise Invalid(f"{exc}, or None") from None
 
     return read_optional
 
@@ -112,8 +112,8 @@ def count(unit: str) -> Reader:
     )
 
 
-def mapping(valid: str, instead: object) -> Reader:
-    return accept(lambda value: isinstance(value, Mapping), valid, instead)
+def mapping(valid: str) -> Reader:
+    return accept(lambda value: isinstance(value, Mapping), valid)
 
 
 def seconds(value: Any) -> float:

@@ -26,8 +26,7 @@ TEXTS: Final[Mapping[str, Any]] = {
         "and in the workers"
     ),
     "body-too-large-for-page": _(
-        "the body has %(size)s bytes, too many for a page; use `manage.py "
-        "events_replay --edit %(pk)s --payload FILE --comment TEXT`"
+        "the body has %(size)s bytes, too many for a page; use `replay.edit()` in `manage.py shell`"
     ),
     "body-unreadable": _(
         "the body is not a valid payload, so a replay would fail again; discard the event"
@@ -93,19 +92,10 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "editing-off": _("editing needs AMQP_EVENTS['EDITING'] to be True; nothing was published"),
     "json": _("This is not valid JSON: %(error)s, in line %(line)s, column %(column)s."),
-    "json-bool": _(
-        "This is true or false. The payload must be a JSON object with the arguments by name."
-    ),
     "json-constant": _("%(text)s is not valid JSON. Write a number, or null."),
-    "json-list": _("This is a list. The payload must be a JSON object with the arguments by name."),
-    "json-text": _(
-        "This is a string. The payload must be a JSON object with the arguments by name."
-    ),
+    "json-no-object": _("The payload must be a JSON object with the arguments by name."),
     "json-twice": _("The name %(name)s appears twice. Remove one of them."),
     "json-unreadable": _("This is not valid JSON: %(error)s."),
-    "json-value": _(
-        "This is a number or null. The payload must be a JSON object with the arguments by name."
-    ),
     "not-taken": _("The handler %(handler)s does not take %(names)s, which will be left out."),
     "own-payload": _("This is the original payload. To publish it again, replay the event."),
     "payload-too-large": _("The payload has %(size)s bytes, more than MAX_BODY (%(most)s)."),

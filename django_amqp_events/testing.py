@@ -229,12 +229,6 @@ class override_events(TestContextDecorator):  # noqa: N801 - used like override_
         **keys: Any,
     ) -> None:
         super().__init__()
-        lower = [key for key in keys if key != key.upper()]
-        if lower:
-            raise ConfigurationError(
-                f"override_events() got {', '.join(map(repr, lower))}. Write the keys of "
-                f"AMQP_EVENTS in upper case"
-            )
         self.handlers = None if handlers is None else list(handlers)
         self.events = None if events is None else list(events)
         self.keys = keys

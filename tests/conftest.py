@@ -131,7 +131,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 #: for instance on another database or pool, or they install programs.
 SLOW = pytest.mark.slow
 #: Where all are: they need a browser, npm, linters, or packages in empty environments.
-SLOW_FOLDERS = frozenset({"asyncapi", "browser", "deploy", "packaging"})
+SLOW_FOLDERS = frozenset({"browser", "deploy", "packaging"})
 
 
 def slow(*values: Any) -> list[Any]:

@@ -81,7 +81,7 @@ class EditingPages(PayloadPages):
 
     def _editable(self, event: ArchivedEvent, version: int) -> Handler | Reason:
         if event.body_size > formatting.SHOWN:
-            return Reason("body-too-large-for-page", size=event.body_size, pk=event.pk)
+            return Reason("body-too-large-for-page", size=event.body_size)
         try:
             return eligibility.edit_target(event, version)
         except AmqpEventsError as exc:

@@ -28,8 +28,6 @@ from ..worker.verdict import InvalidArguments
 #: Most lines of one side that are compared; longer texts are shown as changed.
 COMPARED_LINES: Final = 2_000
 DIFF_LINES: Final = 2_000
-#: Reason codes for JSON values that are not objects.
-_NO_OBJECT: Final[Mapping[type, str]] = {list: "json-list", str: "json-text", bool: "json-bool"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ def parse(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise InvalidEditError(Reason("json-unreadable", error=str(exc))) from exc
     if not isinstance(payload, dict):
-        raise InvalidEditError(Reason(_NO_OBJECT.get(type(payload), "json-value")))
+        raise InvalidEditError(Reason("json-no-object"))
     return payload
 
 

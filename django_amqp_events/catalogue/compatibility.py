@@ -19,6 +19,7 @@ from .json_schema import Schema
 #: Keywords that do not change which values match.
 _ANNOTATIONS: Final = {
     "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$defs",
+    "discriminator",  # its values are those of a property
     "required",  # of each property
 }  # fmt: skip
 #: The mark of a part that may be added.
@@ -53,7 +54,7 @@ class Change:
 def compare(old: Any, new: Any) -> list[Change]:
     """Return the changes from one document of a service to another, the incompatible ones first.
 
-    Each is one that ``events_catalogue --format json`` prints.
+    Each is one that ``events_catalogue`` prints.
 
     Raises:
         IncomparableError: one of them is another document, or they are of two services.
@@ -65,8 +66,7 @@ def compare(old: Any, new: Any) -> list[Change]:
         found = [*_differences("", _normal(old), _normal(new)), *_requirements(old, new)]
     except (AttributeError, KeyError, RecursionError, TypeError) as exc:
         raise IncomparableError(
-            f"it differs from what events_catalogue --format json writes "
-            f"({type(exc).__name__}: {exc})"
+            f"it differs from what events_catalogue writes ({type(exc).__name__}: {exc})"
         ) from exc
     return sorted(found, key=lambda change: change.compatible)
 
@@ -175,12 +175,12 @@ def _requirements(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Ch
         for argument in sorted(_required(handler) - before.get(name, _required(handler))):
             known = [payload and argument in payload["properties"] for payload in received]
             if not known or not all(known):
-                path = f"handlers/{name}/arguments/{argument}"
+                path = f"handlers/{name}/payload/properties/{argument}"
                 yield Change(path=path, new={"required": True})
 
 
 def _required(handler: Mapping[str, Any]) -> set[str]:
-    return {argument["name"] for argument in handler["arguments"] if argument["required"]}
+    return set(handler["payload"]["required"])
 
 
 def _text(value: Any) -> str:

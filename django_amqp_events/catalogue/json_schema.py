@@ -7,15 +7,10 @@ hint as it is written, so that a change of it is seen.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
-from enum import Enum
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from django.core.serializers.json import DjangoJSONEncoder
-
-from ..declare.declarations import signature_of
 from ..declare.validation import Validator
 
 Schema = dict[str, Any]
@@ -26,17 +21,13 @@ def source() -> Literal["pydantic", "annotations"]:
     return "pydantic" if find_spec("pydantic") else "annotations"
 
 
-def object_schema(function: Callable[..., Any], root: str = "#") -> Schema:
-    """Return the schema of a payload that has the parameters of *function* as its keys.
+def object_schema(signature: inspect.Signature, function: Callable[..., Any]) -> Schema:
+    """Return the schema of a payload that has the parameters of a contract or handler as its keys.
 
     Further keys match too, since handlers leave out the arguments that a newer publisher added.
     ``additionalProperties`` is the schema of ``**kwargs``.
-
-    Args:
-        root: what references start from, where the schema is a part of a document.
     """
-    signature = signature_of(function)
-    types = _types(signature, function, root)
+    types = _types(signature, function)
     properties: Schema = {}
     schema: Schema = {"type": "object", "properties": properties, "required": []}
     for name, parameter in signature.parameters.items():
@@ -44,7 +35,7 @@ def object_schema(function: Callable[..., Any], root: str = "#") -> Schema:
         if parameter.kind is parameter.VAR_KEYWORD:
             schema["additionalProperties"] = type_.get("additionalProperties", type_)
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            properties[name] = type_ | _default(parameter)
+            properties[name] = type_
             if parameter.default is parameter.empty:
                 schema["required"].append(name)
     if "$defs" in types:
@@ -52,41 +43,22 @@ def object_schema(function: Callable[..., Any], root: str = "#") -> Schema:
     return schema
 
 
-def _types(signature: inspect.Signature, function: Callable[..., Any], root: str) -> Schema:
+def _types(signature: inspect.Signature, function: Callable[..., Any]) -> Schema:
     """Return the schemas of all arguments, as ``properties``, and their definitions."""
     if source() == "pydantic":
         from .pydantic_schema import describe
 
         try:
-            return describe(Validator(signature, function).adapter, root)
+            return describe(Validator(signature, function).adapter)
         except Exception:  # noqa: BLE001, S110 - pydantic runs hooks of the user's types
             pass
-    hints = {name: annotation_text(p) for name, p in signature.parameters.items()}
+    hints = {name: _annotation_text(p) for name, p in signature.parameters.items()}
     return {"properties": {name: {"$comment": hint} for name, hint in hints.items() if hint}}
 
 
-def _default(parameter: inspect.Parameter) -> Schema:
-    if parameter.default is parameter.empty:
-        return {}
-    try:
-        return {"default": as_json(parameter.default)}
-    except (TypeError, ValueError):
-        return {}
-
-
-def annotation_text(parameter: inspect.Parameter) -> str:
+def _annotation_text(parameter: inspect.Parameter) -> str:
     """Return the type hint of a parameter as it is written, ``""`` without one."""
     if parameter.annotation is parameter.empty:
         return ""
     annotation = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-
-
-def as_json(value: object) -> Any:
-    """Return a value as it is read from the wire.
-
-    Raises:
-        TypeError, ValueError: JSON cannot express it.
-    """
-    plain = value.value if isinstance(value, Enum) else value
-    return json.loads(json.dumps(plain, cls=DjangoJSONEncoder, allow_nan=False))

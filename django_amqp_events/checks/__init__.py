@@ -20,7 +20,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     settings.check_discovery,
     handlers.check_handlers,
     handlers.check_validation,
-    handlers.check_search,
     settings.check_renamed,
     database.check_archive_database,
     database.check_once,

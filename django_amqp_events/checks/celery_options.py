@@ -35,10 +35,10 @@ def check_transport(project: Project) -> Iterator[Problem]:
 
 def check_worker(project: Project) -> Iterator[Problem]:
     """Celery options with which a worker exits, or events are repeated (E018, W003, W025)."""
-    celery = project.celery
-    if not celery or not project.registry.handlers:
+    if project.app is None or not project.registry.handlers:
         return
-    if celery["broker_channel_error_retry"] is not True:
+    celery = project.app.conf
+    if celery.broker_channel_error_retry is not True:
         yield Problem(
             "E018",
             "Celery's broker_channel_error_retry is not True: the worker exits when RabbitMQ "
@@ -46,17 +46,17 @@ def check_worker(project: Project) -> Iterator[Problem]:
             "Set it to True. `manage.py events_worker` does so itself; silence this check if no "
             "other worker runs the handlers.",
         )
-    if celery["worker_cancel_long_running_tasks_on_connection_loss"] is not True:
+    if celery.worker_cancel_long_running_tasks_on_connection_loss is not True:
         yield Problem(
             "W003",
             "Celery's worker_cancel_long_running_tasks_on_connection_loss is not True: after a "
             "lost connection a handler keeps running while its event is delivered again.",
             "Set it to True. `manage.py events_worker` does so itself.",
         )
-    if not celery["broker_heartbeat"]:
+    if not celery.broker_heartbeat:
         yield Problem(
             "W025",
-            f"Celery's broker_heartbeat is {celery['broker_heartbeat']!r}: RabbitMQ keeps a dead "
+            f"Celery's broker_heartbeat is {celery.broker_heartbeat!r}: RabbitMQ keeps a dead "
             f"connection, with the events delivered there, for hours, and a worker behind a load "
             f"balancer may not notice it.",
             "Set it to 60, or remove it: the default is 120.",
@@ -89,9 +89,11 @@ def check_consumer_timeout(project: Project) -> Iterator[Problem]:
     timeout = project.settings.consumer_timeout
     longest, wait, lowest = RUNNING * timeout, WAITING * timeout, lowest_rate(timeout)
     hint = "or set AMQP_EVENTS['CONSUMER_TIMEOUT'] to RabbitMQ's, if it is longer."
-    hard, soft, general = map(
-        project.celery.get, ("task_time_limit", "task_soft_time_limit", "task_default_rate_limit")
-    )
+    hard = soft = general = None
+    if project.app is not None:
+        celery = project.app.conf
+        hard, soft = celery.task_time_limit, celery.task_soft_time_limit
+        general = celery.task_default_rate_limit
     for handler in project.registry.handlers.values():
         limit = run_limit(handler, hard, soft)
         if limit is not None and limit > longest:
@@ -130,11 +132,11 @@ def check_current_app(project: Project) -> Iterator[Problem]:
 
 def check_celery_queues(project: Project) -> Iterator[Problem]:
     """Celery queues with names of ours (E020)."""
-    if not project.celery:
+    if project.app is None:
         return
     ours = {queue.name for queue in topology.build(project.settings, project.registry).queues}
     for option in ("task_queues", "task_default_queue"):
-        for name in sorted(_queue_names(project.celery[option]) & ours):
+        for name in sorted(_queue_names(project.app.conf[option]) & ours):
             yield Problem(
                 "E020",
                 f"Celery's {option} names {name!r}, a queue of this service's events.",

@@ -57,12 +57,6 @@ def check_once(project: Project) -> Iterator[Problem]:
         where = f"Handler {handler.name!r}"
         alias = handler.using or project.settings.database
         if not handler.once:
-            if handler.using:
-                yield Problem(
-                    "W040",
-                    f"{where} has using={handler.using!r}, which has no effect without once.",
-                    "Add once=True, or remove using.",
-                )
             continue
         if handler.is_async:
             yield Problem(
@@ -105,7 +99,7 @@ def check_outbox(project: Project) -> Iterator[Problem]:
 
 
 def check_servers(project: Project, aliases: Iterable[str]) -> Iterator[Problem]:
-    """Databases that are not supported (E028), too old (E029), without transactions (E030)."""
+    """Databases that are not supported (E028), or have no transactions (E030)."""
     used = used_databases(project.settings, project.registry)
     for alias in (alias for alias in aliases if alias in used):
         connection: Any = connections[alias]
@@ -117,23 +111,10 @@ def check_servers(project: Project, aliases: Iterable[str]) -> Iterator[Problem]
                 "Route django_amqp_events to an alias with PostgreSQL, MySQL, MariaDB or SQLite, "
                 "and set DATABASE to it.",
             )
-        if connection.vendor != "mysql":
-            continue
-        oldest = (10, 6) if connection.mysql_is_mariadb else (8, 0, 17)
-        if connection.mysql_version < oldest:
-            yield Problem(
-                "E029",
-                f"{name} has version {_dotted(connection.mysql_version)}, which is too old.",
-                f"Upgrade to {connection.display_name} {_dotted(oldest)} or newer.",
-            )
-        if not connection.features.supports_transactions:
+        if connection.vendor == "mysql" and not connection.features.supports_transactions:
             yield Problem(
                 "E030",
                 f"{name} creates tables without transactions (MyISAM), so events could be lost "
                 f"or doubled.",
                 "Set the server's default_storage_engine to InnoDB, and create the tables again.",
             )
-
-
-def _dotted(version: Iterable[int]) -> str:
-    return ".".join(map(str, version))

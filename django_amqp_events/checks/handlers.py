@@ -1,4 +1,4 @@
-"""Checks of handlers, type hints and search paths."""
+"""Checks of handlers and type hints."""
 
 from __future__ import annotations
 
@@ -22,22 +22,6 @@ def check_handlers(project: Project) -> Iterator[Problem]:
         for event in project.registry.events.values():
             if event.contract is not None and handler.matches(event.name):
                 yield from _compare(handler, event)
-
-
-def check_search(project: Project) -> Iterator[Problem]:
-    """Paths of SEARCH that no payload has (W070)."""
-    for event in project.registry.events.values():
-        contract = readable_signature(event.contract)
-        if contract is None or _takes_anything(contract):
-            continue
-        for path in event.search:
-            if path.partition(".")[0] not in contract.parameters:
-                yield Problem(
-                    "W070",
-                    f"SEARCH of event {event.name!r} has the path {path!r}, but the contract "
-                    f"{dotted(event.contract)} has no such argument.",
-                    "Correct the path.",
-                )
 
 
 def check_validation(project: Project) -> Iterator[Problem]:

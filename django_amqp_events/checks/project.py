@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from celery import Celery
 
@@ -14,26 +13,14 @@ from ..declare.registry import Registry
 from ..exceptions import ConfigurationError
 from ..options import Problem
 
-CELERY_OPTIONS: Final = (
-    "broker_channel_error_retry",
-    "broker_heartbeat",
-    "task_default_queue",
-    "task_default_rate_limit",
-    "task_queues",
-    "task_soft_time_limit",
-    "task_time_limit",
-    "worker_cancel_long_running_tasks_on_connection_loss",
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """The subject of the checks; without a Celery app that can be read, ``celery`` is empty."""
+    """The subject of the checks; ``app`` is ``None`` without a Celery app that can be read."""
 
     settings: Settings
     registry: Registry
     app: Celery | None = None
-    celery: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
@@ -47,8 +34,8 @@ def read_project(settings: Settings, declared: Registry) -> Project:
         return project
     try:
         app = connection.celery_app(settings)
-        celery = {name: getattr(app.conf, name) for name in CELERY_OPTIONS}
-        return replace(project, app=app, celery=celery)
+        app.conf.get("broker_heartbeat")  # reads the configuration
+        return replace(project, app=app)
     except ConfigurationError as exc:
         why = str(exc)
     except Exception as exc:  # noqa: BLE001 - the user's modules may raise anything

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -78,7 +77,6 @@ class _Declarations:
     """The declarations made by decorators, in order of import."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.events: list[EventDeclaration] = []
         self.handlers: list[HandlerDeclaration] = []
         #: Called after each change, so that the registry is built again.
@@ -89,22 +87,18 @@ class _Declarations:
             listener()
 
     def add_event(self, declaration: EventDeclaration) -> None:
-        with self._lock:
-            self.events.append(declaration)
+        self.events.append(declaration)
         self._changed()
 
     def add_handler(self, declaration: HandlerDeclaration) -> None:
-        with self._lock:
-            self.handlers.append(declaration)
+        self.handlers.append(declaration)
         self._changed()
 
     def snapshot(self) -> Snapshot:
-        with self._lock:
-            return tuple(self.events), tuple(self.handlers)
+        return tuple(self.events), tuple(self.handlers)
 
     def restore(self, state: Snapshot) -> None:
-        with self._lock:
-            self.events, self.handlers = list(state[0]), list(state[1])
+        self.events, self.handlers = list(state[0]), list(state[1])
         self._changed()
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final, get_args, get_type_hints
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 from .declarations import readable_signature
 
 #: Versions are stored in columns of 64 bits, whose lowest value means "none yet".
 LIMIT: Final = 2**63
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_TYPES: Final = (int, datetime, date, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +78,4 @@ def contract_problem(paths: tuple[str, str], contract: Callable[..., Any]) -> st
     for path in paths:
         if path.partition(".")[0] not in parameters:
             return f"has no argument {path.partition('.')[0]!r}"
-    try:
-        hint = get_type_hints(contract).get(paths[1], Any)
-    except Exception:  # noqa: BLE001 - a hint may name what only a type checker imports
-        return ""
-    kinds = [kind for kind in get_args(hint) or (hint,) if isinstance(kind, type)]
-    if kinds and not any(_may_be_version(kind) for kind in kinds):
-        return f"declares {paths[1]!r} as {hint}, and a version is an integer or a datetime"
     return ""
-
-
-def _may_be_version(kind: type) -> bool:
-    return kind in (Any, object) or (kind is not bool and issubclass(kind, _TYPES))

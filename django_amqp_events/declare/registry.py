@@ -16,7 +16,6 @@ from django.utils.module_loading import import_string
 from .. import conf
 from ..callables import deferred
 from ..conf import Settings
-from ..exceptions import ConfigurationError
 from ..options import (
     EVENT_OPTIONS,
     HANDLER_OPTIONS,
@@ -236,25 +235,26 @@ class _Builder:
         events[name] = replace(known, contract=contract or known.contract, **values)
 
     def upcasters(self, events: Mapping[str, EventDeclaration]) -> Upcasters:
-        """Return the upcasters of all events, by the older event and the newer one."""
-        by_source: dict[str, dict[str, Callable[..., Any]]] = {}
+        """Return the next version of each older event, and the upcaster to it."""
+        following: dict[str, tuple[str, Callable[..., Any]]] = {}
         for event in events.values():
             for source, function in event.upcasters:
                 where = f"The upcaster {dotted(function)} of event {event.name!r}"
-                known = by_source.setdefault(source, {}).setdefault(event.name, function)
+                known = following.setdefault(source, (event.name, function))
                 if source not in events:
                     self.report(
                         "E081",
                         f"{where} reads event {source!r:.80}, which is not declared.",
                         "Correct the name, or declare the older event too, with @event or EVENTS.",
                     )
-                elif known is not function:
+                elif known != (event.name, function):
                     self.report(
                         "E008",
-                        f"{where} and {dotted(known)} read the same event {source!r}.",
+                        f"{where} and {dotted(known[1])} of event {known[0]!r} read the same event "
+                        f"{source!r}.",
                         "Remove one of them.",
                     )
-        return by_source
+        return following
 
     def check_name(self, code: str, where: str, name: object, wrong: str | None) -> None:
         if wrong:
@@ -323,7 +323,9 @@ class _Builder:
         if values.get("newest"):
             if values.get("once") is False:
                 self.report(
-                    "E009", f"{where}: newest needs once.", "Remove once=False, which newest sets."
+                    "E009",
+                    f"{where}: newest needs once, which is False.",
+                    "Remove once from the handler, or ONCE from DEFAULTS: newest sets it.",
                 )
             values["once"] = True
         queue = values.pop("queue", None) or name
@@ -381,13 +383,16 @@ class _Builder:
             )
         for unused in ("enabled", "handler"):
             values.pop(unused, None)
-        policy = {key: values.pop(key) for key in POLICY_OPTIONS if key in values}
-        try:
-            values["policy"] = RetryPolicy(**policy)
-        except ConfigurationError as exc:
-            hint = "Raise retry_backoff_max, or lower retry_backoff."
-            self.report("E009", f": {exc}.", hint, where)
-        return values
+        policy = RetryPolicy(**{key: values.pop(key) for key in POLICY_OPTIONS if key in values})
+        if policy.retry_backoff > policy.retry_backoff_max:
+            self.report(
+                "E009",
+                f": retry_backoff ({policy.retry_backoff} s) is above retry_backoff_max "
+                f"({policy.retry_backoff_max} s).",
+                "Raise retry_backoff_max, or lower retry_backoff.",
+                where,
+            )
+        return {**values, "policy": policy}
 
     def load(self, path: Any, where: str, option: str = "") -> Any:
         """Return the callable of a dotted path, without our decorators; None if there is none.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..backoff import Backoff
-from ..exceptions import ConfigurationError
-from ..options import POLICY_OPTIONS, Invalid
 
 #: Seconds of the shortest delay queue.
 MINIMUM_DELAY: Final = 1
@@ -18,18 +16,16 @@ SLACK: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Retry options of a handler, named as in Celery.
+    """Retry options of a handler, named as in Celery; :mod:`~..options` reads them.
 
     Attributes:
         max_retries: retries after the first attempt; ``None`` for no limit.
-        retry_backoff: seconds before the first retry, doubled with each; ``0`` or ``False``
-            waits ``default_retry_delay`` each time; ``True`` is 1.
-        retry_backoff_max: the longest backoff in seconds.
+        retry_backoff: seconds before the first retry, doubled with each; ``0`` waits
+            ``default_retry_delay`` each time.
         retry_jitter: wait a random share of the delay, so that events that failed together are
             not retried together.
         default_retry_delay: seconds before each retry without a backoff.
-        autoretry_for: exceptions that are retried.
-        dont_autoretry_for: exceptions that are never retried; wins over ``autoretry_for``.
+        dont_autoretry_for: wins over ``autoretry_for``.
     """
 
     max_retries: int | None = 10
@@ -39,19 +35,6 @@ class RetryPolicy:
     default_retry_delay: int = 180
     autoretry_for: tuple[type[BaseException], ...] = (Exception,)
     dont_autoretry_for: tuple[type[BaseException], ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, read in POLICY_OPTIONS.items():
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, read(value))
-            except Invalid as exc:
-                raise ConfigurationError(f"{name} is {value!r:.120}. Use {exc}") from None
-        if self.retry_backoff > self.retry_backoff_max:
-            raise ConfigurationError(
-                f"retry_backoff ({self.retry_backoff} s) is above retry_backoff_max "
-                f"({self.retry_backoff_max} s)"
-            )
 
     def retries(self, exc: BaseException) -> bool:
         """Return True if *exc* is retried.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Upcaster = Callable[[dict[str, Any]], Mapping[str, Any]]
-#: Upcasters by the names of the older event and of the newer one.
-Upcasters = Mapping[str, Mapping[str, Upcaster]]
+#: The next version of each older event, and the upcaster to it.
+Upcasters = Mapping[str, tuple[str, Upcaster]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +31,15 @@ class Upcast:
 def upcasts(upcasters: Upcasters, matches: Callable[[str], bool]) -> tuple[Upcast, ...]:
     """Return an upcast for each older event that a handler receives as another one.
 
-    It leads to the nearest version that the handler's patterns match. An event that they match
-    itself has none.
+    It leads to the next version that the handler's patterns match. An event that they match itself
+    has none.
     """
-    possible = (_upcast(upcasters, matches, source) for source in upcasters if not matches(source))
-    return tuple(upcast for upcast in possible if upcast is not None)
-
-
-def _upcast(upcasters: Upcasters, matches: Callable[[str], bool], source: str) -> Upcast | None:
-    paths: dict[str, tuple[Upcaster, ...]] = {source: ()}
-    pending = [source]
-    for name in pending:  # breadth first, so that the nearest version is found first
-        for target, step in upcasters.get(name, {}).items():
-            if target in paths:
-                continue
-            paths[target] = (*paths[name], step)
-            if matches(target):
-                return Upcast(source=source, target=target, steps=paths[target])
-            pending.append(target)
-    return None
+    found = []
+    for source in upcasters:
+        name, steps = source, dict[str, Upcaster]()
+        while name in upcasters and name not in steps and not matches(name):
+            target, steps[name] = upcasters[name]
+            name = target
+        if steps and matches(name):
+            found.append(Upcast(source=source, target=name, steps=tuple(steps.values())))
+    return tuple(found)

@@ -67,6 +67,7 @@ def add_filters(parser: ArgumentParser) -> Any:
             action="append",
             default=[],
             type=whole_name if name in ("event", "exception") else clean,
+            choices=sorted(REASONS) if name == "reason" else None,
             metavar=name.upper(),
             help=text,
         )

@@ -28,6 +28,7 @@ from django.db import DatabaseError, InterfaceError
 
 from django_amqp_events.databases import error_line, table_missing
 from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.management.child_command import follow
 
 #: Version of the document that ``--format json`` prints.
 FORMAT: Final = 1
@@ -84,12 +85,13 @@ class EventsCommand(BaseCommand):
 
     Attributes:
         pipe: stdout, unless the caller names another output.
+        piped: stdout is for another program.
     """
 
     requires_system_checks = ()
     #: Exit code for wrong arguments or settings, and for an unreachable broker or database.
     error_code: ClassVar[int] = 2
-    as_json = False
+    piped = False
     verbosity = 1
     stopping = False
 
@@ -115,7 +117,7 @@ class EventsCommand(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.as_json = options.get("format") == "json"
+        self.piped = options.get("format") == "json"
         self.verbosity = options["verbosity"]
         self.stopping = False
         try:
@@ -141,7 +143,7 @@ class EventsCommand(BaseCommand):
 
     def finish(self, code: int, document: Mapping[str, Any], show: Callable[[], object]) -> int:
         """Print the result: *document*, or whatever *show* prints. Return the exit code."""
-        if self.as_json:
+        if self.piped:
             whole = {"version": FORMAT, "exit_code": code, **document}
             self.stdout.write(json.dumps(whole, indent=2, default=_json))
         else:
@@ -174,12 +176,8 @@ class ReportCommand(EventsCommand):
     """A command that ends with a result, as text or as one JSON document.
 
     With ``--format json`` only the document goes to stdout, and messages go to stderr.
-
-    Attributes:
-        piped: stdout is for another program.
     """
 
-    piped = False
     _printed = 0.0
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -188,7 +186,6 @@ class ReportCommand(EventsCommand):
     @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
         self._printed = time.monotonic()
-        self.piped = options.get("format") == "json"
         super().handle(*args, **options)
 
     def tell(self, text: str, level: int = 1) -> None:
@@ -216,6 +213,40 @@ class ReportCommand(EventsCommand):
 
         with stop_signals(stop):
             yield
+
+
+class ServiceCommand(EventsCommand):
+    """A command that runs until SIGTERM, SIGINT or the end of its parent process.
+
+    Subclasses implement :meth:`serve`.
+
+    Attributes:
+        name: begins each line of output.
+    """
+
+    error_code: ClassVar[int] = 1
+    name: ClassVar[str]
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--parent", type=int, metavar="PID", help="End when this process ends.")
+
+    def run(self, options: dict[str, Any]) -> int:
+        with stop_signals(self.stop):
+            follow(options["parent"])
+            self.serve(options)
+        return 0
+
+    def serve(self, options: dict[str, Any]) -> None:
+        """Work until :meth:`stopped` returns True."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        self.stopping = True
+
+    def tell(self, text: str) -> None:
+        if self.verbosity:
+            self.stdout.write(f"{self.name}: {text}")
+            self.stdout.flush()
 
 
 @contextmanager

@@ -62,7 +62,6 @@ class Reaper:
     """Runs ``events_reaper`` while the graveyard or ``dead`` has messages and no consumer.
 
     Args:
-        loglevel: that of the reaper.
         tell: receives reports, each a line of text.
         stop: polled often; returns True to end.
     """

@@ -61,11 +61,9 @@ class Archived:
     Attributes:
         reason: one word; see :func:`build`.
         detail: one sentence for a person.
-        handler: ``None`` if no handler was found.
         event: its identity, ``None`` if that cannot be decoded.
         exception: dotted class name of the last exception, ``""`` without one.
         message, traceback: of that exception, bounded.
-        attempts: number of attempts.
         history: per attempt: attempt, time, worker, exception and first line.
         first_failed_at, last_failed_at: aware.
         queue: the last queue, ``""`` if unknown.
@@ -182,12 +180,11 @@ def build(
     Args:
         reason: one word: ``failed``, ``exhausted``, ``arguments``, ``malformed``,
             ``contract``, ``unknown``, ``unsupported``, ``poison``.
-        detail: one sentence for a person.
         at: of the failure; ``None`` if it is unknown.
-        event, progress, handler, failure: if known.
         service: the service that owns the archive.
     """
     progress = progress or Progress()
+    last = utc_text(at) if at is not None else None
     archive = {
         "version": FORMAT,
         "reason": reason,
@@ -201,13 +198,18 @@ def build(
         "attempt": progress.attempt,
         "replay_id": progress.replay_id,
         "worker": worker[:255],
-        **_times(at, progress),
+        "first_failed_at": progress.first_failed_at or last,
+        "last_failed_at": last,
         **_about(failure),
         "history": list(progress.history),
         "deaths": received.deaths,
         "exchange": as_text(received.exchange),
         "routing_key": as_text(received.routing_key),
-        "properties": _texts(received.properties),
+        "properties": {
+            key: as_text(value)
+            for key, value in received.properties.items()
+            if key not in ("headers", "application_headers")
+        },
         "cut": [] if all(isinstance(key, str) for key in received.headers) else ["headers"],
     }
     return Message(
@@ -222,16 +224,6 @@ def build(
         event_id=event.id if event else "",
         name=event.name if event else received.event_key,
     )
-
-
-def _times(at: datetime | None, progress: Progress) -> dict[str, str | None]:
-    last = utc_text(at) if at is not None else None
-    return {"first_failed_at": progress.first_failed_at or last, "last_failed_at": last}
-
-
-def _texts(properties: Mapping[str, Any]) -> dict[str, Any]:
-    others = ("headers", "application_headers")
-    return {key: as_text(value) for key, value in properties.items() if key not in others}
 
 
 def _about(failure: Failure | None) -> dict[str, Any]:

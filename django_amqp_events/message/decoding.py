@@ -81,7 +81,7 @@ def decode(received: Received, max_body: int) -> Payload:
         raise Malformed("the body's args are not a list, or its kwargs not an object")
     if embed is not None and not isinstance(embed, dict):
         raise Malformed("the body's embed is not an object")
-    formats.check_depth(received.body, args, kwargs)
+    formats.check_depth(args, kwargs)
     return Payload(args=args, kwargs=kwargs)
 
 

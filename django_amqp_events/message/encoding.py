@@ -34,7 +34,6 @@ from .headers import (
 from .text import (
     MAX_DEPTH,
     compact_json,
-    count_brackets,
     too_deep,
     utc_text,
 )
@@ -74,7 +73,7 @@ def encode_payload(
         elif form == "cloudevents":
             content = {**(attributes or {}), "data": payload}
         body = _ENCODER.encode(content).encode()
-        if count_brackets(body) > MAX_DEPTH and too_deep(payload):
+        if too_deep(payload):
             raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
         return body
     except (TypeError, ValueError, RecursionError) as exc:

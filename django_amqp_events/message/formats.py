@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, get_args
 
 from ..exceptions import Malformed
 from .headers import CONTENT_TYPE, EVENT_FORMAT, PREFIXES
-from .text import MAX_DEPTH, count_brackets, too_deep, utc_text
+from .text import MAX_DEPTH, too_deep, utc_text
 from .types import Received
 
 #: The formats that are read. ``kombu`` is Celery's protocol 2 as other programs publish it, whose
@@ -172,7 +172,7 @@ def payload(received: Received) -> dict[str, Any]:
     if form == "cloudevents":
         whole = envelope(raw)
         # Its attributes are passed on too.
-        check_depth(raw, whole)
+        check_depth(whole)
         document = whole.get("data", {})
         if "data_base64" in whole:
             try:
@@ -184,8 +184,8 @@ def payload(received: Received) -> dict[str, Any]:
         # CloudEvents need no data.
         document = {} if form == "cloudevents-binary" and not raw else decode_json(raw)
     if not isinstance(document, dict):
-        raise Malformed(f"the payload is {_json_type(document)}, not a JSON object")
-    check_depth(raw, document)
+        raise Malformed("the payload is not a JSON object")
+    check_depth(document)
     return document
 
 
@@ -202,15 +202,7 @@ def decode_json(raw: bytes, load: Callable[[str], Any] = json.loads) -> Any:
         raise Malformed(f"the body is not JSON in {encoding.upper()}: {exc}") from exc
 
 
-def check_depth(raw: bytes, *values: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Raise Malformed if one of the values decoded from *raw* is nested too deeply."""
-    if count_brackets(raw) > MAX_DEPTH and any(map(too_deep, values)):
+def check_depth(*values: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Raise Malformed if one of the values is nested too deeply."""
+    if any(map(too_deep, values)):
         raise Malformed(f"the body is nested deeper than {MAX_DEPTH}")
-
-
-def _json_type(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return "an array"
-    return "a string" if isinstance(value, str) else "a number"

@@ -52,11 +52,6 @@ def too_deep(value: Mapping[str, Any] | Sequence[Any]) -> bool:
     return True
 
 
-def count_brackets(body: bytes) -> int:
-    """Return an upper bound of a body's nesting, so that few bodies need :func:`too_deep`."""
-    return body.count(b"[") + body.count(b"{")
-
-
 def has_surrogates(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
 

@@ -133,10 +133,6 @@ class RelayCounts:
     unrouted: int = 0
     failed: int = 0
 
-    @property
-    def rows(self) -> int:
-        return self.published + self.failed
-
     def add(self, other: RelayCounts) -> None:
         for part in fields(self):
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
@@ -207,7 +203,6 @@ class Relay:
         alone: a wrong setting ends it; otherwise it is reported, and tried again.
         now: first make failed rows due, however late their next try is.
         tell: receives reports, each a line of text.
-        relayed: receives the counts of each batch.
         stop: polled often; returns True to stop.
     """
 
@@ -219,7 +214,6 @@ class Relay:
     alone: bool = True
     now: bool = False
     tell: Callable[[str], object] = logger.info
-    relayed: Callable[[RelayCounts], object] = nothing
     stop: Callable[[], bool] = nothing
     total: RelayCounts = field(default_factory=RelayCounts)
     _channel: OutboxChannel = field(init=False)
@@ -325,8 +319,6 @@ class Relay:
         answers, self._answers = self._answers, []
         counts = report_answers(answers, self.settings)
         self.total.add(counts)
-        if counts.rows:
-            self.relayed(counts)
         for answer in answers:
             if isinstance(answer.error, BrokerUnavailableError) and not self._loop.stop():
                 raise answer.error

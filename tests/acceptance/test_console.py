@@ -18,6 +18,7 @@ from machine import free_ports
 from tests import forked
 from tests.conftest import sqlite_settings
 from tests.forked import REAL_START
+from tests.roles import roles
 
 from .harness import PACKAGE, STARTED, Eyes, Worker, until
 
@@ -27,7 +28,7 @@ BLOCK = re.compile(r"`(store/\w+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-#: Run with the settings of the console, as the person that its command made an operator.
+#: Run with the settings of the console, as a user with the permissions of an operator.
 BROWSE = """
 from django.test import Client
 from django.urls import reverse
@@ -151,8 +152,13 @@ def test_a_project_without_the_admin_and_its_console(store: Store) -> None:
         "from store.models import User\n"
         "user = User(email='ada@example.com'); user.set_password('secret'); user.save()"
     )
-    roles = ("events_roles", "--add", "operator", "ada@example.com")
-    assert "group “AMQP events: operator”" in store.manage(*roles, settings="store.console")
+    store.python(
+        "from django.contrib.auth.models import Permission\n"
+        "from store.models import User\n"
+        f"allowed = Permission.objects.filter(codename__in={roles()['operator']})\n"
+        "User.objects.get().user_permissions.set(allowed)",
+        settings="store.console",
+    )
     store.manage("collectstatic", "--verbosity", "0", settings="store.console")
     assert (store.where / "static" / "django_amqp_events" / "admin.css").exists()
     store.python(BROWSE, settings="store.console")

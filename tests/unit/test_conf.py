@@ -245,14 +245,9 @@ def test_wrong_values(keys: dict[str, Any]) -> None:
     assert next(iter(keys)) in found.message
 
 
-def test_wrong_retention_deletes_nothing() -> None:
-    """Code that reads settings in spite of their errors must not delete on a guess."""
-    wrong = parse({"SERVICE": "a", "RETENTION": 5})[0].retention
-    assert wrong == RetentionSettings(
-        succeeded=None, discarded=None, inbox=None, batches=None, snapshots=None, alerts=None
-    )
-    kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": timedelta(days=29)}})
-    assert kept.retention == RetentionSettings(inbox=None)
+def test_ages_of_retention() -> None:
+    assert problem(RETENTION=5).code == "E003"
+    _, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": timedelta(days=29)}})
     assert [(p.code, p.hint) for p in problems] == [
         ("E003", "Use at least 30 days, in which an event may be delivered again, or None.")
     ]

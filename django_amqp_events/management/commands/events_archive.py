@@ -86,7 +86,7 @@ class Command(ReportCommand):
             summary += f"; stopped{rest}"
         code = 1 if self.stopping else 0
         if to_stdout:
-            if not self.as_json:
+            if options["format"] == "text":
                 self.tell(summary)
             return code
         result = "stopped" if self.stopping else "exported"

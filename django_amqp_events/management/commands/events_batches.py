@@ -32,8 +32,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.broker import connection
-from django_amqp_events.management.base import columns, requested_by
-from django_amqp_events.management.service_command import ServiceCommand
+from django_amqp_events.management.base import ServiceCommand, columns, requested_by
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import Replay, ReplayBatch
 

@@ -31,13 +31,13 @@ from django.core.management import call_command, load_command_class
 from django_amqp_events import conf
 from django_amqp_events.broker import connection
 from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.management.base import ServiceCommand
 from django_amqp_events.management.companion import (
     REAPER_GRACE,
     SERVICES,
     Reaper,
     add_options,
 )
-from django_amqp_events.management.service_command import ServiceCommand
 from django_amqp_events.monitor import load_metrics
 from django_amqp_events.service_loop import POLL_INTERVAL, ServiceLoop, sleep
 

@@ -115,7 +115,7 @@ class Command(ReportCommand):
     # -- progress
 
     def _show_step(self, step: drift.PlanStep, number: int, total: int) -> None:
-        if self.as_json:
+        if self.piped:
             return
         few = number <= SHOWN and step.item.state != "unknown"
         if self.verbosity > 1 or few or step.action not in ("declare", "bind"):
@@ -124,7 +124,7 @@ class Command(ReportCommand):
             self.tell(f"  and {total - SHOWN} more")
 
     def _notice(self, text: str) -> None:
-        if not self.as_json:
+        if not self.piped:
             self.tell(f"  {text} …")
 
     # -- the tree
@@ -297,17 +297,11 @@ def describe_schedule(policy: RetryPolicy) -> str:
     delays = [round(delay) for delay in policy.schedule()]
     shown = ", ".join(f"{delay} s" for delay in (delays if len(delays) <= 4 else delays[:3]))
     if len(delays) > 4:
-        if len(set(delays)) == 1:
-            shown = f"{delays[0]} s each"
-        elif policy.max_retries is None:
-            shown += f" … {max(delays)} s for all further retries"
-        else:
-            shown += f" … {delays[-1]} s"
+        shown += f" … {delays[-1]} s"
     limit = "unlimited retries"
     if policy.max_retries is not None:
+        shown += f", total {duration(round(policy.total()))}"
         limit = f"max {policy.max_retries} {'retry' if policy.max_retries == 1 else 'retries'}"
-        if len(delays) == policy.max_retries:
-            shown += f", total {duration(sum(delays))}"
     jitter = "; jitter: a random part of each" if policy.retry_jitter else ""
     return f"{shown}; {limit}{jitter}"
 

@@ -33,9 +33,6 @@ class Command(ReportCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--all", action="store_true", help="Include groups without open events."
-        )
         arguments.add_limit(parser, "groups", LIMIT)
         parser.add_argument(
             "--rebuild", action="store_true", help="Regroup all events and recount them."
@@ -45,7 +42,7 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         if options["rebuild"]:
             return self._rebuild()
-        return self._show(every=options["all"], limit=options["limit"])
+        return self._show(options["limit"])
 
     def _rebuild(self) -> int:
         with self.interruptible():
@@ -72,17 +69,16 @@ class Command(ReportCommand):
         }
         return self.finish(1 if rebuilt.stopped else 0, document, show)
 
-    def _show(self, *, every: bool, limit: int) -> int:
+    def _show(self, limit: int) -> int:
         service = conf.get_settings().service
         with_open = group_counts.with_exact_counts(failure_groups.groups().filter(service=service))
-        if not every:
-            with_open = with_open.filter(open_now__gt=0)
+        with_open = with_open.filter(open_now__gt=0)
         groups = list(with_open.order_by("-last_seen", "-pk")[: limit + 1])
         more, groups = len(groups) > limit, groups[:limit]
 
         def show() -> None:
             if not groups:
-                self.tell("no groups" if every else "no group has open events")
+                self.tell("no group has open events")
             for group in groups:
                 reopened = " (reopened)" if group.reopened_at else ""
                 where = f" at {group.frame}" if group.frame else ""

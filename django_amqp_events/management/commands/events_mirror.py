@@ -17,19 +17,14 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from celery import Celery
-
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror
 from django_amqp_events.archive.mirror import Mirror
-from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.topology import Names
-from django_amqp_events.conf import Settings
 from django_amqp_events.declare import registry
-from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management import arguments
-from django_amqp_events.management.service_command import Progress, ServiceCommand
+from django_amqp_events.management.base import ServiceCommand
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 
 
@@ -47,18 +42,18 @@ class Command(ServiceCommand):
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
         app = connection.broker_app(settings)
-        progress = Progress(self.tell, Counts())
         mirroring = Mirror(
             app=app,
             settings=settings,
             size=options["batch_size"],
             tell=self.tell,
-            mirrored=progress.add,
             stop=self.stopped,
         )
         self.tell(f"mirroring {Names.of(settings).archive}")
-        watcher = None if options["until_empty"] else self._watcher(app, settings)
-        if watcher is not None:
+        watcher = None
+        if not options["until_empty"]:
+            declared = topology.build(settings, registry.get_registry())
+            watcher = SnapshotLoop(SnapshotTaker(app, settings, declared), tell=self.tell)
             watcher.start()
         try:
             total = mirroring.run(until_empty=options["until_empty"])
@@ -66,12 +61,3 @@ class Command(ServiceCommand):
             if watcher is not None:
                 watcher.stop()
         self.tell(f"stopped; {total} in all")
-
-    def _watcher(self, app: Celery, settings: Settings) -> SnapshotLoop | None:
-        try:
-            declared = topology.build(settings, registry.get_registry())
-        except AmqpEventsError as exc:
-            # The archive can be mirrored without them.
-            self.tell(f"dashboard statistics are not stored: {exc}")
-            return None
-        return SnapshotLoop(SnapshotTaker(app, settings, declared), tell=self.tell)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 from django_amqp_events import conf
 from django_amqp_events.archive import inbox_retention, retention
@@ -27,14 +27,6 @@ from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import State
 from django_amqp_events.templatetags.amqp_events import duration
-
-#: The noun for the rows of each name, and the ending of its plural.
-_NOUNS: Final[dict[str, tuple[str, str]]] = {
-    **dict.fromkeys(retention.NAMES, ("row", "s")),
-    **dict.fromkeys(retention.STATES, ("event", "s")),
-    "outbox": ("discarded event", "s"),
-    "batches": ("replay batch", "es"),
-}
 
 
 class Command(ReportCommand):
@@ -76,7 +68,7 @@ class Command(ReportCommand):
         def show() -> None:
             for name in retention.NAMES:
                 if (age := ages[name]) is not None:
-                    number = counted(pruned.counts[name], *_NOUNS[name])
+                    number = counted(pruned.counts[name], "row")
                     self.tell(f"{name:<10} {number} {deleted}, kept {duration(age)}")
                 elif name != State.ARCHIVED:
                     self.tell(f"{name:<10} kept forever")
@@ -85,14 +77,12 @@ class Command(ReportCommand):
             if pruned.stopped:
                 self.tell(f"stopped early; {counted(pruned.total, 'row')} deleted")
 
-        def kept(name: str) -> dict[str, Any]:
-            unit = "".join(_NOUNS[name]).rpartition(" ")[2]
-            return {"kept_seconds": ages[name], unit: pruned.counts[name]}
-
         document = {
             "result": "stopped" if pruned.stopped else "counted" if dry_run else "pruned",
-            "states": [{"state": name, **kept(name)} for name in retention.STATES],
-            **{name: kept(name) for name in retention.NAMES if name not in retention.STATES},
+            **{
+                name: {"kept_seconds": ages[name], "rows": pruned.counts[name]}
+                for name in retention.NAMES
+            },
             "groups": pruned.counts["groups"],
         }
         return self.finish(1 if pruned.stopped else 0, document, show)

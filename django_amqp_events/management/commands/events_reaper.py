@@ -29,9 +29,6 @@ class Command(EventsCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "-n", "--hostname", help="Worker name (default: <service>-reaper-<pid>@%%h)."
-        )
-        parser.add_argument(
             "-l", "--loglevel", default="INFO", help="Log level (default: %(default)s)."
         )
         parser.add_argument(
@@ -57,9 +54,8 @@ class Command(EventsCommand):
         bootstrap.become(type("ReaperStep", (ReaperStep,), chosen))
         follow(options["parent"])
         names = Names.of(settings)
-        hostname = options["hostname"] or f"{settings.service}-reaper-{os.getpid()}@%h"
         return run_worker(
             app,
             [*QUIET, "-Q", f"{names.graveyard},{names.dead}", "-P", "prefork", "-c", "1",
-             "-l", options["loglevel"], "--hostname", hostname],
+             "-l", options["loglevel"], "-n", f"{settings.service}-reaper-{os.getpid()}@%h"],
         )  # fmt: skip

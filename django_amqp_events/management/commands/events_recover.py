@@ -6,7 +6,7 @@ message that was copied but not acked is delivered again and becomes the same ro
 or a second one if it has no id.
 
 exit codes:
-  0  everything requested is in the archive (--dry-run: counted)
+  0  everything requested is in the archive
   1  messages remain: stopped, connection lost, or refused by RabbitMQ
   2  nothing was done: no such queue, the archive queue itself, a queue with
      consumers without --force, RabbitMQ unreachable, wrong arguments or settings
@@ -21,7 +21,6 @@ from django_amqp_events import conf
 from django_amqp_events.archive import recovery
 from django_amqp_events.archive.recovery import Recovered
 from django_amqp_events.broker import connection
-from django_amqp_events.broker.queue_depth import Depth
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments
@@ -41,9 +40,6 @@ class Command(ReportCommand):
         )
         arguments.add_limit(parser, "messages, the oldest first")
         parser.add_argument(
-            "--dry-run", action="store_true", help="Count the messages, change nothing."
-        )
-        parser.add_argument(
             "--force",
             action="store_true",
             help="Allow a queue with consumers; which of them gets a message is undefined.",
@@ -51,29 +47,26 @@ class Command(ReportCommand):
         super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
-        dry_run: bool = options["dry_run"]
         settings = conf.get_settings()
         app = connection.broker_app(settings)
         queue = options["queue"] or Names.of(settings).abyss
-        done = Recovered()
         with self.interruptible():
-            depth = recovery.inspect_queue(app, settings, queue, force=options["force"] or dry_run)
-            if not dry_run:
-                done = recovery.recover(
-                    app,
-                    settings,
-                    get_registry(),
-                    queue,
-                    limit=options["limit"],
-                    force=options["force"],
-                    progress=lambda so_far: self.progress(
-                        f"{so_far.total} of {max(depth.ready, so_far.total)} archived"
-                    ),
-                    stop=self.stopped,
-                )
+            depth = recovery.inspect_queue(app, settings, queue, force=options["force"])
+            done = recovery.recover(
+                app,
+                settings,
+                get_registry(),
+                queue,
+                limit=options["limit"],
+                force=options["force"],
+                progress=lambda so_far: self.progress(
+                    f"{so_far.total} of {max(depth.ready, so_far.total)} archived"
+                ),
+                stop=self.stopped,
+            )
         document = {
             "queue": queue,
-            "result": "counted" if dry_run else "stopped" if done.stopped else "recovered",
+            "result": "stopped" if done.stopped else "recovered",
             "ready": depth.ready,
             "consumers": depth.consumers,
             "archived": done.total,
@@ -81,21 +74,8 @@ class Command(ReportCommand):
             "refused": list(map(str, done.refused)),
             "stopped": str(done.stopped or ""),
         }
-        return self.finish(
-            1 if done.refused or done.stopped else 0,
-            document,
-            lambda: (
-                self._show_contents(queue, depth, options["limit"])
-                if dry_run
-                else self._show(queue, done)
-            ),
-        )
-
-    def _show_contents(self, queue: str, depth: Depth, limit: int | None) -> None:
-        ready = depth.ready if limit is None else min(limit, depth.ready)
-        consumers = counted(depth.consumers, "consumer")
-        force = f"; {consumers}, so --force is required" if depth.consumers else ""
-        self.tell(f"{queue}: {counted(ready, 'message')} to recover{force}")
+        code = 1 if done.refused or done.stopped else 0
+        return self.finish(code, document, lambda: self._show(queue, done))
 
     def _show(self, queue: str, done: Recovered) -> None:
         for why in done.refused[:SHOWN]:

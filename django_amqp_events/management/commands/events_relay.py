@@ -6,7 +6,7 @@ starts one; a service that only publishes needs at least one of its own.
 
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-empty, --now: no event is due
-  1  wrong settings, or no such database
+  1  wrong settings
   2  wrong arguments
 
 While RabbitMQ or a database is unreachable, the command reports it and retries.
@@ -24,7 +24,7 @@ from django.db import connections
 from django_amqp_events import conf
 from django_amqp_events.broker import connection
 from django_amqp_events.management import arguments
-from django_amqp_events.management.service_command import Progress, ServiceCommand
+from django_amqp_events.management.base import ServiceCommand
 from django_amqp_events.publish import outbox_rows, relay
 from django_amqp_events.publish.relay import Relay, RelayCounts
 
@@ -44,13 +44,6 @@ class Command(ServiceCommand):
             action="store_true",
             help="The same, after events whose publish failed were made due, as after an outage.",
         )
-        parser.add_argument(
-            "--database",
-            action="append",
-            metavar="ALIAS",
-            help="Only the outbox in this database; repeatable (default: every database with an "
-            "outbox).",
-        )
         arguments.add_batch_size(parser, relay.BATCH, "events claimed at a time", relay.BATCH)
         arguments.add_service(parser, "Publish the events of")
         super().add_arguments(parser)
@@ -61,12 +54,7 @@ class Command(ServiceCommand):
         if options["service"] is not None:
             # Only the rows and reports are that service's; the rest stays this one's.
             settings = replace(settings, service=options["service"])
-        chosen: list[str] | None = options["database"]
-        for alias in chosen or ():
-            if alias not in connections:
-                raise self.wrong(f"DATABASES has no {alias!r}")
-        progress = Progress(self.tell, RelayCounts())
-        aliases = chosen or outbox_rows.aliases(settings)
+        aliases = outbox_rows.aliases(settings)
         until_empty: bool = options["until_empty"] or options["now"]
         relays = [
             Relay(
@@ -76,12 +64,10 @@ class Command(ServiceCommand):
                 size=options["batch_size"],
                 # Other databases have an outbox only if something is published with
                 # using(using=…).
-                needed=chosen is not None
-                or (alias == settings.database and settings.publish == "outbox"),
+                needed=alias == settings.database and settings.publish == "outbox",
                 alone=until_empty or len(aliases) == 1,
                 now=options["now"],
                 tell=self.tell,
-                relayed=progress.add,
                 stop=self.stopped,
             )
             for alias in aliases
@@ -90,27 +76,27 @@ class Command(ServiceCommand):
             raise self.wrong("there is no database for an outbox; set DATABASES")
         self.tell(f"relaying the outbox of {settings.service}")
         self._relay(relays, until_empty=until_empty)
-        self.tell(f"stopped; {progress.total} in all")
+        total = RelayCounts()
+        for database_relay in relays:
+            total.add(database_relay.total)
+        self.tell(f"stopped; {total} in all")
 
     def _relay(self, relays: list[Relay], *, until_empty: bool) -> None:
         """Run the first relay here and the others in threads; no database delays another."""
 
-        def work(database_relay: Relay) -> None:
+        def work(database_relay: Relay, *, threaded: bool) -> None:
             try:
                 database_relay.run(until_empty=until_empty)
-            except BaseException as exc:
-                if not (until_empty and isinstance(exc, Exception)):
+            except BaseException:
+                if not until_empty:
                     self.stop()
                 raise
-
-        def work_in_thread(database_relay: Relay) -> None:
-            try:
-                work(database_relay)
             finally:
-                connections.close_all()
+                if threaded:
+                    connections.close_all()
 
         with ThreadPoolExecutor(len(relays)) as pool:
-            others = [pool.submit(work_in_thread, database_relay) for database_relay in relays[1:]]
-            work(relays[0])
+            others = [pool.submit(work, other, threaded=True) for other in relays[1:]]
+            work(relays[0], threaded=False)
         for other in others:
             other.result()

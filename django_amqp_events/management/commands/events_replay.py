@@ -13,10 +13,6 @@ project's time zone), or an age: 45m, 2h, 3d.
 Values of a repeated option are alternatives; different options must all match.
 Names are exact: patterns such as library.* are refused.
 
---edit replays one archived event with another payload, if AMQP_EVENTS["EDITING"]
-is True: a JSON object in a file, validated as in the admin. The event keeps its
-own body. With --dry-run, the changes are printed.
-
 --discard and --restore change the state of the matching events, as in the admin;
 nothing is published.
 
@@ -33,27 +29,24 @@ exit codes:
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
 from django.db import Error
 
 from django_amqp_events import conf
-from django_amqp_events.archive import editing, eligibility, replay, selection, states, tables
+from django_amqp_events.archive import eligibility, replay, selection, states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Rule, Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import error_line, parts
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, columns, requested_by
 from django_amqp_events.management.replay_result import (
@@ -64,7 +57,7 @@ from django_amqp_events.management.replay_result import (
     show_reasons,
 )
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import ArchivedEvent, clean, visible
+from django_amqp_events.models import ArchivedEvent, clean
 from django_amqp_events.options import suggestion
 from django_amqp_events.reasons import Reason
 
@@ -87,15 +80,6 @@ class Command(ReportCommand):
             "--force",
             action="store_true",
             help="Replay ids whose replay is overdue (no outcome); they may be handled twice.",
-        )
-        what.add_argument(
-            "--edit",
-            type=clean,
-            metavar="ID",
-            help="Replay this event with another payload; needs --payload and --comment.",
-        )
-        parser.add_argument(
-            "--payload", metavar="FILE", help="With --edit: the payload, a JSON object; - is stdin."
         )
         parser.add_argument(
             "--comment",
@@ -120,20 +104,6 @@ class Command(ReportCommand):
         parser.add_argument(
             "--rate", type=arguments.positive, metavar="N", help="Maximum events per second."
         )
-        self._add_ways(parser)
-        super().add_arguments(parser)
-        arguments.add_filters(parser).add_argument(
-            "--group",
-            action="append",
-            default=[],
-            type=arguments.group_id,
-            metavar="ID",
-            help="Failure group, as events_groups and the admin print it.",
-        )
-
-    @staticmethod
-    def _add_ways(parser: ArgumentParser) -> None:
-        """Add the options that say how the events are replayed."""
         how = parser.add_mutually_exclusive_group()
         how.add_argument(
             "--dry-run", action="store_true", help="Print where each event would go and why not."
@@ -157,6 +127,15 @@ class Command(ReportCommand):
             f"{batch_states.WINDOW} outcomes that pauses the batch (default: "
             f"{batch_states.THRESHOLD}; 0: never).",
         )
+        super().add_arguments(parser)
+        arguments.add_filters(parser).add_argument(
+            "--group",
+            action="append",
+            default=[],
+            type=arguments.group_id,
+            metavar="ID",
+            help="Failure group, as events_groups and the admin print it.",
+        )
 
     def run(self, options: dict[str, Any]) -> int:
         filters = self._filters(options)
@@ -167,17 +146,13 @@ class Command(ReportCommand):
                 return self._start_batch(chosen, options)
             result = Result(decision=options["decision"])
             rule = eligibility.FORCE if options["force"] else RULES[result.decision]
-            if options["edit"] is not None:
-                self._edit(options, result)
+            seen = self._find(replace(chosen, state=rule.state), options["limit"], result)
+            if options["dry_run"]:
+                self._examine(seen, rule, result)
+            elif result.decision == "replay":
+                self._replay(seen, options, result)
             else:
-                chosen = replace(chosen, state=rule.state)
-                seen = self._find(chosen, options["limit"], result)
-                if options["dry_run"]:
-                    self._examine(seen, rule, result)
-                elif result.decision == "replay":
-                    self._replay(seen, options, result)
-                else:
-                    self._decide(seen, rule, options["comment"], result)
+                self._decide(seen, rule, options["comment"], result)
             document = result.document(dry_run=options["dry_run"])
             return self.finish(
                 result.code, document, lambda: result.show(self, dry_run=options["dry_run"])
@@ -191,26 +166,15 @@ class Command(ReportCommand):
         if options["group"]:
             filters["groups"] = options["group"]
         narrowed = bool(options["ids"] or filters)
-        edit: bool = options["edit"] is not None
         since, until = filters.get("since"), filters.get("until")
         comment = options["comment"].strip()
         decides = options["decision"] != "replay"
         for refused, text in (
-            (edit and (narrowed or options["limit"] or options["rate"]),
-             "--edit takes one id, and no other ids, filters or limits"),
-            (edit and options["background"], "--background goes without --edit"),
-            (edit and options["payload"] is None,
-             "--edit needs the payload: --payload FILE, or - for stdin"),
-            (edit and not comment and not options["dry_run"],
-             "--edit needs a reason: --comment TEXT"),
-            (not edit and options["payload"] is not None,
-             "--payload needs --edit ID, the event that it is for"),
             (options["all"] and narrowed, "--all takes no ids and no filters"),
-            (not (options["all"] or edit or narrowed),
-             "choose the events: ids, filters or --all"),
-            (decides and (edit or options["force"] or options["background"]
+            (not (options["all"] or narrowed), "choose the events: ids, filters or --all"),
+            (decides and (options["force"] or options["background"]
                           or options["rate"] is not None),
-             f"--{options['decision']} goes without --edit, --force, --background and --rate"),
+             f"--{options['decision']} goes without --force, --background and --rate"),
             (options["decision"] == "discard" and not comment and not options["dry_run"],
              "--discard needs a reason: --comment TEXT"),
             (len(comment) > states.REASON_CHARACTERS,
@@ -236,17 +200,12 @@ class Command(ReportCommand):
         return filters
 
     def _check(self, chosen: Selection) -> Selection:
-        """Refuse handlers, reasons and groups that do not exist; complete shortened ids."""
+        """Refuse handlers and groups that do not exist; complete shortened ids."""
         handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
         for name in chosen.handlers:
             if name not in handlers and not tables.rows().filter(handler=name).exists():
                 hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
                 raise self.wrong(f"there is no handler {name!r} and no event of it{hint}")
-        for name in chosen.reasons:
-            if name not in replay.REASONS and not tables.rows().filter(reason=name).exists():
-                hint = suggestion(name, replay.REASONS) or "."
-                every = ", ".join(sorted(replay.REASONS))
-                raise self.wrong(f"there is no reason {name!r}{hint} Reasons: {every}")
         for pk in chosen.groups:
             if not failure_groups.groups().filter(pk=pk).exists():
                 raise self.wrong(f"there is no failure group {pk}; see `manage.py events_groups`")
@@ -379,53 +338,6 @@ class Command(ReportCommand):
             report.published += done.published
             report.skipped += done.skipped
             self.progress(f"{len(report.published)} of {len(seen)} {DONE[result.decision]}")
-
-    def _edit(self, options: dict[str, Any], result: Result) -> None:
-        """Replay one event with another payload, or print what that would change."""
-        settings = conf.get_settings()
-        if not settings.editing:
-            raise ConfigurationError(replay.EDITING_OFF)
-        payload = editing.parse(self._read(options["payload"]))
-        chosen = Selection(ids=[self._whole_id(options["edit"])], service=settings.service)
-        rows = list(chosen.queryset()[:20])
-        if len(rows) > 1:
-            choices = ", ".join(f"{row.pk} ({row.handler})" for row in rows)
-            raise self.wrong(
-                f"{chosen.ids[0]!r} is archived for more than one handler; name a row: {choices}"
-            )
-        if not rows:
-            self._explain(list(chosen.ids), chosen, result)
-            return
-        [row] = rows
-        result.matched = 1
-        handler = eligibility.edit_target(row, row.version)
-        if isinstance(handler, Reason):
-            result.report.skipped.append(Skipped.of(row, handler))
-            return
-        draft = editing.draft(row, handler, payload)
-        for note in draft.notes:
-            self.stderr.write(str(note))
-        if options["dry_run"]:
-            result.targets[handler] += 1
-            result.able = 1
-            before = "" if row.payload is None else editing.written(row.payload)
-            for line in editing.diff(before, editing.written(payload)):
-                self.tell(f"{line.kind} {visible(line.text)}")
-            return
-        result.report = replay.edit(
-            row.pk,
-            row.version,
-            payload,
-            by=requested_by("events_replay"),
-            reason=options["comment"],
-        )
-
-    def _read(self, name: str) -> str:
-        try:
-            raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-            return raw.decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise self.wrong(f"--payload {name}: {exc}") from exc
 
 
 def _batch_options(options: dict[str, Any]) -> dict[str, Any]:

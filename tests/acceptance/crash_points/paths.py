@@ -415,14 +415,17 @@ class Edit(Replay):
             for pk, event_id, handler in scene.rows("archivedevent", "id, event_id, handler")
             if event_id == self.never and handler.endswith("effect")
         ]
-        (scene.service.where / "payload").write_text('{"plan": ["ok"]}')
 
     def act(self, scene: Scene, *, crash: bool) -> None:
         if crash or "queued" not in (states := self.states(scene).values()):
             if not crash and "replaying" in states:
                 return
             scene.command(
-                "events_replay", "--edit", self.edited, "--payload", "payload", "--comment", "x",
+                "shell", "-c",
+                "from django_amqp_events.archive import replay\n"
+                "from django_amqp_events.models import ArchivedEvent\n"
+                f"row = ArchivedEvent.objects.get(pk={self.edited!r})\n"
+                "replay.edit(row.pk, row.version, {'plan': ['ok']}, by='x', reason='x')",
                 crash=crash,
             )  # fmt: skip
 

@@ -259,15 +259,15 @@ def test_discarded_events_of_the_outbox_go_when_they_are_old(books: None) -> Non
             )
     table().create(pk=outbox_rows.new_id(), **{**fields, "event_id": "waits"})
     before = table().count()
-    assert "outbox     1 discarded event would be deleted, kept 90 d" in prune("--dry-run")
+    assert "outbox     1 row would be deleted, kept 90 d" in prune("--dry-run")
     assert table().count() == before
     with override_events(RETENTION={"DISCARDED": None}):
         assert "outbox     kept forever" in prune()
-    assert "outbox     1 discarded event deleted, kept 90 d" in prune()
+    assert "outbox     1 row deleted, kept 90 d" in prune()
     left = set(table().values_list("service", "event_id"))
     assert left == {("billing", "fresh"), ("billing", "waits"), ("shop", "fresh"), ("shop", "old")}
     with override_events(RETENTION={"DISCARDED": timedelta(days=1)}):
-        assert "outbox     2 discarded events deleted" in prune("--service", "shop")
+        assert "outbox     2 rows deleted" in prune("--service", "shop")
     assert set(table().values_list("service", "event_id")) == {
         ("billing", "fresh"), ("billing", "waits"),
     }  # fmt: skip

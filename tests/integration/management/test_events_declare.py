@@ -211,49 +211,35 @@ def test_verbosity(billing):
     assert "binding billing:replay → billing.book [billing.book]  ok" in out
 
 
-class TestErrors:
-    """Exit 2, one sentence, no traceback, no password."""
-
-    def fails(self, made: Service, text: str) -> None:
-        code, out, err = made.command("events_declare")
-        assert (code, out) == (2, "")
-        assert text in err
-        assert made.vhost.node.password not in err
-
-    def test_broker_unreachable(self, service, vhost):
-        made = service(vhost, HANDLERS=HANDLERS)
-        made.vhost = type(made.vhost)(
-            name="x", url="amqp://u:p@127.0.0.1:9/x", management_url="", node=made.vhost.node
-        )
-        self.fails(made, "no connection to RabbitMQ at amqp://u:**@127.0.0.1:9/x")
-
-    def test_wrong_password(self, service, vhost):
-        made = service(vhost, HANDLERS=HANDLERS)
-        made.vhost = type(made.vhost)(
-            name="x",
-            url=vhost.url.replace(vhost.node.password, "wrong"),
-            management_url="",
-            node=made.vhost.node,
-        )
-        self.fails(made, "Login was refused")
-
-    def test_management_api_unreachable(self, service, vhost):
-        made = service(vhost, MANAGEMENT_URL="http://u:p@127.0.0.1:9")
-        self.fails(made, "management API at http://127.0.0.1:9 does not answer")
-
-    def test_management_refuses(self, service, vhost):
-        url = vhost.management_url.replace(vhost.node.password, "wrong")
-        self.fails(service(vhost, MANAGEMENT_URL=url), "refused user")
-
-    def test_no_service(self, service, vhost):
-        made = service(vhost)
-        made.raw = {}
-        self.fails(made, "AMQP_EVENTS is empty")
-
-    def test_wrong_declaration(self, service, vhost):
-        made = service(vhost)
-        made.raw = {**made.raw, "HANDLERS": {"x": {"EVENTS": ["a"], "HANDLER": "no.such.thing"}}}
-        self.fails(made, "'no.such.thing' cannot be imported")
+@pytest.mark.parametrize(
+    ("keys", "change", "text"),
+    [
+        ({}, {"url": "amqp://u:p@127.0.0.1:9/x"},
+         "no connection to RabbitMQ at amqp://u:**@127.0.0.1:9/x"),
+        ({}, {"url": "PASSWORD"}, "Login was refused"),
+        ({"MANAGEMENT_URL": "http://u:p@127.0.0.1:9"}, {},
+         "management API at http://127.0.0.1:9 does not answer"),
+        ({"MANAGEMENT_URL": "PASSWORD"}, {}, "refused user"),
+        ({"SERVICE": ""}, {}, "'SERVICE'"),
+        ({"HANDLERS": {"x": {"EVENTS": ["a"], "HANDLER": "no.such.thing"}}}, {},
+         "'no.such.thing' cannot be imported"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_sentence_without_a_password(service, vhost, keys, change, text):
+    password = vhost.node.password
+    if keys.get("MANAGEMENT_URL") == "PASSWORD":
+        keys = {"MANAGEMENT_URL": vhost.management_url.replace(password, "wrong")}
+    if change.get("url") == "PASSWORD":
+        change = {"url": vhost.url.replace(password, "wrong")}
+    made = service(vhost, HANDLERS=HANDLERS)
+    made.raw = {**made.raw, **keys}
+    made.vhost = replace(vhost, **change, **({"management_url": ""} if change else {}))
+    if change:
+        made.raw = {**made.raw, "MANAGEMENT_URL": ""}
+    code, out, err = made.command("events_declare")
+    assert (code, out) == (2, "")
+    assert text in err
+    assert password not in err
 
 
 @pytest.mark.parametrize(
@@ -264,8 +250,8 @@ class TestErrors:
         ({"max_retries": 1}, "1 s, total 1 s; max 1 retry"),
         ({"max_retries": 3, "retry_jitter": True},
          "1 s, 2 s, 4 s, total 7 s; max 3 retries; jitter: a random part of each"),
-        ({"retry_backoff": 0}, "180 s each, total 30 min; max 10 retries"),
-        ({"max_retries": None}, "1 s, 2 s, 4 s … 512 s for all further retries; unlimited retries"),
+        ({"retry_backoff": 0}, "180 s, 180 s, 180 s … 180 s, total 30 min; max 10 retries"),
+        ({"max_retries": None}, "1 s, 2 s, 4 s … 512 s; unlimited retries"),
         ({"max_retries": 2, "retry_backoff": 90_000, "retry_backoff_max": 90_000},
          "90000 s, 90000 s, total 2 d 2 h; max 2 retries"),
     ],

@@ -225,7 +225,7 @@ def test_queues_and_arguments_that_are_refused(billing):
         ("billing.nobody", "there is no queue 'billing.nobody'; `manage.py events_status` lists"),
         ("mine", "queue 'mine' cannot be inspected"),
     ):
-        for option in ([], ["--dry-run"], ["--force"]):
+        for option in ([], ["--force"]):
             code, _, err = billing.command("events_recover", queue, *option)
             assert (code, text in err) == (2, True), err
     assert billing.ready("billing:archive") == 1
@@ -247,25 +247,12 @@ def test_consumed_queue_needs_force(billing):
     code, _, err = billing.command("events_recover", "billing.send_invoice")
     assert code == 2
     assert "has 1 consumer, which would get some of its messages" in err
-    out = billing.command("events_recover", "billing.send_invoice", "--dry-run")[1]
-    assert "1 message to recover; 1 consumer, so --force is required" in out
     assert billing.ready("billing:archive") == 0
     assert billing.command("events_recover", "billing.send_invoice", "--force")[0] == 0
     assert billing.ready("billing:archive") == 1
 
 
 # -- how much -----------------------------------------------------------------------------
-
-
-def test_a_dry_run_counts_and_changes_nothing(billing):
-    for number in (1, 2, 3):
-        put(billing, number)
-    code, out, _ = billing.command("events_recover", "billing.send_invoice", "--dry-run")
-    assert code == 0
-    assert "billing.send_invoice: 3 messages to recover" in out
-    [message] = billing.take_all("billing.send_invoice")[:1]
-    assert not message.delivery_info["redelivered"]
-    assert billing.ready("billing:archive") == 0
 
 
 def test_a_limit_takes_the_oldest(billing):

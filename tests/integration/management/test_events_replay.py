@@ -8,7 +8,6 @@ import signal
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -17,7 +16,6 @@ from django.db import ProgrammingError
 from django_amqp_events.archive import replay
 from django_amqp_events.archive import states as archive_states
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.management import replay_result
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -28,7 +26,6 @@ from django_amqp_events.models import (
 from ..archiving import (
     archived,
     mirror_all,
-    outcome,
     publish,
     received,
 )
@@ -205,9 +202,8 @@ def test_the_beginning_of_an_id(billing):
     assert states() == [State.REPLAYING] * 2
 
 
-def test_wrong_arguments_change_nothing(billing, tmp_path):
+def test_wrong_arguments_change_nothing(billing):
     fill(billing, 1)
-    edit = ["--edit", "order-1", "--payload", written(tmp_path), "--comment", "x"]
     for arguments, text in (
         ([], "choose the events: ids, filters or --all"),
         (["--limit", "3"], "choose the events"),
@@ -218,7 +214,7 @@ def test_wrong_arguments_change_nothing(billing, tmp_path):
         (["--since", "yesterday"], "--since: 'yesterday' is neither a time such as 2026-11-20"),
         (["--since", "1h", "--until", "2h"], "--since is not before --until"),
         (["--handler", "send_invoce"], "no handler 'send_invoce' and no event of it; did you"),
-        (["--reason", "exausted"], "no reason 'exausted'; did you mean 'exhausted'? Reasons: arg"),
+        (["--reason", "exausted"], "--reason: invalid choice: 'exausted' (choose from "),
         (["--handler", "caf\udce9"], "no handler 'caf\\\\udce9'"),  # Latin-1 on a command line
         (["--all", "--discard", "--comment", "x" * 1001], "--comment has more than 1000"),
         (["--event", "shop.*"], "'shop.*' is a pattern; give whole names"),
@@ -226,12 +222,10 @@ def test_wrong_arguments_change_nothing(billing, tmp_path):
         (["--all", "--discard"], "--discard needs a reason: --comment TEXT"),
         (["--discard", "--comment", "x"], "choose the events"),
         (["--all", "--discard", "--restore"], "not allowed with argument --discard"),
-        (["--all", "--discard", "--rate", "1"], "--discard goes without --edit, --force"),
-        (["order-1", "--restore", "--force"], "--restore goes without --edit, --force"),
-        (["--all", "--restore", "--background"], "--restore goes without --edit, --force"),
-        (["--all", "--restore", "--rate", "1"], "--restore goes without --edit, --force"),
-        ([*edit, "--discard"], "--discard goes without --edit, --force"),
-        (edit, "editing needs AMQP_EVENTS['EDITING'] to be True"),
+        (["--all", "--discard", "--rate", "1"], "--discard goes without --force"),
+        (["order-1", "--restore", "--force"], "--restore goes without --force"),
+        (["--all", "--restore", "--background"], "--restore goes without --force"),
+        (["--all", "--restore", "--rate", "1"], "--restore goes without --force"),
     ):
         code, _, err = billing.command("events_replay", *arguments)
         assert (code, text in err) == (2, True), err
@@ -351,22 +345,6 @@ def test_broker_unreachable(billing):
         assert row.error.code == "no-connection"
 
 
-def test_reasons_that_are_many_are_counted(billing, monkeypatch):
-    monkeypatch.setattr(replay_result, "SHOWN", 1)
-    fill(billing, 1, handler="gone")
-    fill(billing, 2, 3, handler="away")
-    out = billing.command("events_replay", "--all")[1]
-    assert "3 skipped" in out
-    assert "and 1 more event for other reasons" in out
-
-
-def test_wrong_settings(billing):
-    billing.raw["PUBLISH"] = "later"
-    code, _, err = billing.command("events_replay", "--all")
-    assert code == 2
-    assert "PUBLISH" in err
-
-
 # -- long work ----------------------------------------------------------------------------
 
 
@@ -425,27 +403,6 @@ def test_rate_limit_is_kept_and_interruptible(billing, monkeypatch):
     assert "1 not replayed" in err
 
 
-def test_it_runs_in_a_thread_too(billing):
-    fill(billing, 1)
-    answers: list[int] = []
-    from django.db import connection, connections
-
-    def prune() -> None:
-        try:
-            answers.append(billing.command("events_prune", "--dry-run")[0])
-        finally:
-            connections.close_all()
-
-    connection.inc_thread_sharing()
-    try:
-        thread = threading.Thread(target=prune)
-        thread.start()
-        thread.join(30)
-    finally:
-        connection.dec_thread_sharing()
-    assert answers == [0]
-
-
 def test_json(billing):
     fill(billing, 1)
     fill(billing, 2, handler="gone")
@@ -478,97 +435,3 @@ def test_json(billing):
     answer = json.loads(out)
     assert (code, answer["result"], answer["published"]) == (1, "published", 1)
     assert answer["missing"] == ["order-7"]
-
-
-# -- edit ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def editing(service, vhost):
-    return declared(service, vhost, EDITING=True)
-
-
-def written(tmp_path: Path, text: str = '{"order_id": 8}') -> str:
-    path = tmp_path / "payload.json"
-    path.write_text(text)
-    return str(path)
-
-
-def test_an_event_is_replayed_with_another_payload(editing, tmp_path):
-    fill(editing, 1, 2)
-    row = ArchivedEvent.objects.get(event_id="order-1")
-    arguments = ["--edit", "order-1", "--payload", written(tmp_path), "--comment", "wrong number"]
-    code, out, err = editing.command("events_replay", *arguments, "--dry-run")
-    assert (code, err) == (0, "")
-    assert '-   "order_id": 1' in out
-    assert '+   "order_id": 8' in out
-    assert "1 event would be replayed" in out
-    assert editing.ready("billing.send_invoice") == 0
-    code, out, err = editing.command("events_replay", *arguments)
-    assert (code, err) == (0, "")
-    assert "1 of 1 event published" in out
-    message = editing.take("billing.send_invoice")
-    assert json.loads(message.body) == [[], {"order_id": 8}, {}]
-    assert message.headers["event-id"] == "order-1"
-    made = Replay.objects.get()
-    assert message.headers["event-replay-id"] == str(made.pk)
-    assert made.revision is not None
-    assert (made.revision.reason, made.revision.by) == ("wrong number", made.requested_by)
-    assert states() == [State.REPLAYING, State.ARCHIVED]
-    # It fails again: the same row, whatever the body was.
-    failed = received("order-1", body=bytes(message.body, "utf-8"))
-    publish(editing, archived(failed, replay_id=str(made.pk)))
-    mirror_all(editing)
-    row.refresh_from_db()
-    assert (row.state, row.attempts, ArchivedEvent.objects.count()) == (State.ARCHIVED, 6, 2)
-    assert row.failure_set.filter(replay=made).count() == 1
-    code, _, _ = editing.command("events_replay", *arguments)
-    assert code == 0
-    publish(editing, outcome(row, str(Replay.objects.get(number=2).pk)))
-    mirror_all(editing)
-    row.refresh_from_db()
-    assert row.state == State.SUCCEEDED
-    code, out, _ = editing.command("events_replay", *arguments)
-    assert (code, "its state is succeeded" in out) == (1, True)
-
-
-def test_wrong_arguments_edit_nothing(editing, tmp_path):
-    fill(editing, 1)
-    files = {"FILE": '{"order_id": 8}', "WRONG": "[]", "SAME": '{"order_id": 1}'}
-    paths = {}
-    for name, text in files.items():
-        (tmp_path / name).mkdir()
-        paths[name] = written(tmp_path / name, text)
-    for arguments, text in (
-        ("--edit order-1 --comment x", "--edit needs the payload"),
-        ("--edit order-1 --payload FILE", "--edit needs a reason: --comment"),
-        ("order-2 --edit order-1 --payload FILE", "--edit takes one id"),
-        ("--edit order-1 --payload FILE --all", "--all: not allowed with argument --edit"),
-        ("--edit order-1 --payload FILE --since 2h", "--edit takes one id"),
-        ("order-1 --payload FILE", "--payload needs --edit"),
-        ("--edit order-1 --payload FILE --comment x --background", "--background goes without"),
-        ("--edit order-1 --payload /no/such/file --comment x", "No such file"),
-        ("--edit order-1 --payload WRONG --comment x", "This is a list"),
-        ("--edit order-1 --payload SAME --comment x", "the original payload"),
-    ):
-        given = [paths.get(each, each) for each in arguments.split()]
-        code, _, err = editing.command("events_replay", *given)
-        assert (code, text in err) == (2, True), err
-    edit = ["--edit", "order-1", "--payload", paths["FILE"], "--comment", " "]
-    assert "--edit needs a reason" in editing.command("events_replay", *edit)[2]
-    assert states() == [State.ARCHIVED]
-    assert editing.ready("billing.send_invoice") == 0
-
-
-def test_an_edit_is_of_one_row(editing, tmp_path):
-    fill(editing, 1)
-    fill(editing, 1, handler="book")
-    arguments = ["--payload", written(tmp_path), "--comment", "x"]
-    code, _, err = editing.command("events_replay", "--edit", "order-1", *arguments)
-    assert code == 2
-    assert "more than one handler; name a row: " in err
-    row = ArchivedEvent.objects.get(handler="book")
-    assert editing.command("events_replay", "--edit", str(row.pk), *arguments)[0] == 0
-    assert states(handler="send_invoice") == [State.ARCHIVED]
-    code, _, err = editing.command("events_replay", "--edit", "order-9", *arguments)
-    assert (code, "no archived event has the id 'order-9'" in err) == (1, True)

@@ -237,13 +237,3 @@ def test_open_archived_events(billing, archive_database):
     assert json.loads(out)["archive"] == {
         "open": 2, "capped": False, "oldest": "2026-03-01T12:00:00+00:00",
     }  # fmt: skip
-
-
-def test_unreachable_broker_exits_with_2(service, fresh_vhost):
-    made = service(fresh_vhost)
-    made.vhost = type(made.vhost)(
-        name="x", url="amqp://u:p@127.0.0.1:9/x", management_url="", node=made.vhost.node
-    )
-    code, out, err = made.command("events_status")
-    assert (code, out) == (2, "")
-    assert "no connection" in err

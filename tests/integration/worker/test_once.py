@@ -15,6 +15,7 @@ import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import (
     DatabaseError,
+    DataError,
     IntegrityError,
     OperationalError,
     connections,

@@ -30,7 +30,6 @@ from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.management.roles import make_groups
 from django_amqp_events.models import (
     Alert,
     ArchiveAction,
@@ -49,6 +48,7 @@ from django_amqp_events.models import (
 from django_amqp_events.monitor import alerts
 from tests.archive_rows import seen
 from tests.conftest import slow
+from tests.roles import roles
 from tests.unit.monitor.test_alerts import ADMINS
 
 from .admin_world import (
@@ -505,10 +505,8 @@ def test_roles_on_every_page(wire: Any) -> None:
     with override_settings(AMQP_EVENTS=SETTINGS):
         event = world()
         clients = {"root": client_of(person("root"))}
-        for role, (group, _codenames) in make_groups().items():
-            user = staff(name=role)
-            user.groups.add(group)
-            clients[role] = client_of(user)
+        for role, codenames in roles().items():
+            clients[role] = client_of(staff(*codenames, name=role))
         for address in addresses(admin.site):
             answer = clients["manager"].get(address)
             assert answer.status_code == clients["root"].get(address).status_code, address

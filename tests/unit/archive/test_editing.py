@@ -124,9 +124,9 @@ def problems(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") ->
     [
         ("", "This is not valid JSON: Expecting value, in line 1, column 1."),
         ('{\n "a": 1,\n}', "in line 2"),
-        ("[1]", "This is a list. The payload must be a JSON object"),
-        ('"x"', "This is a string"),
-        ("null", "This is a number or null"),
+        ("[1]", "The payload must be a JSON object"),
+        ('"x"', "The payload must be a JSON object"),
+        ("null", "The payload must be a JSON object"),
         ('{"a": 1, "a": 2}', "The name 'a' appears twice"),
         ('{"b": {"a": 1, "a": 2}}', "The name 'a' appears twice"),
         ('{"a": NaN}', "NaN is not valid JSON"),

@@ -50,8 +50,8 @@ NO_STEP = {
     "queue-waiting-graveyard", "queue-waiting-handler", "rows-due", "rows-held", "rows-others",
     "waiting-for-canary", "waiting-for-mirror",
     # Shown at the field that the user corrects.
-    "contract", "contract-own", "json", "json-list", "json-text", "json-bool", "json-unreadable",
-    "json-value", "not-taken", "payload-too-large",
+    "contract", "contract-own", "json", "json-no-object", "json-unreadable", "not-taken",
+    "payload-too-large",
 }  # fmt: skip
 
 
