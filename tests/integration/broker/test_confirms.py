@@ -39,7 +39,7 @@ from django_amqp_events import (
     publish_event,
     publish_many,
 )
-from django_amqp_events.broker import confirms, connection, publisher_pool
+from django_amqp_events.broker import confirms, publisher_pool
 from django_amqp_events.broker.isolation import publish_each
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
@@ -426,44 +426,6 @@ def test_failover_addresses_share_the_time(wire: Wire):
     # Both silent: still an error, and in time.
     wire.configure(url=f"{proxy.url};{proxy.url}", CONFIRM_TIMEOUT=1)
     assert type(failure()) is BrokerUnavailableError
-
-
-def test_a_login_has_the_time_of_all_addresses(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    """Of a host's addresses py-amqp tries the next if TCP fails, not if the login takes long."""
-    monkeypatch.setattr(connection, "count_addresses", lambda *_: 8)
-    proxy = wire.proxy()
-    proxy.flowing.clear()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    waker = threading.Timer(IN_VAIN / 4, proxy.flowing.set)
-    waker.start()
-    assert publish_event(NAME, {})
-
-
-@pytest.mark.parametrize("tls", [None, CERTIFICATE])
-def test_a_slow_login_ends_in_time(wire: Wire, tls: Path | None):
-    """Each answer comes in time, all together do not; TLS waits for no answer to its goodbye."""
-    proxy = wire.proxy(tls=tls)
-    proxy.everything = True
-    wire.configure(
-        url=proxy.url, celery={"broker_use_ssl": {"ca_certs": CERTIFICATE}} if tls else {},
-        CONFIRM_TIMEOUT=1,
-    )  # fmt: skip
-    ended = threading.Event()
-
-    def answer() -> None:
-        while not ended.wait(0.6):
-            for link in proxy.links:
-                link.release()
-
-    answering = threading.Thread(target=answer)
-    answering.start()
-    began = time.monotonic()
-    try:
-        assert type(failure()) is BrokerUnavailableError
-        assert time.monotonic() - began < 1.5
-    finally:
-        ended.set()
-        answering.join()
 
 
 def test_tls(wire: Wire):
