@@ -7,7 +7,6 @@ import logging
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,7 +45,6 @@ from django_amqp_events.publish import publisher
 from django_amqp_events.publish.pending import Backend
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published, event_unrouted
-from django_amqp_events.testing import override_events
 
 EXAMPLES = Path(__file__).parents[2] / "messages"
 NAME = "shop.order.created"
@@ -120,7 +118,8 @@ def test_the_message_is_the_frozen_one(outcomes: Outcomes):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "shop.*", "shop.#", "*", ".", "shop..created", 7, "x" * 300, "a\nb", "a\ud800"]
+    "name",
+    ["", "shop.*", "#", "*", ".", "a..b", "a b", 7, None, ["a"], "x" * 300, "a\nb", "a\ud800"],
 )
 def test_names_that_are_none(outcomes: Outcomes, name: Any):
     with pytest.raises(InvalidEventError):
@@ -313,15 +312,6 @@ def test_contracts_do_not_get_mixed_up():
     assert contracts._signature.cache_info().currsize <= REMEMBERED
 
 
-def test_names_are_refused_as_before_however_many_are_published(outcomes: Outcomes):
-    for number in range(REMEMBERED + 10):
-        publish_event(f"many.{number}", {}, options=Options(mode="immediate"))
-    assert publisher._name_problem.cache_info().currsize <= REMEMBERED
-    for wrong in ("", "a..b", "a.*", "#", "a b", ["a"], None):
-        with pytest.raises(InvalidEventError, match="is not an event name"):
-            publish_event(wrong, {})  # type: ignore[arg-type]
-
-
 def test_a_contract_without_a_name():
     with pytest.raises(InvalidEventError, match="does not match"):
         bind_contract("e", partial(lambda a, b: None, 1), {"c": 1})
@@ -399,20 +389,3 @@ def test_events_of_a_savepoint_are_rolled_back_with_it(outcomes: Outcomes):
     assert outcomes.calls == 3
     publish_event(NAME, {}, options=ON_COMMIT)
     assert outcomes.calls == 4
-
-
-def test_publishing_outside_of_a_transaction_needs_no_database() -> None:
-    """pytest-django lets no connection be opened here; `on_commit` would have asked for one."""
-    raised: list[BaseException] = []
-
-    def publish() -> None:
-        try:
-            publish_event(NAME, {"order_id": 1}, options=Options(mode="on_commit"))
-        except BaseException as exc:  # noqa: BLE001 - it is handed on
-            raised.append(exc)
-
-    with override_events(SERVICE="shop", BACKEND="inline"):
-        thread = threading.Thread(target=publish)
-        thread.start()
-        thread.join()
-    assert not raised
