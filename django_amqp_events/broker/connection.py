@@ -194,13 +194,8 @@ def connect(
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
-        ConfigurationError: the broker URL is not RabbitMQ's, py-amqp is not supported, or a test
-            permits no connections.
+        ConfigurationError: the broker URL is not RabbitMQ's, or py-amqp is not supported.
     """
-    if _refused_by:
-        raise ConfigurationError(
-            f"{_refused_by[-1]} refuses connections to RabbitMQ; call this outside of its block"
-        )
     amqp_internals.check()
     options: dict[str, Any] = {
         # ConfirmChannel matches confirms by delivery tag.
@@ -239,19 +234,6 @@ def connect(
             Reason("no-connection", url=url, error=error, remedy=remedy)
         ) from exc
     return connection
-
-
-_refused_by: list[str] = []
-
-
-@contextmanager
-def refuse_connections(by: str) -> Iterator[None]:
-    """Raise ConfigurationError for each :func:`connect` within a block, in all threads."""
-    _refused_by.append(by)
-    try:
-        yield
-    finally:
-        _refused_by.remove(by)
 
 
 @contextmanager
