@@ -14,12 +14,9 @@ import struct
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -40,7 +37,6 @@ from django_amqp_events import (
     publish_many,
 )
 from django_amqp_events.broker import confirms, publisher_pool
-from django_amqp_events.broker.isolation import publish_each
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 from tests.conftest import Vhost
@@ -57,7 +53,6 @@ from ..wire import (
     ack,
     drain,
     finished,
-    in_threads,
     raw_connection,
     until,
 )
@@ -129,17 +124,6 @@ def held_link(proxy: Proxy, count: int = 1, *, last: int = 1) -> Link:
 
 
 # -- an error class each ----------------------------------------------------------------------
-
-
-def test_no_confirm_in_time(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    proxy.hold = {ACK}
-    error = failure()
-    assert type(error) is PublishTimeoutError
-    assert error.published is None
-    # The broker has it: the outcome is unknown, not negative.
-    assert wire.ids(about=1) == [error.event_id]
 
 
 def test_frames_that_are_no_confirm_do_not_prolong_the_wait(wire: Wire):
@@ -224,47 +208,6 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     held_link(proxy, last=2).write(ack(2, multiple=True))
     finished(thread)
     assert [type(result) for result in publishing] == [type(None), UnroutableError]
-
-
-# -- one refused message of several -----------------------------------------------------------
-
-
-def isolated(wire: Wire, messages: list[Message], **options: Any) -> list[PublishError | None]:
-    answers: dict[int, PublishError | None] = {}
-
-    def record(index: int, error: PublishError | None) -> None:
-        assert index not in answers, "a second answer would settle it twice"
-        answers[index] = error
-
-    publish_each(partial(wire.pool.publish, mandatory=True), messages, record, **options)
-    return [answers[index] for index in range(len(messages))]
-
-
-@pytest.mark.parametrize("how", ["lost", "late"])
-def test_a_window_without_confirms(wire: Wire, how: str):
-    """With repeat, each message is confirmed; without, none is published twice."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    for repeat in (False, True):
-        proxy.hold = {ACK}
-
-        def end(count: int = len(proxy.links) + 1) -> None:
-            link = held_link(proxy, count)
-            if how == "lost":
-                link.close()
-            else:
-                until(lambda: link.closed, "it is late")
-            proxy.release()
-
-        ending = threading.Thread(target=end)
-        ending.start()
-        messages = [event(wire) for _ in range(5)]
-        answers = isolated(wire, messages, repeat=repeat)
-        finished(ending)
-        error = PublishInterruptedError if how == "lost" else PublishTimeoutError
-        assert {type(answer) for answer in answers} == {type(None) if repeat else error}
-        stored = Counter(wire.ids(about=5 + 5 * repeat))
-        assert stored == {message.event_id: 1 + repeat for message in messages}
 
 
 # -- an unreachable, blocked or frozen broker -------------------------------------------------
@@ -405,29 +348,6 @@ def test_a_broker_that_reads_nothing_for_a_while_is_waited_for(wire: Wire):
     assert event_id in wire.ids()
 
 
-def test_a_write_that_cannot_end_is_bounded(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN, MAX_BODY=20_000_000)
-    publish_event(NAME, {})
-    proxy.flowing.clear()
-    assert type(failure({"text": "x" * 15_000_000})) is PublishTimeoutError
-
-
-@pytest.mark.slow
-def test_failover_addresses_share_the_time(wire: Wire):
-    """The first address takes connections and says nothing; there is time left for the second."""
-    proxy = wire.proxy()
-    proxy.flowing.clear()
-    wire.configure(url=f"{proxy.url};{wire.url}", CONFIRM_TIMEOUT=10)
-    publishing = threading.Thread(target=lambda: publish_event(NAME, {}))
-    publishing.start()
-    finished(publishing)
-    assert len(wire.take()) == 1
-    # Both silent: still an error, and in time.
-    wire.configure(url=f"{proxy.url};{proxy.url}", CONFIRM_TIMEOUT=1)
-    assert type(failure()) is BrokerUnavailableError
-
-
 def test_tls(wire: Wire):
     proxy = wire.proxy(tls=CERTIFICATE)
     wire.configure(
@@ -466,55 +386,6 @@ def test_many_open_files(wire: Wire):
 
 
 # -- no channel is used again after a failure -------------------------------------------------
-
-
-def test_a_late_confirm_on_the_same_channel_is_not_taken_either(wire: Wire):
-    """The second line of defence: confirms are matched by tag, should a channel be used again."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    pool = wire.pool
-    publish_event(NAME, {"n": 0})
-    (channel,) = pool._idle
-    proxy.hold = {ACK}
-    results: list[PublishError | None] = []
-    publishing = threading.Thread(
-        target=lambda: results.extend(pool.publish([event(wire)], mandatory=True))
-    )
-    publishing.start()
-    until(lambda: proxy.links[0].held, "the confirm of tag 2")
-    proxy.links[0].held.clear()
-    for stray in (1, 3, 77):
-        proxy.links[0].write(ack(stray))
-    proxy.links[0].write(ack(1, multiple=True))
-    finished(publishing)
-    assert [type(result) for result in results] == [PublishTimeoutError]
-    assert channel.broken
-
-
-def test_a_return_and_then_a_late_confirm(wire: Wire):
-    wire.unbind()
-    wire.channel.queue_bind(wire.queue, wire.exchange, "shop.order.paid")
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN, UNROUTED="raise")
-    proxy.hold = {ACK}
-    # Returned without a confirm: it is only known that no queue is bound.
-    assert type(failure()) is PublishTimeoutError
-    second: list[PublishError | None] = []
-    paid = event(wire, routing_key="shop.order.paid")
-    publishing = threading.Thread(
-        target=lambda: second.extend(wire.pool.publish([paid], mandatory=True))
-    )
-    publishing.start()
-    held_link(proxy, 2)
-    proxy.links[0].release()
-    finished(publishing)
-    assert [type(result) for result in second] == [PublishTimeoutError]
-    assert len(proxy.links) == 2
-    # A return that comes with its confirm in time leaves the connection as it was.
-    proxy.release()
-    assert type(failure()) is UnroutableError
-    assert type(failure()) is UnroutableError
-    assert len(proxy.links) == 3
 
 
 def test_in_the_middle_of_a_window(wire: Wire):
@@ -672,15 +543,6 @@ def test_an_exception_from_a_signal_goes_through(wire: Wire, interruption: type[
 # -- the pool ---------------------------------------------------------------------------------
 
 
-def test_no_more_connections_than_celery_allows(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, celery={"broker_pool_limit": 3})
-    raised = in_threads(30, lambda n: [publish_event(NAME, {"n": n}) for _ in range(5)])
-    assert not raised
-    assert len(wire.take()) == 150
-    assert len(proxy.links) <= 3
-
-
 def test_a_connection_that_does_not_become_free(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, celery={"broker_pool_limit": 1})
@@ -742,11 +604,6 @@ def test_published_messages_are_not_retained(wire: Wire):
     gc.collect()
     assert watched() is None
     assert channel.healthy()
-
-
-def test_an_empty_list_needs_no_broker(wire: Wire):
-    wire.configure(url="amqp://nobody@127.0.0.1:1//")
-    assert wire.pool.publish([], mandatory=True) == []
 
 
 def test_a_pool_says_goodbye(private_node: Node, node_wire: Wire):

@@ -22,10 +22,8 @@ from django.db import DatabaseError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events import (
-    BrokerUnavailableError,
     Options,
     OutboxError,
-    PublishError,
     PublishTimeoutError,
     event,
     publish_event,
@@ -37,7 +35,7 @@ from django_amqp_events.databases import Now
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
 from django_amqp_events.publish.outbox_rows import Answer
-from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
+from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from tests.conftest import ONE, POSTGRESQL, Database, Vhost
 
@@ -284,15 +282,6 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
 # -- leases ---------------------------------------------------------------------------------------
 
 
-def test_a_row_that_was_not_tried_is_due_at_once(wire: Wire):
-    leave(3)
-    taken = outbox_rows.claim(ALIAS, "shop", limit=3, failed=False)
-    answers = [Answer(row, BrokerUnavailableError("away")) for row in taken[:2]]
-    outbox_rows.record_answers(ALIAS, answers, get_settings())
-    again = outbox_rows.claim(ALIAS, "shop", limit=3, failed=False)
-    assert [row.id for row in again] == [row.id for row in taken[:2]]
-
-
 # -- a broker that does not answer ----------------------------------------------------------------
 
 
@@ -413,12 +402,6 @@ def test_clocks_of_hosts_do_not_matter(
 # -- relays ---------------------------------------------------------------------------------------
 
 
-def test_order_is_roughly_that_of_publishing(wire: Wire):
-    left = leave(300)
-    relay(size=100)
-    assert wire.ids() == left
-
-
 def test_failed_rows_are_published_now_on_request(wire: Wire):
     """After an outage; leased and discarded rows and those of other services wait."""
     rows = dict(zip(("failed", "leased", "discarded", "foreign"), leave(4), strict=True))
@@ -475,21 +458,6 @@ def test_a_bad_event_does_not_reach_the_caller(wire: Wire, caplog: pytest.LogCap
     assert "no queue is bound" in str(row.error)
 
 
-def test_stopped_relay_records_confirms(wire: Wire):
-    left = leave(4)
-    table().update(attempts=1)
-
-    def two_are_confirmed() -> bool:
-        return len(made._answers) >= 2 or made.total.published >= 2
-
-    made = Relay(app=wire_module.app, settings=get_settings(), alias=ALIAS, stop=two_are_confirmed)
-    assert made.run() == RelayCounts(published=2)
-    assert table().count() == 2
-    make_due()
-    assert relay() == RelayCounts(published=2)
-    assert sorted(wire.ids()) == sorted(left)
-
-
 def test_endless_lease_is_reported(wire: Wire):
     leave(2)
     assert len(outbox_rows.claim(ALIAS, "shop", limit=2, failed=False)) == 2
@@ -520,35 +488,6 @@ def test_expired_lease_is_taken_over(wire: Wire):
     outbox_rows.release(ALIAS, again)
     assert relay() == RelayCounts(published=2)
     assert wire.ids() == left[1:]
-
-
-def test_a_lease_is_renewed_before_a_connection_is_made(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-):
-    """Which may take half of it."""
-    leave(3)
-    table().update(attempts=1)
-    left: list[float] = []
-    publish, reopen = OutboxChannel.publish, OutboxChannel.reopen
-
-    def publishing(self: OutboxChannel, *args: Any, **options: Any) -> list[PublishError | None]:
-        errors = publish(self, *args, **options)
-        self.close()
-        # As if the lease had been used up.
-        table().filter(claim__contains="/").update(due_at=Now())
-        return errors
-
-    def reopening(self: OutboxChannel) -> None:
-        rows = table().filter(claim__contains="/").annotate(at=Now())
-        left.extend((row.due_at - row.at).total_seconds() for row in rows)
-        reopen(self)
-
-    monkeypatch.setattr(outbox_rows, "RENEW", 0.0)
-    monkeypatch.setattr(OutboxChannel, "publish", publishing)
-    monkeypatch.setattr(OutboxChannel, "reopen", reopening)
-    assert relay() == RelayCounts(published=3)
-    assert left
-    assert min(left) > outbox_rows.LEASE - 5
 
 
 def test_events_status(

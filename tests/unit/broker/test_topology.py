@@ -69,12 +69,6 @@ def test_handlers_that_share_a_queue_keep_keys_of_their_own() -> None:
     assert [queue.name for queue in built.queues if queue.role == "handler"] == ["svc.all"]
 
 
-def test_delay_queues() -> None:
-    built = build(INVOICE)
-    exact = {30, 60, 120, 240, 480, 512}
-    assert built.delays == tuple(sorted(exact.union(POWER_DELAYS)))
-
-
 def test_powers_of_two_from_a_second_to_more_than_an_hour() -> None:
     assert POWER_DELAYS[0] == 1
     assert POWER_DELAYS[-1] >= 3600
@@ -86,16 +80,6 @@ def test_powers_of_two_from_a_second_to_more_than_an_hour() -> None:
 def test_each_limit_of_the_chain_leaves_room_above_the_one_before() -> None:
     """4.3 carries the delivery count along."""
     assert DELIVERY_LIMIT < GRAVEYARD_LIMIT < DEAD_LIMIT < NO_LIMIT < 2**31
-
-
-def test_role_of_a_queue() -> None:
-    built = build(INVOICE)
-    assert built.queue("nothing") is None
-    roles = {queue.name: queue.role for queue in built.queues}
-    assert roles["svc.billing.invoice"] == "handler"
-    assert roles["svc:delay.1s"] == "delay"
-    for role in ("archive", "graveyard", "dead", "abyss"):
-        assert roles[f"svc:{role}"] == role
 
 
 services = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,8}", fullmatch=True)

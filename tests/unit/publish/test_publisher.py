@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -29,13 +28,11 @@ from django_amqp_events import (
     Options,
     PublishNackedError,
     PublishTimeoutError,
-    ReceivedEvent,
     UnroutableError,
     publish_event,
     publish_many,
 )
 from django_amqp_events.broker import connection
-from django_amqp_events.context import handling
 from django_amqp_events.declare import contracts
 from django_amqp_events.declare.contracts import bind_contract
 from django_amqp_events.declare.validation import REMEMBERED
@@ -160,18 +157,6 @@ def test_one_id_for_several_events(outcomes: Outcomes):
     assert publish_many(NAME, [{}], options=Options(event_id="one")) == ["one"]
     assert publish_many(NAME, []) == []
     assert outcomes.calls == 1
-
-
-def test_an_event_that_a_handler_publishes_knows_its_cause(outcomes: Outcomes):
-    with handling(ReceivedEvent(id="cause", name="shop.paid", correlation_id="all")):
-        publish_event(NAME, {})
-        publish_event(NAME, {}, options=Options(correlation_id="mine", causation_id="other"))
-    publish_event(NAME, {})
-    seen = [
-        (m.headers["event-correlation-id"], m.headers.get("event-causation-id"))
-        for m in outcomes.messages
-    ]
-    assert seen == [("all", "cause"), ("mine", "other"), (outcomes.messages[2].event_id, None)]
 
 
 def test_without_settings(settings: Any):
@@ -310,11 +295,6 @@ def test_contracts_do_not_get_mixed_up():
         exec(f"def contract({name}): ...", space)  # noqa: S102 - many signatures
         assert bind_contract("e", space["contract"], {name: number}) == {name: number}
     assert contracts._signature.cache_info().currsize <= REMEMBERED
-
-
-def test_a_contract_without_a_name():
-    with pytest.raises(InvalidEventError, match="does not match"):
-        bind_contract("e", partial(lambda a, b: None, 1), {"c": 1})
 
 
 def test_errors_survive_a_pickle():
