@@ -87,10 +87,7 @@ class DirectPublisher:
         self._unrecorded: list[tuple[str, list[Answer], float]] = []
         self._thread: threading.Thread | None = None
         self._channel = OutboxChannel(
-            self.app,
-            timeout=self.settings.confirm_timeout,
-            tick=self._tick,
-            stop=lambda: self._closing,
+            self.app, timeout=self.settings.confirm_timeout, stop=lambda: self._closing
         )
         self._closing = False
         # Publishes of this process that found no broker, in a row, and until when none is tried.
@@ -262,16 +259,6 @@ class DirectPublisher:
         if self._reported:
             self._reported = False
             logger.warning("RabbitMQ confirms again; a relay publishes the events left over")
-
-    def _tick(self) -> None:
-        """Report when RabbitMQ blocks publishers."""
-        if self._channel.blocked and not self._reported:
-            self._reported, self.prompt = True, False
-            logger.error(
-                "events wait in the outbox: RabbitMQ blocks publishers (%s); free memory or disk "
-                "on the broker",
-                self._channel.blocked,
-            )
 
     def _retry_unrecorded(self) -> None:
         with self._changed:

@@ -357,11 +357,7 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
 
 
 def end_leases_of_dead(alias: str, service: str) -> int:
-    """Make rows due whose lease belongs to a process of this machine that has died.
-
-    Returns:
-        the number of rows.
-    """
+    """Make rows due that a dead process of this machine had leased; return how many."""
     if not (here := process_identity.place()):
         return 0
     # No lease is longer: the index would also lead to later retries and to all discarded rows.

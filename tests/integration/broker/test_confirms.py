@@ -272,12 +272,13 @@ def test_a_relay_ends_its_wait_on_a_connection_that_died_while_it_was_blocked(
     wire.configure(url=proxy.url)
     monkeypatch.setattr(confirms, "BLOCKED_SECONDS", 0.0)
 
-    def block() -> None:
+    def block() -> bool:
         """Block the first connection when it waits for a confirm, and not before."""
         if proxy.links and proxy.links[0].dead and channel._unconfirmed:
             proxy.links[0].write(BLOCKED)
+        return False
 
-    channel = OutboxChannel(wire.pool.app, timeout=20, tick=block)
+    channel = OutboxChannel(wire.pool.app, timeout=20, stop=block)
     try:
         assert channel.publish([event(wire)], mandatory=True) == [None]
         proxy.links[0].dead = True
@@ -286,24 +287,6 @@ def test_a_relay_ends_its_wait_on_a_connection_that_died_while_it_was_blocked(
         assert channel.publish([event(wire)], mandatory=True) == [None]
     finally:
         channel.leave()
-
-
-def test_a_blocked_connection_gets_no_more_of_the_window(wire: Wire):
-    """A message written after connection.blocked would be stored after its timeout."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    publish_event(NAME, {})
-    proxy.hold = {ACK}
-    pool = wire.pool
-    (channel,) = pool._idle
-    # It comes in the middle, after healthy() had its look.
-    channel.healthy = lambda: True  # type: ignore[method-assign]
-    proxy.links[0].write(BLOCKED)
-    until(channel._readable, "connection.blocked is here")
-    results = pool.publish([event(wire) for _ in range(50)], mandatory=True)
-    kinds = [type(result) for result in results]
-    assert kinds == [PublishTimeoutError] + [BrokerUnavailableError] * 49
-    assert len(wire.take(about=2)) == 2
 
 
 @pytest.mark.parametrize("frames", range(1, 6))
@@ -541,26 +524,6 @@ def test_an_exception_from_a_signal_goes_through(wire: Wire, interruption: type[
 
 
 # -- the pool ---------------------------------------------------------------------------------
-
-
-def test_a_connection_that_does_not_become_free(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, celery={"broker_pool_limit": 1})
-    publish_event(NAME, {})
-    proxy.hold = {ACK}
-    pool = wire.pool
-    slow = threading.Thread(target=lambda: pool.publish([event(wire)], mandatory=True))
-    slow.start()
-    until(lambda: not pool._idle, "the connection is in use")
-    pool.timeout = 0.2
-    (result,) = pool.publish([event(wire)], mandatory=True)
-    assert type(result) is BrokerUnavailableError
-    assert "broker_pool_limit" in str(result)
-    proxy.release()
-    finished(slow)
-    pool.timeout = 20
-    assert pool.publish([event(wire)], mandatory=True) == [None]
-    assert len(wire.take()) == 3
 
 
 def test_nothing_is_written_without_time_for_its_confirm(wire: Wire):
