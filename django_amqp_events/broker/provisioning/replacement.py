@@ -53,18 +53,9 @@ QUEUE_CHECK_SECONDS: Final = 0.5
 STATISTICS_TIMEOUT: Final = 60.0
 #: Messages of a shadow that are moved at a time.
 BATCH: Final = 100
-#: Properties of a moved message. RabbitMQ would refuse a ``user_id`` of another user, and an
+#: What a moved message does not keep. RabbitMQ would refuse a ``user_id`` of another user, and an
 #: ``expiration`` would end an event that has waited long enough.
-_PROPERTIES: Final = (
-    "content_type",
-    "content_encoding",
-    "correlation_id",
-    "message_id",
-    "priority",
-    "timestamp",
-    "type",
-    "app_id",
-)
+_DROPPED: Final = ("application_headers", "user_id", "expiration", "reply_to", "cluster_id")
 
 
 @dataclass(slots=True)
@@ -290,9 +281,7 @@ class Replacement:
     def _copy(self, message: amqp.Message, fanout: str) -> Message:
         names = self.topology.names
         origin = message.delivery_info["exchange"]
-        properties = {
-            key: message.properties[key] for key in _PROPERTIES if key in message.properties
-        }
+        kept = {key: value for key, value in message.properties.items() if key not in _DROPPED}
         headers = message.properties.get("application_headers") or {}
         body = message.body
         return Message(
@@ -300,7 +289,7 @@ class Replacement:
             routing_key=message.delivery_info["routing_key"],
             body=body.encode() if isinstance(body, str) else bytes(body),
             headers={key: value for key, value in headers.items() if not is_broker_header(key)},
-            properties={**properties, "delivery_mode": 2},
+            properties={**kept, "delivery_mode": 2},
             event_id=str(headers.get("event-id") or headers.get("id") or ""),
             name=message.delivery_info["routing_key"],
         )

@@ -31,7 +31,6 @@ from django_amqp_events.exceptions import (
     TopologyDriftError,
     TopologyError,
 )
-from django_amqp_events.monitor import queue_status
 from tests.conftest import Vhost
 
 from ..conftest import Service, wait_until
@@ -553,25 +552,6 @@ class TestRecreating:
         apply(billing)
         moved = [message.body for message in billing.take_all("billing.send_invoice")]
         assert sorted(moved) == sorted(bodies)
-
-    def test_crash_is_repaired_by_the_next_run(self, billing, monkeypatch):
-        spoil(billing)
-
-        def die(*_):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(replacement.Replacement, "_move", die)
-            with pytest.raises(KeyboardInterrupt):
-                apply(billing, recreate_empty=True)
-        assert "billing:shadow.send_invoice" in names(billing.inspect().having("stale"))
-        with billing.active():
-            status = queue_status.status(
-                billing.app, billing.settings, billing.topology, api=billing.api
-            )
-        assert status.result == "error"
-        apply(billing)
-        assert billing.inspect().result == "identical"
 
     def test_shadow_of_a_long_name(self, billing):
         long = "billing." + "x" * 245

@@ -24,7 +24,6 @@ from django.test.utils import CaptureQueriesContext
 from django_amqp_events import (
     Options,
     OutboxError,
-    PublishTimeoutError,
     event,
     publish_event,
     publish_many,
@@ -34,7 +33,6 @@ from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
-from django_amqp_events.publish.outbox_rows import Answer
 from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from tests.conftest import ONE, POSTGRESQL, Database, Vhost
@@ -467,27 +465,6 @@ def test_endless_lease_is_reported(wire: Wire):
     state = outbox.count_pending(ALIAS, "shop")
     assert (state.held, state.stuck, state.severity) == (2, 2, "warning")
     assert "more than 10 minutes" in str(state.meaning)
-
-
-def test_expired_lease_is_taken_over(wire: Wire):
-    left = leave(3)
-    taken = outbox_rows.claim(ALIAS, "shop", limit=10, failed=False)
-    assert [row.message.event_id for row in taken] == left
-    assert outbox_rows.claim(ALIAS, "shop", limit=10, failed=False) == []
-    make_due()
-    again = outbox_rows.claim(ALIAS, "shop", limit=10, failed=False)
-    assert [row.id for row in again] == [row.id for row in taken]
-    # It was only slow: its late updates touch no row leased by another relay.
-    before = list(table().values_list("pk", "claim", "due_at", "attempts"))
-    outbox_rows.release(ALIAS, taken)
-    outbox_rows.renew(ALIAS, taken)
-    outbox_rows.record_failures(ALIAS, [Answer(row, PublishTimeoutError("late")) for row in taken])
-    assert list(table().values_list("pk", "claim", "due_at", "attempts")) == before
-    # But what it says is confirmed, is.
-    outbox_rows.delete_confirmed(ALIAS, taken[:1])
-    outbox_rows.release(ALIAS, again)
-    assert relay() == RelayCounts(published=2)
-    assert wire.ids() == left[1:]
 
 
 def test_events_status(
