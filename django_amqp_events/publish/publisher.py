@@ -191,9 +191,8 @@ def _publish(
     elif not _insert(settings, messages, pending):
         return ids
     watch(pending, messages)
-    if before is not None:
-        return ids
-    connection.on_commit(pending)
+    if before is None:
+        connection.on_commit(pending)
     return ids
 
 
