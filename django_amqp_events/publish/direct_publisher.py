@@ -245,15 +245,16 @@ class DirectPublisher:
 
     def _switch(self, answers: Sequence[Answer]) -> None:
         """Decide from the answers whether to publish, and whether committing threads wait."""
-        errors = [answer.error for answer in answers]
-        down = next((error for error in errors if error and error.scope == "broker"), None)
-        self.prompt = down is None
-        if down is not None:
+        errors = [answer.error for answer in answers if answer.error is not None]
+        # A refused message closes the connection, and its neighbours are not read.
+        down = bool(errors) and all(error.scope == "broker" for error in errors)
+        self.prompt = not down
+        if down:
             self._resumes = time.monotonic() + BACKOFF.delay(self._failures)
             self._failures += 1
             if not self._reported:
                 self._reported = True
-                logger.error("events wait in the outbox until RabbitMQ is reachable: %s", down)
+                logger.error("events wait in the outbox until RabbitMQ is reachable: %s", errors[0])
             return
         self._failures = 0
         if self._reported:
