@@ -6,13 +6,11 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache, wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
-from django.apps import apps
 from django.core.exceptions import EmptyResultSet
 from django.db import (
     DataError,
@@ -47,10 +45,9 @@ logger = logging.getLogger(__name__)
 
 #: Rows that one statement names: each database limits its parameters.
 ROWS: Final = 500
-#: PostgreSQL's undefined_table and undefined_column; the same of MySQL.
-_MISSING_CODES: Final = frozenset({"42P01", "42703", 1146, 1054})
-#: SQLite's code for a missing table or column, and for whatever has no code of its own.
-_SQLITE_ERROR: Final = 1
+#: PostgreSQL's undefined_table and undefined_column; the same of MySQL; SQLITE_ERROR, SQLite's code
+#: for whatever has none of its own, which in our statements is a missing table or column.
+_MISSING_CODES: Final = frozenset({"42P01", "42703", 1146, 1054, 1})
 #: MySQL's errors about values that its drivers report as OperationalError.
 _WRONG_VALUES: Final = frozenset({1292, 1366})
 #: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected; MySQL's
@@ -241,27 +238,7 @@ def _utc(moment: datetime) -> datetime:
 
 def table_missing(exc: BaseException) -> bool:
     """Return True if a database error means that a migration has not been applied."""
-    if _code(exc) == _SQLITE_ERROR:
-        return any(map(_lacks_columns, connections.all(initialized_only=True)))
     return _code(exc) in _MISSING_CODES
-
-
-def _lacks_columns(connection: BaseDatabaseWrapper) -> bool:
-    """Return True if a database lacks a table or column of this app; only SQLite is asked."""
-    if connection.vendor != "sqlite":
-        return False
-    # It is called while an error is handled, so its own, such as a lock, must not replace that.
-    with suppress(Exception):
-        connection.ensure_connection()
-        for model in apps.get_app_config(__package__).get_models():
-            meta = model._meta  # noqa: SLF001
-            # Django's cursor refuses in a transaction that has failed.
-            columns = "SELECT name FROM pragma_table_info(?)"
-            existing = {name for [name] in connection.connection.execute(columns, [meta.db_table])}
-            needed = {field.column for field in meta.local_concrete_fields}
-            if not needed <= existing and is_written(connection.alias, model):
-                return True
-    return False
 
 
 def is_refusal(exc: BaseException) -> bool:

@@ -1,9 +1,9 @@
 """The identity of this process, which lets others on the machine detect its death.
 
 An identity consists of the place where it has a meaning, the process id and the start time. The
-place is a hash of the host name, the boot of the kernel, and the namespaces of process ids and
-clocks: containers share host names and boots, and a process id is unique in its namespace only.
-A namespace's number is reused when all of its processes have ended, so nothing in it lives then.
+place is a hash of the host name, the boot of the kernel, and the namespace of process ids:
+containers share host names and boots, and a process id is unique in its namespace only. A
+namespace's number is reused when all of its processes have ended, so nothing in it lives then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -63,10 +62,7 @@ def _place(pid: int) -> str:
     # A /proc of an outer namespace shows other numbers, of which the process's own is the last.
     if f"\nNSpid:\t{pid}\n" not in status:
         return ""
-    clocks = Path()
-    with suppress(FileNotFoundError):  # before Linux 5.6
-        clocks = (_PROC / "self/ns/time").readlink()
-    parts = f"{socket.gethostname()} {boot} {pids} {clocks}"
+    parts = f"{socket.gethostname()} {boot} {pids}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 

@@ -46,7 +46,6 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from django import dispatch
 
 from .callables import deferred, unrun
-from .coroutines import has_event_loop, wait_for
 from .exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -54,8 +53,6 @@ logger = logging.getLogger(__name__)
 
 class Signal(dispatch.Signal):
     """A signal about what has happened: no receiver can undo it, so no error of one is raised."""
-
-    _has_async = False
 
     def connect(self, receiver: Any, *args: Any, **kwargs: Any) -> None:
         """Connect a function, which may be async.
@@ -68,16 +65,12 @@ class Signal(dispatch.Signal):
                 f"the receiver {receiver!r} is {deferred(receiver)}, so its body would never run. "
                 f"Use an ordinary or async function"
             )
-        self._has_async = self._has_async or inspect.iscoroutinefunction(receiver)
         super().connect(receiver, *args, **kwargs)
 
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """Call the receivers; log their errors, and those that did not run."""
         try:
-            if self._has_async and not has_event_loop():
-                responses = wait_for(self.asend_robust(sender, **named))
-            else:
-                responses = super().send_robust(sender, **named)
+            responses = super().send_robust(sender, **named)
         except RuntimeError:
             # Django runs async receivers through async_to_sync.
             logger.exception(

@@ -1,24 +1,18 @@
 """Spans of OpenTelemetry, by its conventions for messaging; docs/observability.md describes them.
 
-Imported where :func:`django_amqp_events.telemetry.active` is true. An error of a tracer is logged
-and never changes what happens to an event.
+Imported where :func:`django_amqp_events.telemetry.active` is true.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
-from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
+from celery.exceptions import TaskPredicate
 from opentelemetry import context, propagate, trace
 
 from .context import ReceivedEvent
-from .message.headers import (
-    check_headers,
-)
 
-logger = logging.getLogger(__name__)
 _tracer = trace.get_tracer("django_amqp_events")
 
 #: The scope of the spans that opentelemetry-instrumentation-celery makes.
@@ -51,48 +45,28 @@ class Span:
         if self._span is None:
             return
         context.detach(self._token)
-        # The text of an exception may raise another one.
-        with _tolerated("the end of a span is not traced"):
-            try:
-                if isinstance(exc, TaskPredicate):  # Retry, Reject, Ignore
-                    exc = exc.__cause__
-                if exc is not None:
-                    self._span.set_attribute("error.type", _type(exc))
-                    self._span.set_status(trace.StatusCode.ERROR)
-                    self._span.record_exception(exc)
-            finally:
-                self._span.end()
+        try:
+            if isinstance(exc, TaskPredicate):  # Retry, Reject, Ignore
+                exc = exc.__cause__
+            if exc is not None:
+                self._span.set_attribute("error.type", _type(exc))
+                self._span.set_status(trace.StatusCode.ERROR)
+                self._span.record_exception(exc)
+        finally:
+            self._span.end()
 
     def published(self, ids: Sequence[str]) -> None:
         """Record the ids of the events that a publish has made."""
         if self._span is None:
             return
-        # The events are accepted: with an error, the publisher would repeat them.
-        with _tolerated("the publish of %d events is not traced", len(ids)):
-            if len(ids) == 1:
-                self._span.set_attribute("amqp_events.event_id", ids[0])
-            else:
-                self._span.set_attribute("messaging.batch.message_count", len(ids))
+        if len(ids) == 1:
+            self._span.set_attribute("amqp_events.event_id", ids[0])
+        else:
+            self._span.set_attribute("messaging.batch.message_count", len(ids))
 
 
 #: Traces nothing.
 _NO_SPAN: Final = Span()
-
-
-class _tolerated:  # noqa: N801 - used like a function
-    """Log an error in the block, and continue after it."""
-
-    def __init__(self, text: str, *args: object) -> None:
-        self._record = text, *args
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, exc: BaseException | None, __: object) -> bool:
-        # A soft time limit concerns the handler.
-        if not isinstance(exc, Exception) or isinstance(exc, SoftTimeLimitExceeded):
-            return False
-        logger.error(*self._record, exc_info=exc)
-        return True
 
 
 def publishing(name: str, exchange: str, headers: Mapping[str, Any]) -> Span:
@@ -100,20 +74,16 @@ def publishing(name: str, exchange: str, headers: Mapping[str, Any]) -> Span:
 
     A context that the publisher's own headers contain stays, and there is no span then.
     """
-    with _tolerated("the publish of event %r is not traced", name):
-        if headers and _parent(headers).is_valid:
-            return Span(headers=headers)
-        span = _tracer.start_span(
-            f"publish {name}",
-            kind=trace.SpanKind.PRODUCER,
-            attributes=_attributes("publish", "create", name, _destination(exchange, name)),
-        )
-        carrier: dict[str, str] = {}
-        propagate.inject(carrier, trace.set_span_in_context(span))
-        traced = {**carrier, **headers}
-        check_headers(name, traced)
-        return Span(span, headers=traced)
-    return Span(headers=headers)
+    if headers and _parent(headers).is_valid:
+        return Span(headers=headers)
+    span = _tracer.start_span(
+        f"publish {name}",
+        kind=trace.SpanKind.PRODUCER,
+        attributes=_attributes("publish", "create", name, _destination(exchange, name)),
+    )
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, trace.set_span_in_context(span))
+    return Span(span, headers={**carrier, **headers})
 
 
 def processing(
@@ -126,32 +96,30 @@ def processing(
     Args:
         delivery: Celery's delivery info.
     """
-    with _tolerated("a run of %s is not traced", handler):
-        exchange, key = ((delivery or {}).get(part) for part in ("exchange", "routing_key"))
-        attributes = _known(
-            {
-                **_attributes("process", "process", event.name, _destination(exchange, key, queue)),
-                "messaging.rabbitmq.destination.routing_key": key,
-                "messaging.message.conversation_id": event.correlation_id,
-                "amqp_events.event_id": event.id,
-                "amqp_events.handler": handler,
-                "amqp_events.attempt": event.attempt,
-                "amqp_events.replay_id": event.replay_id,
-            }
-        )
-        current = trace.get_current_span()
-        if getattr(getattr(current, "instrumentation_scope", None), "name", "") == _CELERY:
-            current.set_attributes(attributes)
-            return _NO_SPAN
-        around = propagate.extract(_text(event.headers), context.get_current())
-        span = _tracer.start_span(
-            f"process {handler}",
-            context=around,
-            kind=trace.SpanKind.CONSUMER,
-            attributes=attributes,
-        )
-        return Span(span, around)
-    return _NO_SPAN
+    exchange, key = ((delivery or {}).get(part) for part in ("exchange", "routing_key"))
+    attributes = _known(
+        {
+            **_attributes("process", "process", event.name, _destination(exchange, key, queue)),
+            "messaging.rabbitmq.destination.routing_key": key,
+            "messaging.message.conversation_id": event.correlation_id,
+            "amqp_events.event_id": event.id,
+            "amqp_events.handler": handler,
+            "amqp_events.attempt": event.attempt,
+            "amqp_events.replay_id": event.replay_id,
+        }
+    )
+    current = trace.get_current_span()
+    if getattr(getattr(current, "instrumentation_scope", None), "name", "") == _CELERY:
+        current.set_attributes(attributes)
+        return _NO_SPAN
+    around = propagate.extract(_text(event.headers), context.get_current())
+    span = _tracer.start_span(
+        f"process {handler}",
+        context=around,
+        kind=trace.SpanKind.CONSUMER,
+        attributes=attributes,
+    )
+    return Span(span, around)
 
 
 def _attributes(operation: str, kind: str, name: str, destination: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, overload
 from django.conf import settings as django_settings
 from django.test.utils import TestContextDecorator, override_settings
 
-from .broker.connection import refuse_connections
 from .conf import SETTING, PublishMode, get_settings
 from .declare.declarations import (
     EventDeclaration,
@@ -177,11 +176,11 @@ def capture_events() -> Iterator[CapturedEvents]:
     Payloads are validated as usual. In ``outbox`` and ``on_commit`` mode an event counts as
     published when its transaction commits or, inside Django's ``TestCase``, unless a savepoint
     around it is rolled back. Blocks can be nested: the inner one captures. A replay is confirmed
-    but not captured. What needs RabbitMQ itself, such as a relay, raises ConfigurationError.
+    but not captured.
     """
     captured = CapturedEvents()
     try:
-        with refuse_connections("capture_events()"), divert(captured, captured._watch):  # noqa: SLF001
+        with divert(captured, captured._watch):  # noqa: SLF001
             yield captured
     finally:
         captured._result = captured._all()  # noqa: SLF001
@@ -196,14 +195,13 @@ def memory_events(start: datetime | None = None) -> Iterator[MemoryBackend]:
 
     :meth:`~MemoryBackend.run` and :meth:`~MemoryBackend.advance` run the handlers as a worker
     does, with retries and archive. They first publish the events that wait only for the commit of
-    Django's ``TestCase``, which never happens. Replays are handled, too. What needs RabbitMQ
-    itself, such as a relay, raises ConfigurationError.
+    Django's ``TestCase``, which never happens. Replays are handled, too.
 
     Args:
         start: the clock's first time, aware; now by default.
     """
     backend = MemoryBackend(get_settings(), Clock(start))
-    with refuse_connections("memory_events()"), divert(backend):
+    with divert(backend):
         yield backend
 
 

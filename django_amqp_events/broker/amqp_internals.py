@@ -22,7 +22,6 @@ REQUIRED: Final = (
     PrivateName(f"{_CONNECTION}.transport", _LIMIT),
     PrivateName(f"{_CONNECTION}.blocking_read", _LIMIT, ("self", "timeout")),
     PrivateName(f"{_CONNECTION}.drain_events", _LIMIT, ("self", "timeout")),
-    PrivateName("amqp.method_framing:frame_handler", _LIMIT, ("connection", "callback")),
     PrivateName(f"{_TRANSPORT}.sock", _LIMIT),
     PrivateName(f"{_TRANSPORT}.raise_on_initial_eintr", _LIMIT),
     PrivateName(f"{_TRANSPORT}.connected", "leave a connection to the parent process"),

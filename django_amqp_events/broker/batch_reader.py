@@ -59,8 +59,9 @@ class BatchReader:
         size: largest number of messages in a batch; the prefetch count is at most twice that.
         most: largest number of messages that RabbitMQ delivers, over all batches.
 
-    Raises:
-        BrokerUnavailableError: there is no connection.
+    Raises (from every method):
+        BrokerUnavailableError: there is no connection, it is lost, or the queue was deleted. What
+            is not acknowledged is delivered again.
         TopologyError: the queue does not exist.
     """
 
@@ -108,11 +109,7 @@ class BatchReader:
             raise BrokerUnavailableError(Reason("channel-refused", error=error)) from exc
 
     def batch(self, *, wait: float, stop: Callable[[], bool] = nothing) -> Batch | None:
-        """Return the next batch, or ``None`` if no message arrives within *wait* seconds.
-
-        Raises:
-            BrokerUnavailableError: the connection is lost, or the queue was deleted.
-        """
+        """Return the next batch, or ``None`` if no message arrives within *wait* seconds."""
         deadline = time.monotonic() + wait
         try:
             while len(self._waiting) < self._window and self._bytes < BATCH_BYTES and not stop():
@@ -146,11 +143,7 @@ class BatchReader:
         return Batch(messages=messages, last=taken[-1][0])
 
     def ack(self, batch: Batch, places: Collection[int]) -> None:
-        """Acknowledge messages of a batch, by their index.
-
-        Raises:
-            BrokerUnavailableError: the connection is lost; the batch is delivered again.
-        """
+        """Acknowledge messages of a batch, by their index."""
         self._whole = self._whole and len(places) == len(batch.messages)
         try:
             if self._ahead > self._left:
@@ -167,11 +160,7 @@ class BatchReader:
             raise self._gone(exc) from exc
 
     def finish(self) -> None:
-        """Consume no more; what has been delivered is in the next batches.
-
-        Raises:
-            BrokerUnavailableError: the connection is lost.
-        """
+        """Consume no more; what has been delivered is in the next batches."""
         self._left = 0
         try:
             self._consume()
@@ -179,11 +168,7 @@ class BatchReader:
             raise self._gone(exc) from exc
 
     def ready(self) -> int:
-        """Return the number of messages in the queue, without those that RabbitMQ has sent ahead.
-
-        Raises:
-            BrokerUnavailableError: the connection is lost.
-        """
+        """Return the number of messages that are ready, or were read and are in no batch yet."""
         try:
             return queue_depth(self._channel, self.queue).ready + len(self._waiting)
         except _ERRORS as exc:

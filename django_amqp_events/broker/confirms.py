@@ -379,18 +379,16 @@ class _Question(ConfirmChannel):
         if self.blocked:
             self._deadline = 0.0
 
-    def ask(self) -> bool:
-        [error] = self.publish([_NOWHERE], mandatory=False)
-        self.leave()
-        if self.blocked:
-            return False  # RabbitMQ may still confirm the first publish of a connection
-        # Refused for want of permission, it has been read.
-        return error is None or isinstance(error, PublishRefusedError)
-
 
 def accepts_publishes(app: Celery, timeout: float) -> bool:
     """Return True if RabbitMQ answers a publish on a new connection."""
-    return _Question(app, timeout=timeout).ask()
+    channel = _Question(app, timeout=timeout)
+    [error] = channel.publish([_NOWHERE], mandatory=False)
+    channel.leave()
+    if channel.blocked:
+        return False  # RabbitMQ may still confirm the first publish of a connection
+    # Refused for want of permission, it has been read.
+    return error is None or isinstance(error, PublishRefusedError)
 
 
 def _poll(sock: Any) -> Callable[[], object]:

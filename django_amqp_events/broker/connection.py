@@ -11,7 +11,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from amqp import exceptions as amqp_errors
-from amqp.method_framing import frame_handler
 from celery import Celery
 from celery.app import app_or_default
 from django.utils.module_loading import import_string
@@ -195,13 +194,8 @@ def connect(
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
-        ConfigurationError: the broker URL is not RabbitMQ's, py-amqp is not supported, or a test
-            permits no connections.
+        ConfigurationError: the broker URL is not RabbitMQ's, or py-amqp is not supported.
     """
-    if _refused_by:
-        raise ConfigurationError(
-            f"{_refused_by[-1]} refuses connections to RabbitMQ; call this outside of its block"
-        )
     amqp_internals.check()
     options: dict[str, Any] = {
         # ConfirmChannel matches confirms by delivery tag.
@@ -219,7 +213,6 @@ def connect(
     urls = broker_urls(app.conf.broker_write_url)
     addresses = count_addresses(*(urlsplit(url).hostname or "localhost" for url in urls))
     left = max(LEAST, deadline - time.monotonic())
-    options["frame_handler"] = _login_within(left / len(urls), deadline)
     connection = build_connection(app, connect_timeout=left / addresses, transport_options=options)
     try:
         connection.ensure_connection(
@@ -229,7 +222,6 @@ def connect(
             reraise_as_library_errors=False,
             timeout=left,
         )
-        del connection.connection.drain_events  # that of the login
         # Otherwise py-amqp waits forever for answers, such as that to opening a channel.
         connection.connection.transport.sock.settimeout(timeout)
         negotiated.frame_max = connection.connection.frame_max
@@ -242,43 +234,6 @@ def connect(
             Reason("no-connection", url=url, error=error, remedy=remedy)
         ) from exc
     return connection
-
-
-def _login_within(seconds: float, deadline: float) -> Callable[..., Any]:
-    """Return a ``frame_handler`` for py-amqp, with a time limit for the login to one broker.
-
-    py-amqp makes one when TCP and TLS are connected, and would wait for each answer as long as for
-    a TCP connection.
-    """
-
-    def make(amqp: Any, callback: Any) -> Any:
-        end = min(time.monotonic() + seconds, deadline)
-        drain = amqp.drain_events
-
-        def drain_events(**_: float) -> None:
-            try:
-                drain(max(LEAST, end - time.monotonic()))
-            except OSError:
-                amqp.transport.sock.settimeout(0)  # TLS has a closing handshake too
-                raise
-
-        amqp.drain_events = drain_events
-        return frame_handler(amqp, callback)
-
-    return make
-
-
-_refused_by: list[str] = []
-
-
-@contextmanager
-def refuse_connections(by: str) -> Iterator[None]:
-    """Raise ConfigurationError for each :func:`connect` within a block, in all threads."""
-    _refused_by.append(by)
-    try:
-        yield
-    finally:
-        _refused_by.remove(by)
 
 
 @contextmanager

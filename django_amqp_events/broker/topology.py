@@ -145,10 +145,6 @@ class Topology:
     bindings: tuple[Binding, ...]
     delays: tuple[int, ...]
 
-    def owns(self, name: str) -> bool:
-        """Return True if an exchange or queue of that name belongs to this service."""
-        return name.startswith((self.names.infrastructure(""), self.names.handlers))
-
     def queue(self, name: str) -> Queue | None:
         return next((queue for queue in self.queues if queue.name == name), None)
 

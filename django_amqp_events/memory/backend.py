@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -19,7 +18,7 @@ from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..coroutines import has_event_loop
 from ..declare.registry import get_registry
-from ..exceptions import AmqpEventsError, Malformed, PublishError
+from ..exceptions import AmqpEventsError, ConfigurationError, Malformed, PublishError
 from ..message import archive_message, decoding
 from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
@@ -305,8 +304,7 @@ class InlineBackend(Backend):
     logged with their traceback and kept in :attr:`failed`; no handler's error reaches the
     publisher. Handlers of other services do not run.
 
-    An event that a handler publishes is handled after that handler. In an event loop, handlers run
-    in a thread and block the loop; use ``apublish`` there.
+    An event that a handler publishes is handled after that handler.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -322,12 +320,19 @@ class InlineBackend(Backend):
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
     ) -> Sequence[PublishError | None]:
-        """Accept *messages* and handle them."""
+        """Accept *messages* and handle them.
+
+        Raises:
+            ConfigurationError: this thread has an event loop.
+        """
         session = _session.get()
         if session is not None:
             session.publish(messages, mandatory=False)
         elif has_event_loop():
-            _in_a_thread(lambda: self._handle(messages))
+            raise ConfigurationError(
+                "the backend 'inline' runs handlers in the thread that publishes, and this one has "
+                "an event loop; publish with apublish()"
+            )
         else:
             self._handle(messages)
         return [None] * len(messages)
@@ -343,14 +348,3 @@ class InlineBackend(Backend):
         finally:
             _session.reset(token)
             self.failed.extend(session.archived)
-
-
-def _in_a_thread(work: Callable[[], None]) -> None:
-    def run() -> None:
-        try:
-            work()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1, thread_name_prefix="amqp-events-inline") as pool:
-        pool.submit(copy_context().run, run).result()

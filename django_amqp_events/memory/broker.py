@@ -146,9 +146,6 @@ class MemoryBroker:
         ttl = held.argument("x-message-ttl")
         expires_at = None if ttl is None else self.clock.now() + timedelta(milliseconds=ttl)
         held.ready.append(Stored(queue, message, next(self._sequence), expires_at))
-        most = held.argument("x-max-length")
-        while most is not None and len(held.ready) > most:
-            held.ready.popleft()
 
     # -- consuming ------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ def status(
 
 def _ask_workers(amqp: Amqp, app: Celery, timeout: float) -> Workers:
     try:
-        return amqp.ask_workers(app, "stats", timeout)
+        return amqp.ask_workers(app, timeout)
     except amqp_errors.ChannelError:
         return {}  # this user may not use remote control
 

@@ -2,8 +2,7 @@
 
 The committing thread waits at most :data:`CONFIRM_WAIT_SECONDS` for the confirm, and not at all
 while RabbitMQ is unreachable. A later confirm still reaches the direct publisher, which renews the
-leases until then. Relays publish the rows that it cannot publish before their leases expire, or
-before the process ends.
+leases until then. Relays publish the rows that RabbitMQ did not read.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,7 +25,7 @@ from django.db import connections
 from ..backoff import Backoff
 from ..broker.connection import celery_app
 from ..conf import Settings
-from ..exceptions import AmqpEventsError
+from ..exceptions import AmqpEventsError, BrokerUnavailableError
 from ..signals import event_postponed
 from . import outbox_rows
 from .outbox_rows import Answer, Row
@@ -41,7 +40,7 @@ BACKLOG_BYTES: Final = 32 * 1024 * 1024
 ROW_BYTES: Final = 3 * 1024
 #: Rows that are published in one window.
 BATCH: Final = 500
-#: Seconds between attempts while RabbitMQ is unreachable.
+#: Seconds in which rows are left to a relay after RabbitMQ was unreachable.
 BACKOFF: Final = Backoff(0.2, 5.0)
 
 
@@ -84,18 +83,16 @@ class DirectPublisher:
         # Reentrant: a signal handler may publish while its thread is in here.
         self._changed = threading.Condition()
         self._backlog: deque[CommittedRows] = deque()
-        self._leased: list[CommittedRows] = []
         self._bytes = 0
         self._unrecorded: list[tuple[str, list[Answer], float]] = []
         self._thread: threading.Thread | None = None
         self._channel = OutboxChannel(
-            self.app,
-            timeout=self.settings.confirm_timeout,
-            tick=self._tick,
-            stop=lambda: self._closing,
+            self.app, timeout=self.settings.confirm_timeout, stop=lambda: self._closing
         )
         self._closing = False
+        # Publishes of this process that found no broker, in a row, and until when none is tried.
         self._failures = 0
+        self._resumes = 0.0
         self._reported = False
         #: Confirms arrive in time; otherwise committing threads do not wait for them.
         self.prompt = True
@@ -109,10 +106,8 @@ class DirectPublisher:
         wait = CONFIRM_WAIT_SECONDS if self.prompt else 0.0
         try:
             if why := self._enqueue(commit):
-                self._leave([commit], why)
-                self._tell([commit], why)
-            else:
-                commit.answers.result(wait)
+                commit.answers.set_result(_left(commit, why))
+            commit.answers.result(wait)
         except CancelledError:
             pass
         except TimeoutError:
@@ -124,12 +119,12 @@ class DirectPublisher:
                 try:
                     self._record(commit.alias, answers)
                 finally:
-                    report_answers(answers, self.settings)
+                    self._report(answers)
 
     def _enqueue(self, commit: CommittedRows) -> str:
         """Add rows to the backlog; return the reason if that is impossible."""
-        if commit.late:
-            return "its transaction took too long"
+        if why := self._impossible(commit):
+            return why
         with self._changed:
             if self._closing:
                 return "this process ends"
@@ -150,6 +145,12 @@ class DirectPublisher:
             self._changed.notify_all()
         return ""
 
+    def _impossible(self, commit: CommittedRows) -> str:
+        """Return why rows cannot be published now, ``""`` if they can."""
+        if commit.late:
+            return "they were not published in time"
+        return "RabbitMQ is unreachable" if time.monotonic() < self._resumes else ""
+
     def _record(self, alias: str, answers: list[Answer]) -> None:
         """Write answers to the database; retry later if that fails."""
         try:
@@ -164,6 +165,15 @@ class DirectPublisher:
                 # It concerns the handler that has committed, or the process.
                 raise
 
+    def _report(self, answers: list[Answer]) -> None:
+        report_answers(answers, self.settings)
+        for answer in answers:
+            if answer.untried:
+                event_postponed.send_robust(
+                    self.settings.service, event_id=answer.row.message.event_id,
+                    name=answer.row.message.name, error=str(answer.error),
+                )  # fmt: skip
+
     # -- in its own thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -174,9 +184,9 @@ class DirectPublisher:
                         break
                 if self._closing and not self._backlog:
                     break
-                self._leased = self._take()
+                commits = self._take()
             try:
-                self._publish_leased()
+                self._publish(commits)
             except Exception as exc:
                 logger.error(  # noqa: TRY400
                     "the direct publisher failed; a relay publishes its rows: %s",
@@ -184,9 +194,8 @@ class DirectPublisher:
                     # Messages of our own errors name the cause.
                     exc_info=not isinstance(exc, AmqpEventsError),
                 )
-                for commit in self._leased:
+                for commit in commits:
                     commit.answers.cancel()
-                self._leased = []
             self._retry_unrecorded()
             if not self._backlog:
                 connections.close_all()
@@ -204,86 +213,53 @@ class DirectPublisher:
             self._bytes -= commit.size
         return taken
 
-    def _publish_leased(self) -> None:
-        late = [commit for commit in self._leased if commit.late]
-        self._leased = [commit for commit in self._leased if commit not in late]
-        why = "RabbitMQ was unreachable for too long"
-        self._leave(late, why)
-        try:
-            if self._leased:
-                self._publish_rows()
-        finally:
-            # Receivers may take their time, in which leases would expire.
-            self._tell(late, why)
-
-    def _publish_rows(self) -> None:
-        held = ((commit.alias, commit.rows) for commit in self._leased)
-        self._channel.hold(held, min(commit.began for commit in self._leased))
-        rows = [row for commit in self._leased for row in commit.rows]
-        messages = [row.message for row in rows]
-        # Without publish_each(): after a refused message, what RabbitMQ has not read is untried and
-        # goes back to the backlog, and a relay publishes the other neighbours.
-        errors = self._channel.publish(messages, mandatory=self.settings.unrouted != "ignore")
-        published = list(map(Answer, rows, errors))
-        answers = iter(published)
-        commits, self._leased = self._leased, []
-        self._switch(published)
+    def _publish(self, commits: Sequence[CommittedRows]) -> None:
+        """Publish rows; what RabbitMQ does not read is left to a relay."""
+        left = {
+            commit: _left(commit, why) for commit in commits if (why := self._impossible(commit))
+        }
+        fresh = [commit for commit in commits if commit not in left]
+        rows = [row for commit in fresh for row in commit.rows]
+        answers: list[Answer] = []
+        if fresh:
+            held = [(commit.alias, commit.rows) for commit in fresh]
+            self._channel.hold(held, min(commit.began for commit in fresh))
+            errors = self._channel.publish(
+                [row.message for row in rows], mandatory=self.settings.unrouted != "ignore"
+            )
+            answers = list(map(Answer, rows, errors))
+            self._switch(answers)
         mine: dict[str, list[Answer]] = {}
-        waiting: list[CommittedRows] = []
+        published = iter(answers)
         for commit in commits:
-            own_answers = [next(answers) for _ in commit.rows]
-            tried = [answer for answer in own_answers if not answer.untried]
-            if untried := [answer.row for answer in own_answers if answer.untried]:
-                again = CommittedRows(rows=untried, alias=commit.alias, began=commit.began)
-                again.answers.cancel()
-                waiting.append(again)
+            own = left.get(commit) or [next(published) for _ in commit.rows]
             if commit.answers.set_running_or_notify_cancel():
-                commit.answers.set_result(tried)
-            elif tried:
-                mine.setdefault(commit.alias, []).extend(tried)
-        for alias, tried in mine.items():
-            self._record(alias, tried)
-        for tried in mine.values():
-            report_answers(tried, self.settings)
-        with self._changed:
-            self._backlog.extendleft(reversed(waiting))
-            self._bytes += sum(commit.size for commit in waiting)
-            ending = self._closing
-            if waiting and not ending:
-                end = time.monotonic() + BACKOFF.delay(self._failures - 1)
-                while not self._closing and (left := end - time.monotonic()) > 0:
-                    self._changed.wait(left)
-        if waiting and ending:
-            # RabbitMQ is unreachable; relays publish the rest.
-            with self._changed:
-                left_over, self._backlog = list(self._backlog), deque()
-            self._release(left_over)
+                commit.answers.set_result(own)
+            else:
+                mine.setdefault(commit.alias, []).extend(own)
+        for alias, own in mine.items():
+            self._record(alias, own)
+        # Receivers may take their time.
+        for own in mine.values():
+            self._report(own)
 
     def _switch(self, answers: Sequence[Answer]) -> None:
-        """Decide from the answers whether committing threads wait for confirms."""
-        errors = [answer.error for answer in answers]
-        down = next((error for error in errors if error and error.scope == "broker"), None)
-        self.prompt = down is None
-        if down is not None:
+        """Decide from the answers whether to publish, and whether committing threads wait."""
+        errors = [answer.error for answer in answers if answer.error is not None]
+        # A refused message closes the connection, and its neighbours are not read.
+        down = bool(errors) and all(error.scope == "broker" for error in errors)
+        self.prompt = not down
+        if down:
+            self._resumes = time.monotonic() + BACKOFF.delay(self._failures)
             self._failures += 1
             if not self._reported:
                 self._reported = True
-                logger.error("events wait in the outbox until RabbitMQ is reachable: %s", down)
+                logger.error("events wait in the outbox until RabbitMQ is reachable: %s", errors[0])
             return
         self._failures = 0
         if self._reported:
             self._reported = False
             logger.warning("RabbitMQ confirms again; a relay publishes the events left over")
-
-    def _tick(self) -> None:
-        """Report when RabbitMQ blocks publishers."""
-        if self._channel.blocked and not self._reported:
-            self._reported, self.prompt = True, False
-            logger.error(
-                "events wait in the outbox: RabbitMQ blocks publishers (%s); free memory or disk "
-                "on the broker",
-                self._channel.blocked,
-            )
 
     def _retry_unrecorded(self) -> None:
         with self._changed:
@@ -303,21 +279,6 @@ class DirectPublisher:
                         exc,
                     )
 
-    def _leave(self, commits: Sequence[CommittedRows], why: str) -> None:
-        """Leave rows to a relay."""
-        for commit in commits:
-            commit.answers.cancel()
-            logger.info("a relay publishes %d events: %s", len(commit.rows), why)
-        self._release(commits)
-
-    def _tell(self, commits: Sequence[CommittedRows], why: str) -> None:
-        """Send the signals of rows that are left to a relay."""
-        for row in (row for commit in commits for row in commit.rows):
-            event_postponed.send_robust(
-                self.settings.service, event_id=row.message.event_id, name=row.message.name,
-                error=why,
-            )  # fmt: skip
-
     # -- the end --------------------------------------------------------------------------------
 
     def close(self, wait: float = LAST_CALL) -> None:
@@ -331,26 +292,22 @@ class DirectPublisher:
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait)
 
-    @staticmethod
-    def _release(commits: Iterable[CommittedRows]) -> None:
-        """Let a relay publish rows now; after an error, when their leases expire."""
-        for commit in commits:
-            try:
-                outbox_rows.release(commit.alias, commit.rows)
-            except SoftTimeLimitExceeded:
-                # It concerns the handler that has committed.
-                raise
-            except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
-                logger.info(
-                    "could not release %d events, which a relay publishes later: %s",
-                    len(commit.rows),
-                    exc,
-                )
-
     def forget_after_fork(self) -> None:
         """Reset the state in a child process; its parent publishes the rows."""
         self._channel.forget_after_fork()
         self._reset()
+
+
+def _left(commit: CommittedRows, why: str) -> list[Answer]:
+    """Return the answers of rows that are left to a relay."""
+    logger.info("a relay publishes %d events: %s", len(commit.rows), why)
+    return [
+        Answer(
+            row,
+            BrokerUnavailableError(why, event_id=row.message.event_id, event_name=row.message.name),
+        )
+        for row in commit.rows
+    ]
 
 
 _publishers: dict[Celery, DirectPublisher] = {}

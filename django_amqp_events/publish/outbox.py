@@ -182,20 +182,12 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
 
 
 def publish_now(ids: Collection[UUID], *, alias: str) -> int:
-    """Make failed rows due now; skip rows with a lease.
-
-    Returns:
-        the number of rows changed.
-    """
+    """Make failed rows due now, except those with a lease; return how many were changed."""
     return _failed(alias).filter(pk__in=list(ids)).update(due_at=Now())
 
 
 def publish_failed_now(alias: str, service: str) -> int:
-    """Make all failed rows of a service due now, as after an outage; skip rows with a lease.
-
-    Returns:
-        the number of rows changed.
-    """
+    """Do the same to all failed rows of a service, as after an outage."""
     return _failed(alias).filter(service=service, due_at__gt=Now()).update(due_at=Now())
 
 
@@ -204,16 +196,12 @@ def _failed(alias: str) -> QuerySet[OutboxEvent]:
 
 
 def discard(ids: Collection[UUID], *, alias: str, by: str = "", reason: str = "") -> int:
-    """Discard rows without a lease: their events are not published unless restored.
+    """Discard rows without a lease; return how many were changed.
 
-    ``events_prune`` deletes them when they are old.
+    Their events are not published unless restored. ``events_prune`` deletes old ones.
 
     Args:
         by: user name or command.
-        reason: as the user stated it.
-
-    Returns:
-        the number of rows changed.
     """
     from ..models import LENGTH, clean
 
@@ -233,11 +221,7 @@ def discard(ids: Collection[UUID], *, alias: str, by: str = "", reason: str = ""
 
 
 def restore(ids: Collection[UUID], *, alias: str) -> int:
-    """Make discarded rows due again.
-
-    Returns:
-        the number of rows changed.
-    """
+    """Make discarded rows due again; return how many were changed."""
     given_up = rows(alias).filter(pk__in=list(ids), discarded_at__isnull=False)
     return given_up.update(discarded_at=None, discarded_by="", discard_reason="", due_at=Now())
 

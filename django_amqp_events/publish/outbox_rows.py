@@ -77,8 +77,9 @@ LEASE: Final = 2 * LONGEST_CONFIRM
 BEGIN_WITHIN: Final = LEASE / 2
 #: Seconds between renewals of a lease while confirms are pending.
 RENEW: Final = LEASE / 6
-#: Rows in one INSERT, and bytes of their bodies, at most: MariaDB takes 16 MiB with quotes.
-INSERT_ROWS: Final = 1000
+#: Rows in one INSERT, at most: SQLite takes 999 parameters, and a row has up to 12.
+INSERT_ROWS: Final = 80
+#: Bytes of their bodies, at most: MariaDB takes 16 MiB with quotes.
 INSERT_BYTES: Final = 4 * 1024 * 1024
 #: Rows in one claim, at most: the number of parameters that each database accepts.
 CLAIM_ROWS: Final = 900
@@ -181,11 +182,8 @@ def insert(
     connection = connections[alias]
     claim = process_identity.identity() if held else None
     rows = [Row(new_id(), message, claim=claim) for message in messages]
-    chunks = [rows]
-    if len(rows) > 1:
-        sized = ((row, len(row.message.body)) for row in rows)
-        most = _statement_size(connection, rows[0], service)
-        chunks = list(pieces(sized, count=most, size=INSERT_BYTES))
+    sized = ((row, len(row.message.body)) for row in rows)
+    chunks = list(pieces(sized, count=INSERT_ROWS, size=INSERT_BYTES))
     try:
         if len(chunks) == 1:
             _insert(connection, chunks[0], service, held)
@@ -269,15 +267,6 @@ def _statement(
         f"({group})",
         tuple(value for _, params in compiled for value in params),
     )
-
-
-def _statement_size(connection: BaseDatabaseWrapper, row: Row, service: str) -> int:
-    most = connection.features.max_query_params
-    if not most:
-        return INSERT_ROWS
-    names = tuple(_columns(row, service, connection))
-    tail = _statement(connection.vendor, connection.alias, True, names)[2]
-    return min(INSERT_ROWS, most // (len(names) + len(tail)))
 
 
 _numbers = itertools.count()
@@ -368,11 +357,7 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
 
 
 def end_leases_of_dead(alias: str, service: str) -> int:
-    """Make rows due whose lease belongs to a process of this machine that has died.
-
-    Returns:
-        the number of rows.
-    """
+    """Make rows due that a dead process of this machine had leased; return how many."""
     if not (here := process_identity.place()):
         return 0
     # No lease is longer: the index would also lead to later retries and to all discarded rows.

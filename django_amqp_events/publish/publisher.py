@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final
 from uuid import uuid4
 
@@ -32,7 +31,6 @@ from ..context import current_event
 from ..declare.contracts import bind_contract
 from ..declare.patterns import full_name_problem
 from ..declare.registry import get_registry
-from ..declare.validation import REMEMBERED
 from ..exceptions import (
     ConfigurationError,
     InvalidEventError,
@@ -158,7 +156,11 @@ def _publish(
     settings = get_settings()
     target, watch = _target(settings)
     published_at = target.now()
-    _check_name(name)
+    if wrong := full_name_problem(name):
+        raise InvalidEventError(
+            f"{name!r:.80} is not an event name: {wrong}; use words separated by dots, such as "
+            f"shop.order.created"
+        )
     check_headers(name, options.headers, negotiated.headers)
     messages = [
         _message(settings, name, payload, options, published_at, validate=validate)
@@ -189,11 +191,7 @@ def _publish(
     elif not _insert(settings, messages, pending):
         return ids
     watch(pending, messages)
-    if before is not None:
-        return ids
-    if _connection_unused(connection):
-        pending()
-    else:
+    if before is None:
         connection.on_commit(pending)
     return ids
 
@@ -205,18 +203,6 @@ def require_payload_list(name: str, payloads: object) -> None:
             f"publish_many() of event {name!r} got a {type(payloads).__name__}; pass a list of "
             f"payloads, or use publish()"
         )
-
-
-def _connection_unused(connection: BaseDatabaseWrapper) -> bool:
-    """Return True if this thread has not connected, so that no transaction is open.
-
-    ``on_commit`` would connect only to find that out, in each thread that publishes.
-    """
-    return (
-        connection.connection is None
-        and not connection.in_atomic_block
-        and bool(connection.settings_dict["AUTOCOMMIT"])
-    )
 
 
 def _published_before(
@@ -259,18 +245,6 @@ def _insert(settings: Settings, messages: Sequence[Message], pending: Pending) -
         pending.rows += rows
         pending.size = size
     return held
-
-
-_name_problem = lru_cache(maxsize=REMEMBERED)(full_name_problem)
-
-
-def _check_name(name: str) -> None:
-    # What is not a string might not be hashable.
-    if wrong := _name_problem(name if isinstance(name, str) else None):
-        raise InvalidEventError(
-            f"{name!r:.80} is not an event name: {wrong}; use words separated by dots, such as "
-            f"shop.order.created"
-        )
 
 
 def _message(

@@ -61,21 +61,11 @@ class OutboxChannel(ConfirmChannel):
     It opens another connection when one is lost.
 
     Args:
-        tick: called before connecting, and at least every :data:`~confirms.SLICE` seconds during
-            the wait.
-        stop: polled as often; returns True to end the wait.
+        stop: polled at least every :data:`~confirms.SLICE` seconds; returns True to end the wait.
     """
 
-    def __init__(
-        self,
-        app: Celery,
-        *,
-        timeout: float,
-        tick: Callable[[], object] = nothing,
-        stop: Callable[[], bool] = nothing,
-    ) -> None:
+    def __init__(self, app: Celery, *, timeout: float, stop: Callable[[], bool] = nothing) -> None:
         super().__init__(app, timeout=timeout)
-        self._ticking = tick
         self._stop = stop
         self._stopping = 0.0
         self._held: list[tuple[str, Sequence[Row]]] = []
@@ -89,8 +79,15 @@ class OutboxChannel(ConfirmChannel):
         """
         self._held, self._renewed = list(held), since
 
-    def _tick(self) -> None:
-        self._ticking()
+    def _on_blocked(self, reason: str) -> None:
+        super()._on_blocked(reason)
+        logger.error(
+            "events wait in the outbox: RabbitMQ blocks publishers (%s); free memory or disk on "
+            "the broker",
+            self.blocked,
+        )
+
+    def _renew(self) -> None:
         if time.monotonic() < self._renewed + outbox_rows.RENEW:
             return
         self._renewed = time.monotonic()
@@ -105,16 +102,16 @@ class OutboxChannel(ConfirmChannel):
 
     def connect(self, deadline: float | None = None) -> None:
         # Connecting may take half of a lease.
-        self._tick()
+        self._renew()
         self.reopen()
         super().connect(deadline)
 
     def _read_waiting(self) -> None:
-        self._tick()
+        self._renew()
         super()._read_waiting()
 
     def _before_read(self) -> None:
-        self._tick()
+        self._renew()
         now = time.monotonic()
         if self._stop():
             self._stopping = self._stopping or now + LAST_CALL

@@ -127,8 +127,8 @@ class Amqp:
                 Reason("connection-lost", error=error, remedy=remedy)
             ) from exc
 
-    def ask_workers(self, app: Celery, command: str, timeout: float) -> dict[str, dict[str, Any]]:
-        """Return the answers of all workers on the vhost to a command of remote control, by name.
+    def ask_workers(self, app: Celery, timeout: float) -> dict[str, dict[str, Any]]:
+        """Return the statistics of all workers on the vhost, by name, through remote control.
 
         None are asked if the project does without it: its user may lack the permissions, and
         RabbitMQ logs each refusal.
@@ -158,7 +158,7 @@ class Amqp:
             **options,
         )
         with self._opened() as channel:
-            answers = mailbox.multi_call(command, timeout=timeout, channel=channel)
+            answers = mailbox.multi_call("stats", timeout=timeout, channel=channel)
         return {name: reply for answer in answers or () for name, reply in answer.items()}
 
     def carry_out(self, *requests: Request) -> None:

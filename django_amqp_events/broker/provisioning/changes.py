@@ -55,14 +55,13 @@ def apply(
     api: ManagementApi | None = None,
     progress: Callable[[PlanStep, int, int], object] | None = None,
     notice: Callable[[str], object] = nothing,
-    wait: float = 0.0,
 ) -> Applied:
     """Carry out a plan.
 
     Args:
         api: needed for steps that delete or recreate.
         progress: called after each step with the step, its number and the number of steps.
-        notice, wait: see :class:`Replacement`.
+        notice: see :class:`Replacement`.
 
     Raises:
         TopologyDriftError: the plan has refusals; nothing was changed.
@@ -105,7 +104,6 @@ def apply(
                     topology=plan.report.topology,
                     session=amqp,
                     api=api,
-                    wait=wait,
                     notice=notice,
                 )
                 _replace(replacement, later, finish)

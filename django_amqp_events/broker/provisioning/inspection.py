@@ -12,7 +12,6 @@ from celery import Celery
 from ...conf import Settings
 from ..connection import build_connection
 from ..topology import (
-    Binding,
     Exchange,
     Names,
     Queue,
@@ -110,7 +109,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
     queues = {queue["name"]: queue for queue in api.queues()}
     exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
     bindings = dict(api.bindings())
-    seen = [_with_arguments(item, queues if item.kind == "queue" else exchanges) for item in items]
+    seen = [_with_arguments(item, queues) for item in items]
     declared_queues = {queue.name for queue in topology.queues}
     declared_exchanges = {exchange.name for exchange in topology.exchanges}
     declared_bindings = set(topology.bindings)
@@ -150,24 +149,15 @@ def _why_stale(names: Names, name: str) -> str:
     return "no longer declared"
 
 
-def _with_arguments(item: Item, actual_by_name: Mapping[str, Mapping[str, Any]]) -> Item:
-    """Return an item with all its differences; over AMQP, RabbitMQ reports only the first."""
+def _with_arguments(item: Item, queues: Mapping[str, Mapping[str, Any]]) -> Item:
+    """Return a queue with all its differences; over AMQP, RabbitMQ reports only the first."""
     entity = item.entity
-    there = actual_by_name.get(item.name)
-    if there is None or item.state == "missing" or isinstance(entity, Binding):
+    there = queues.get(item.name)
+    if there is None or item.state == "missing" or not isinstance(entity, Queue):
         # The API is seconds old, so AMQP's answer counts.
         return item
-    if isinstance(entity, Queue):
-        declared: dict[str, Any] = dict(entity.arguments)
-        actual = {"x-queue-type": there.get("type"), **(there.get("arguments") or {})}
-    else:
-        declared = {"type": entity.type, "internal": False, **entity.arguments}
-        actual = {
-            "type": there.get("type"),
-            "internal": bool(there.get("internal")),
-            **(there.get("arguments") or {}),
-        }
-    declared |= {"durable": True, "auto_delete": False}
+    declared = {**entity.arguments, "durable": True, "auto_delete": False}
+    actual = {"x-queue-type": there.get("type"), **(there.get("arguments") or {})}
     actual |= {key: there.get(key) for key in ("durable", "auto_delete")}
     differences = tuple(
         Difference(argument=key, declared=_text(declared, key), found=_text(actual, key))

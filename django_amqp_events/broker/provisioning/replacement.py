@@ -53,18 +53,9 @@ QUEUE_CHECK_SECONDS: Final = 0.5
 STATISTICS_TIMEOUT: Final = 60.0
 #: Messages of a shadow that are moved at a time.
 BATCH: Final = 100
-#: Properties of a moved message. RabbitMQ would refuse a ``user_id`` of another user, and an
+#: What a moved message does not keep. RabbitMQ would refuse a ``user_id`` of another user, and an
 #: ``expiration`` would end an event that has waited long enough.
-_PROPERTIES: Final = (
-    "content_type",
-    "content_encoding",
-    "correlation_id",
-    "message_id",
-    "priority",
-    "timestamp",
-    "type",
-    "app_id",
-)
+_DROPPED: Final = ("application_headers", "user_id", "expiration", "reply_to", "cluster_id")
 
 
 @dataclass(slots=True)
@@ -92,8 +83,6 @@ class Replacement:
     """Deletes and recreates queues of one topology.
 
     Args:
-        wait: seconds to wait for an unbound queue to be emptied by its workers, and for these to
-            stop.
         notice: called with a sentence about each wait.
     """
 
@@ -102,7 +91,6 @@ class Replacement:
     topology: Topology
     session: Amqp
     api: ManagementApi
-    wait: float
     notice: Callable[[str], object]
 
     def delete(self, queues: Mapping[str, Queue | None]) -> dict[str, str]:
@@ -114,7 +102,13 @@ class Replacement:
         Returns:
             the reason for each queue that was kept, by its name; its bindings are restored.
         """
-        watched, refused = self._candidates(queues)
+        watched: list[_Watched] = []
+        refused: dict[str, str] = {}
+        for name in queues:
+            if reason := self._occupied(name, {}):
+                refused[name] = reason
+            else:
+                watched.append(_Watched(name, self.api.bindings_of(name)))
         for queue in watched:
             declared = queues[queue.name]
             if declared is not None and declared.role == "handler":
@@ -156,17 +150,6 @@ class Replacement:
         self.session.call(lambda channel: channel.queue_delete(name))
         self.session.call(lambda channel: channel.exchange_delete(name))
 
-    def _candidates(self, names: Iterable[str]) -> tuple[list[_Watched], dict[str, str]]:
-        """Return the queues to watch, and the reasons for those that are in use already."""
-        watched, refused = [], {}
-        for name in names:
-            reason = self._occupied(name, {})
-            if reason and not self.wait:
-                refused[name] = reason
-            else:
-                watched.append(_Watched(name, self.api.bindings_of(name)))
-        return watched, refused
-
     def _vacated(self, watched: Sequence[_Watched]) -> list[tuple[_Watched, str]]:
         """Wait for statistics from after unbinding; return each queue and why it is in use."""
         done: list[tuple[_Watched, str]] = []
@@ -191,14 +174,12 @@ class Replacement:
         statistics = self.api.queue(queue.name)
         if statistics is None:
             return ""
-        fresh = queue.is_fresh(statistics)
-        occupied = self._occupied(queue.name, statistics)
-        if fresh and not occupied:
-            return ""
-        if occupied and elapsed >= self.wait and (fresh or self._occupied(queue.name, {})):
+        if queue.is_fresh(statistics):
+            return self._occupied(queue.name, statistics)
+        if occupied := self._occupied(queue.name, {}):
             return occupied
-        if elapsed > self.wait + STATISTICS_TIMEOUT:
-            return occupied or "the management API shows no fresh statistics of it"
+        if elapsed > STATISTICS_TIMEOUT:
+            return "the management API shows no fresh statistics of it"
         return None
 
     def _occupied(self, name: str, statistics: Mapping[str, Any]) -> str:
@@ -209,8 +190,8 @@ class Replacement:
         messages = max(depth.ready if depth else 0, statistics.get("messages") or 0)
         if messages:
             return (
-                f"it holds {counted(messages, 'message')}; wait until they are handled (--wait), "
-                f"or run `manage.py events_recover {name}`"
+                f"it holds {counted(messages, 'message')}; wait until they are handled, or run "
+                f"`manage.py events_recover {name}`"
             )
         return ""
 
@@ -300,9 +281,7 @@ class Replacement:
     def _copy(self, message: amqp.Message, fanout: str) -> Message:
         names = self.topology.names
         origin = message.delivery_info["exchange"]
-        properties = {
-            key: message.properties[key] for key in _PROPERTIES if key in message.properties
-        }
+        kept = {key: value for key, value in message.properties.items() if key not in _DROPPED}
         headers = message.properties.get("application_headers") or {}
         body = message.body
         return Message(
@@ -310,7 +289,7 @@ class Replacement:
             routing_key=message.delivery_info["routing_key"],
             body=body.encode() if isinstance(body, str) else bytes(body),
             headers={key: value for key, value in headers.items() if not is_broker_header(key)},
-            properties={**properties, "delivery_mode": 2},
+            properties={**kept, "delivery_mode": 2},
             event_id=str(headers.get("event-id") or headers.get("id") or ""),
             name=message.delivery_info["routing_key"],
         )

@@ -49,14 +49,10 @@ def verify(app: Celery, settings: Settings, topology: Topology) -> Report:
 
 
 def declare(app: Celery, settings: Settings, topology: Topology) -> Report:
-    """Declare what is missing, over plain AMQP.
-
-    Returns:
-        the report from before.
+    """Declare what is missing, over plain AMQP; return the report from before.
 
     Raises:
-        TopologyDriftError: an entity is different; nothing was changed.
-        TopologyError, BrokerUnavailableError: as :func:`apply`.
+        TopologyDriftError, TopologyError, BrokerUnavailableError: as :func:`apply`.
     """
     report = inspect(app, settings, topology)
     apply(app, settings, plan(report))

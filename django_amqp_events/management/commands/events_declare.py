@@ -12,8 +12,7 @@ examples:
   manage.py events_declare --dry-run          print the plan
   manage.py events_declare                    declare
   manage.py events_declare --check            in a deployment: is anything missing?
-  manage.py events_declare --recreate-empty --wait 120
-                                              after QUEUE_TYPE or ARCHIVE changed
+  manage.py events_declare --recreate-empty   after QUEUE_TYPE or ARCHIVE changed
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from django_amqp_events.broker.topology import Binding
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Handler, Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.management import arguments
 from django_amqp_events.management.base import SHOWN, ReportCommand, columns
 from django_amqp_events.message.text import counted
 from django_amqp_events.templatetags.amqp_events import duration
@@ -58,14 +56,6 @@ class Command(ReportCommand):
             action="store_true",
             help="Delete and declare again queues whose arguments changed, if the management API "
             "shows that they are empty and unused. Events published meanwhile are kept.",
-        )
-        parser.add_argument(
-            "--wait",
-            type=arguments.not_negative,
-            default=0.0,
-            metavar="SECONDS",
-            help="Time for workers to empty a queue that is to be deleted or recreated, and to be "
-            "stopped (default: 0).",
         )
         super().add_arguments(parser)
 
@@ -96,7 +86,6 @@ class Command(ReportCommand):
                 api=api,
                 progress=self._show_step,
                 notice=self._notice,
-                wait=options["wait"],
             )
             # Policies that this user could not read are visible once the queues exist. A binding
             # that plain AMQP did not show before is not visible now either.

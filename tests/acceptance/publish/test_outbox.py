@@ -230,21 +230,6 @@ assert not outbox_rows.rows("default").exists()
     assert len(proxy.links) == 4, "a fork cost its parent the connection"
 
 
-def test_short_program_waits_for_confirms(wire: Wire, start: Start):
-    """The process waits briefly for pending confirms at exit."""
-    code = """
-import atexit
-atexit.unregister(direct_publisher.close_direct_publishers)
-atexit.register(direct_publisher.close_direct_publishers, 30)  # a busy machine confirms late
-direct_publisher.CONFIRM_WAIT_SECONDS = 0
-for n in range(20):
-    publish(f"event-{n}")
-"""
-    ended(start(code))
-    assert not table().exists()
-    assert len(wire.ids()) == 20
-
-
 def test_a_program_that_ends_while_the_broker_is_silent(wire: Wire, start: Start):
     proxy: Proxy = wire.proxy()
     code = """

@@ -14,12 +14,9 @@ import struct
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -39,8 +36,7 @@ from django_amqp_events import (
     publish_event,
     publish_many,
 )
-from django_amqp_events.broker import confirms, connection, publisher_pool
-from django_amqp_events.broker.isolation import publish_each
+from django_amqp_events.broker import confirms, publisher_pool
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 from tests.conftest import Vhost
@@ -57,7 +53,6 @@ from ..wire import (
     ack,
     drain,
     finished,
-    in_threads,
     raw_connection,
     until,
 )
@@ -129,17 +124,6 @@ def held_link(proxy: Proxy, count: int = 1, *, last: int = 1) -> Link:
 
 
 # -- an error class each ----------------------------------------------------------------------
-
-
-def test_no_confirm_in_time(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    proxy.hold = {ACK}
-    error = failure()
-    assert type(error) is PublishTimeoutError
-    assert error.published is None
-    # The broker has it: the outcome is unknown, not negative.
-    assert wire.ids(about=1) == [error.event_id]
 
 
 def test_frames_that_are_no_confirm_do_not_prolong_the_wait(wire: Wire):
@@ -226,47 +210,6 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     assert [type(result) for result in publishing] == [type(None), UnroutableError]
 
 
-# -- one refused message of several -----------------------------------------------------------
-
-
-def isolated(wire: Wire, messages: list[Message], **options: Any) -> list[PublishError | None]:
-    answers: dict[int, PublishError | None] = {}
-
-    def record(index: int, error: PublishError | None) -> None:
-        assert index not in answers, "a second answer would settle it twice"
-        answers[index] = error
-
-    publish_each(partial(wire.pool.publish, mandatory=True), messages, record, **options)
-    return [answers[index] for index in range(len(messages))]
-
-
-@pytest.mark.parametrize("how", ["lost", "late"])
-def test_a_window_without_confirms(wire: Wire, how: str):
-    """With repeat, each message is confirmed; without, none is published twice."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    for repeat in (False, True):
-        proxy.hold = {ACK}
-
-        def end(count: int = len(proxy.links) + 1) -> None:
-            link = held_link(proxy, count)
-            if how == "lost":
-                link.close()
-            else:
-                until(lambda: link.closed, "it is late")
-            proxy.release()
-
-        ending = threading.Thread(target=end)
-        ending.start()
-        messages = [event(wire) for _ in range(5)]
-        answers = isolated(wire, messages, repeat=repeat)
-        finished(ending)
-        error = PublishInterruptedError if how == "lost" else PublishTimeoutError
-        assert {type(answer) for answer in answers} == {type(None) if repeat else error}
-        stored = Counter(wire.ids(about=5 + 5 * repeat))
-        assert stored == {message.event_id: 1 + repeat for message in messages}
-
-
 # -- an unreachable, blocked or frozen broker -------------------------------------------------
 
 
@@ -329,12 +272,13 @@ def test_a_relay_ends_its_wait_on_a_connection_that_died_while_it_was_blocked(
     wire.configure(url=proxy.url)
     monkeypatch.setattr(confirms, "BLOCKED_SECONDS", 0.0)
 
-    def block() -> None:
+    def block() -> bool:
         """Block the first connection when it waits for a confirm, and not before."""
         if proxy.links and proxy.links[0].dead and channel._unconfirmed:
             proxy.links[0].write(BLOCKED)
+        return False
 
-    channel = OutboxChannel(wire.pool.app, timeout=20, tick=block)
+    channel = OutboxChannel(wire.pool.app, timeout=20, stop=block)
     try:
         assert channel.publish([event(wire)], mandatory=True) == [None]
         proxy.links[0].dead = True
@@ -343,24 +287,6 @@ def test_a_relay_ends_its_wait_on_a_connection_that_died_while_it_was_blocked(
         assert channel.publish([event(wire)], mandatory=True) == [None]
     finally:
         channel.leave()
-
-
-def test_a_blocked_connection_gets_no_more_of_the_window(wire: Wire):
-    """A message written after connection.blocked would be stored after its timeout."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    publish_event(NAME, {})
-    proxy.hold = {ACK}
-    pool = wire.pool
-    (channel,) = pool._idle
-    # It comes in the middle, after healthy() had its look.
-    channel.healthy = lambda: True  # type: ignore[method-assign]
-    proxy.links[0].write(BLOCKED)
-    until(channel._readable, "connection.blocked is here")
-    results = pool.publish([event(wire) for _ in range(50)], mandatory=True)
-    kinds = [type(result) for result in results]
-    assert kinds == [PublishTimeoutError] + [BrokerUnavailableError] * 49
-    assert len(wire.take(about=2)) == 2
 
 
 @pytest.mark.parametrize("frames", range(1, 6))
@@ -405,67 +331,6 @@ def test_a_broker_that_reads_nothing_for_a_while_is_waited_for(wire: Wire):
     assert event_id in wire.ids()
 
 
-def test_a_write_that_cannot_end_is_bounded(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN, MAX_BODY=20_000_000)
-    publish_event(NAME, {})
-    proxy.flowing.clear()
-    assert type(failure({"text": "x" * 15_000_000})) is PublishTimeoutError
-
-
-@pytest.mark.slow
-def test_failover_addresses_share_the_time(wire: Wire):
-    """The first address takes connections and says nothing; there is time left for the second."""
-    proxy = wire.proxy()
-    proxy.flowing.clear()
-    wire.configure(url=f"{proxy.url};{wire.url}", CONFIRM_TIMEOUT=10)
-    publishing = threading.Thread(target=lambda: publish_event(NAME, {}))
-    publishing.start()
-    finished(publishing)
-    assert len(wire.take()) == 1
-    # Both silent: still an error, and in time.
-    wire.configure(url=f"{proxy.url};{proxy.url}", CONFIRM_TIMEOUT=1)
-    assert type(failure()) is BrokerUnavailableError
-
-
-def test_a_login_has_the_time_of_all_addresses(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    """Of a host's addresses py-amqp tries the next if TCP fails, not if the login takes long."""
-    monkeypatch.setattr(connection, "count_addresses", lambda *_: 8)
-    proxy = wire.proxy()
-    proxy.flowing.clear()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    waker = threading.Timer(IN_VAIN / 4, proxy.flowing.set)
-    waker.start()
-    assert publish_event(NAME, {})
-
-
-@pytest.mark.parametrize("tls", [None, CERTIFICATE])
-def test_a_slow_login_ends_in_time(wire: Wire, tls: Path | None):
-    """Each answer comes in time, all together do not; TLS waits for no answer to its goodbye."""
-    proxy = wire.proxy(tls=tls)
-    proxy.everything = True
-    wire.configure(
-        url=proxy.url, celery={"broker_use_ssl": {"ca_certs": CERTIFICATE}} if tls else {},
-        CONFIRM_TIMEOUT=1,
-    )  # fmt: skip
-    ended = threading.Event()
-
-    def answer() -> None:
-        while not ended.wait(0.6):
-            for link in proxy.links:
-                link.release()
-
-    answering = threading.Thread(target=answer)
-    answering.start()
-    began = time.monotonic()
-    try:
-        assert type(failure()) is BrokerUnavailableError
-        assert time.monotonic() - began < 1.5
-    finally:
-        ended.set()
-        answering.join()
-
-
 def test_tls(wire: Wire):
     proxy = wire.proxy(tls=CERTIFICATE)
     wire.configure(
@@ -504,55 +369,6 @@ def test_many_open_files(wire: Wire):
 
 
 # -- no channel is used again after a failure -------------------------------------------------
-
-
-def test_a_late_confirm_on_the_same_channel_is_not_taken_either(wire: Wire):
-    """The second line of defence: confirms are matched by tag, should a channel be used again."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    pool = wire.pool
-    publish_event(NAME, {"n": 0})
-    (channel,) = pool._idle
-    proxy.hold = {ACK}
-    results: list[PublishError | None] = []
-    publishing = threading.Thread(
-        target=lambda: results.extend(pool.publish([event(wire)], mandatory=True))
-    )
-    publishing.start()
-    until(lambda: proxy.links[0].held, "the confirm of tag 2")
-    proxy.links[0].held.clear()
-    for stray in (1, 3, 77):
-        proxy.links[0].write(ack(stray))
-    proxy.links[0].write(ack(1, multiple=True))
-    finished(publishing)
-    assert [type(result) for result in results] == [PublishTimeoutError]
-    assert channel.broken
-
-
-def test_a_return_and_then_a_late_confirm(wire: Wire):
-    wire.unbind()
-    wire.channel.queue_bind(wire.queue, wire.exchange, "shop.order.paid")
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN, UNROUTED="raise")
-    proxy.hold = {ACK}
-    # Returned without a confirm: it is only known that no queue is bound.
-    assert type(failure()) is PublishTimeoutError
-    second: list[PublishError | None] = []
-    paid = event(wire, routing_key="shop.order.paid")
-    publishing = threading.Thread(
-        target=lambda: second.extend(wire.pool.publish([paid], mandatory=True))
-    )
-    publishing.start()
-    held_link(proxy, 2)
-    proxy.links[0].release()
-    finished(publishing)
-    assert [type(result) for result in second] == [PublishTimeoutError]
-    assert len(proxy.links) == 2
-    # A return that comes with its confirm in time leaves the connection as it was.
-    proxy.release()
-    assert type(failure()) is UnroutableError
-    assert type(failure()) is UnroutableError
-    assert len(proxy.links) == 3
 
 
 def test_in_the_middle_of_a_window(wire: Wire):
@@ -710,35 +526,6 @@ def test_an_exception_from_a_signal_goes_through(wire: Wire, interruption: type[
 # -- the pool ---------------------------------------------------------------------------------
 
 
-def test_no_more_connections_than_celery_allows(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, celery={"broker_pool_limit": 3})
-    raised = in_threads(30, lambda n: [publish_event(NAME, {"n": n}) for _ in range(5)])
-    assert not raised
-    assert len(wire.take()) == 150
-    assert len(proxy.links) <= 3
-
-
-def test_a_connection_that_does_not_become_free(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, celery={"broker_pool_limit": 1})
-    publish_event(NAME, {})
-    proxy.hold = {ACK}
-    pool = wire.pool
-    slow = threading.Thread(target=lambda: pool.publish([event(wire)], mandatory=True))
-    slow.start()
-    until(lambda: not pool._idle, "the connection is in use")
-    pool.timeout = 0.2
-    (result,) = pool.publish([event(wire)], mandatory=True)
-    assert type(result) is BrokerUnavailableError
-    assert "broker_pool_limit" in str(result)
-    proxy.release()
-    finished(slow)
-    pool.timeout = 20
-    assert pool.publish([event(wire)], mandatory=True) == [None]
-    assert len(wire.take()) == 3
-
-
 def test_nothing_is_written_without_time_for_its_confirm(wire: Wire):
     """It would be repeated, although RabbitMQ has it."""
     wire.configure(celery={"broker_pool_limit": 1})
@@ -780,11 +567,6 @@ def test_published_messages_are_not_retained(wire: Wire):
     gc.collect()
     assert watched() is None
     assert channel.healthy()
-
-
-def test_an_empty_list_needs_no_broker(wire: Wire):
-    wire.configure(url="amqp://nobody@127.0.0.1:1//")
-    assert wire.pool.publish([], mandatory=True) == []
 
 
 def test_a_pool_says_goodbye(private_node: Node, node_wire: Wire):

@@ -25,10 +25,7 @@ from tests.conftest import Vhost
 
 from ..wire import (
     ACK,
-    BLOCKED,
-    UNBLOCKED,
     Wire,
-    finished,
     until,
 )
 
@@ -162,24 +159,6 @@ def test_headers_that_fit_in_no_frame(wire: Wire):
     assert arrived[2]["event-id"] == "e"
 
 
-def test_the_first_message_does_not_wait_for_the_others(wire: Wire):
-    """It lies with the broker before the second is even looked at."""
-    pool = wire.pool
-    assert pool.publish([event(wire)], mandatory=True) == [None]
-    (channel,) = pool._idle
-    seen: list[int] = []
-
-    class Watched(list[Message]):
-        def __iter__(self) -> Iterator[Message]:
-            for message in super().__iter__():
-                seen.append(len(channel._unconfirmed))
-                yield message
-
-    messages = Watched(event(wire) for _ in range(3))
-    assert pool.publish(messages, mandatory=True) == [None] * 3
-    assert seen[:2] == [0, 1]
-
-
 def test_cut_in_the_middle_of_a_write(wire: Wire, monkeypatch: Any):
     """Messages written to the socket are unknown; unwritten ones are not published."""
     proxy = wire.proxy()
@@ -212,24 +191,3 @@ def test_cut_in_the_middle_of_a_write(wire: Wire, monkeypatch: Any):
     # The half that arrived is in the queue, and nothing that was said not to be.
     assert stored < {message.event_id for message in messages[:started]}
     assert not stored & {message.event_id for message in messages[started:]}
-
-
-def test_writing_resumes_after_connection_blocked(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url)
-    pool = wire.pool
-    assert pool.publish([event(wire)], mandatory=True) == [None]
-    (channel,) = pool._idle
-    proxy.hold = {ACK}
-    # It comes after healthy() had its look.
-    channel.healthy = lambda: True  # type: ignore[method-assign]
-    proxy.links[0].write(BLOCKED)
-    until(channel._readable, "connection.blocked is here")
-    thread, results = publishing(wire, [event(wire) for _ in range(50)])
-    until(lambda: proxy.links[0].held, "the confirm of the one that was written")
-    assert waiting(wire) == 2
-    proxy.links[0].write(UNBLOCKED)
-    proxy.release()
-    finished(thread)
-    assert results == [None] * 50
-    assert len(wire.take()) == 51

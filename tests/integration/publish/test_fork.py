@@ -152,20 +152,6 @@ wait(pid)
     assert len(proxy.links) == 1
 
 
-def test_billiard_as_in_celerys_prefork_pool(wire: Wire):
-    code = """
-import billiard
-children = [billiard.Process(target=publish, args=("child", 20)) for _ in range(4)]
-for child in children: child.start()
-for child in children:
-    child.join()
-    assert child.exitcode == 0
-"""
-    proxy = run(wire, code)
-    assert counts(wire) == {"parent": 2, "child": 80}
-    assert len(proxy.links) == 5
-
-
 def test_while_another_thread_holds_the_lock(wire: Wire):
     code = """
 pool = publisher_pool.publisher_pool(conf.get_settings())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import kombu.connection
 import pytest
 from celery import Celery
-from kombu.pidbox import Mailbox
 
 from django_amqp_events.broker.connection import build_connection
-from django_amqp_events.broker.provisioning import amqp_api
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
 from django_amqp_events.exceptions import ConfigurationError
 
@@ -48,24 +45,6 @@ def test_another_broker_is_refused(url: str) -> None:
     app = Celery(set_as_current=False, broker=url)
     with pytest.raises(ConfigurationError, match="events need RabbitMQ"):
         build_connection(app)
-
-
-@pytest.mark.parametrize("newer", [{}, {"queue_exclusive": False, "queue_durable": True}])
-def test_workers_are_asked_as_celery_is_configured(
-    monkeypatch: pytest.MonkeyPatch, newer: dict[str, bool]
-) -> None:
-    """Celery 5.5 has fewer options."""
-    known = {"control_exchange": "celery", "accept_content": ["json"], "task_serializer": "json"}
-    conf = known | {f"control_{name}": value for name, value in newer.items()}
-    monkeypatch.setattr(Mailbox, "multi_call", lambda mailbox, *_, **__: [{"a": vars(mailbox)}])
-    amqp: Any = amqp_api.Amqp.__new__(amqp_api.Amqp)
-    amqp._connection, amqp._channel = object(), object()
-    app: Any = SimpleNamespace(conf=SimpleNamespace(**conf, worker_enable_remote_control=True))
-    asked = amqp.ask_workers(app, "stats", 1.0)["a"]
-    assert asked.items() >= newer.items()
-    assert asked["connection"] is amqp._connection
-    app.conf.worker_enable_remote_control = False
-    assert amqp.ask_workers(app, "stats", 1.0) == {}
 
 
 @pytest.mark.parametrize(

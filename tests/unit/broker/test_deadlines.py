@@ -56,8 +56,9 @@ WAYS: dict[str, Callable[[Celery], object]] = {
 }
 
 
-@pytest.mark.parametrize("addresses", [1, 3])
-@pytest.mark.parametrize("urls", [["amqp://rabbit"], ["amqp://rabbit", "amqp://hare"]])
+@pytest.mark.parametrize(
+    ("urls", "addresses"), [(["amqp://rabbit"], 1), (["amqp://rabbit", "amqp://hare"], 3)]
+)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_time_out_is_for_the_whole(
     way: Callable[[Celery], object],

@@ -99,7 +99,6 @@ def test_types_refuse(kind: Callable[[str], object], text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "option"),
     [
-        ("events_declare", "--wait"),
         ("events_status", "--workers"),
         ("events_worker", "--hang-after"),
     ],

@@ -7,13 +7,11 @@ import logging
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -30,13 +28,11 @@ from django_amqp_events import (
     Options,
     PublishNackedError,
     PublishTimeoutError,
-    ReceivedEvent,
     UnroutableError,
     publish_event,
     publish_many,
 )
 from django_amqp_events.broker import connection
-from django_amqp_events.context import handling
 from django_amqp_events.declare import contracts
 from django_amqp_events.declare.contracts import bind_contract
 from django_amqp_events.declare.validation import REMEMBERED
@@ -46,7 +42,6 @@ from django_amqp_events.publish import publisher
 from django_amqp_events.publish.pending import Backend
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published, event_unrouted
-from django_amqp_events.testing import override_events
 
 EXAMPLES = Path(__file__).parents[2] / "messages"
 NAME = "shop.order.created"
@@ -120,7 +115,8 @@ def test_the_message_is_the_frozen_one(outcomes: Outcomes):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "shop.*", "shop.#", "*", ".", "shop..created", 7, "x" * 300, "a\nb", "a\ud800"]
+    "name",
+    ["", "shop.*", "#", "*", ".", "a..b", "a b", 7, None, ["a"], "x" * 300, "a\nb", "a\ud800"],
 )
 def test_names_that_are_none(outcomes: Outcomes, name: Any):
     with pytest.raises(InvalidEventError):
@@ -161,18 +157,6 @@ def test_one_id_for_several_events(outcomes: Outcomes):
     assert publish_many(NAME, [{}], options=Options(event_id="one")) == ["one"]
     assert publish_many(NAME, []) == []
     assert outcomes.calls == 1
-
-
-def test_an_event_that_a_handler_publishes_knows_its_cause(outcomes: Outcomes):
-    with handling(ReceivedEvent(id="cause", name="shop.paid", correlation_id="all")):
-        publish_event(NAME, {})
-        publish_event(NAME, {}, options=Options(correlation_id="mine", causation_id="other"))
-    publish_event(NAME, {})
-    seen = [
-        (m.headers["event-correlation-id"], m.headers.get("event-causation-id"))
-        for m in outcomes.messages
-    ]
-    assert seen == [("all", "cause"), ("mine", "other"), (outcomes.messages[2].event_id, None)]
 
 
 def test_without_settings(settings: Any):
@@ -313,20 +297,6 @@ def test_contracts_do_not_get_mixed_up():
     assert contracts._signature.cache_info().currsize <= REMEMBERED
 
 
-def test_names_are_refused_as_before_however_many_are_published(outcomes: Outcomes):
-    for number in range(REMEMBERED + 10):
-        publish_event(f"many.{number}", {}, options=Options(mode="immediate"))
-    assert publisher._name_problem.cache_info().currsize <= REMEMBERED
-    for wrong in ("", "a..b", "a.*", "#", "a b", ["a"], None):
-        with pytest.raises(InvalidEventError, match="is not an event name"):
-            publish_event(wrong, {})  # type: ignore[arg-type]
-
-
-def test_a_contract_without_a_name():
-    with pytest.raises(InvalidEventError, match="does not match"):
-        bind_contract("e", partial(lambda a, b: None, 1), {"c": 1})
-
-
 def test_errors_survive_a_pickle():
     """Celery stores them, and carries them between processes."""
     error = PublishTimeoutError(Reason("confirm-late"), event_id="1", event_name="e")
@@ -399,20 +369,3 @@ def test_events_of_a_savepoint_are_rolled_back_with_it(outcomes: Outcomes):
     assert outcomes.calls == 3
     publish_event(NAME, {}, options=ON_COMMIT)
     assert outcomes.calls == 4
-
-
-def test_publishing_outside_of_a_transaction_needs_no_database() -> None:
-    """pytest-django lets no connection be opened here; `on_commit` would have asked for one."""
-    raised: list[BaseException] = []
-
-    def publish() -> None:
-        try:
-            publish_event(NAME, {"order_id": 1}, options=Options(mode="on_commit"))
-        except BaseException as exc:  # noqa: BLE001 - it is handed on
-            raised.append(exc)
-
-    with override_events(SERVICE="shop", BACKEND="inline"):
-        thread = threading.Thread(target=publish)
-        thread.start()
-        thread.join()
-    assert not raised
