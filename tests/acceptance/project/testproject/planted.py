@@ -9,9 +9,8 @@ from django_amqp_events.worker import pool_job
 from . import faulty  # noqa: F401 - its handlers
 
 
-def publish(settings: Any, outcomes: list[pool_job.Outcome], messages: dict[int, Any]) -> None:
-    for at in messages:
-        outcomes[at] = outcomes[at]._replace(kind="ack")
+def publish(settings: Any, message: Any, outcome: pool_job.Outcome) -> pool_job.Outcome:
+    return outcome._replace(kind="ack")
 
 
 pool_job._publish = publish
