@@ -132,7 +132,7 @@ def fill() -> dict[str, str]:
     }
     pages["batches"] = url("replaybatch", "changelist")
     done = ReplayBatch.objects.get(state=ReplayBatch.State.DONE)
-    pages["batch-events"] = url("replaybatch", "events", done.pk)
+    pages["batch-events"] = f"{url('archivedevent', 'changelist')}?state=all&batch={done.pk}"
     search_index.rebuild(Selection(state=None).queryset())
     waiting = outbox(now)
     watched(now, group)
