@@ -314,7 +314,6 @@ class ArchivedEventAdmin(EditingPages):
             "failed": by_id.get(last.replay_id) if last else None,
             **formatting.failure(event, document),
             "deaths": formatting.mappings(document.get("deaths")),
-            "cut": _texts(document.get("cut")),
             "group_url": self._group_url(event.group_id)
             if self.pages_of(request, FailureGroup)
             else "",
@@ -387,7 +386,3 @@ def last_failure(event: ArchivedEvent) -> ArchivedFailure | None:
     """Return the last failure of an event that took effect."""
     effective = event.failure_set.using(alias_of(event)).filter(late=False)
     return effective.order_by(*_NEWEST).first()
-
-
-def _texts(value: object) -> Sequence[object]:
-    return value[:20] if isinstance(value, list) else ()

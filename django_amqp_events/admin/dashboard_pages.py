@@ -290,14 +290,17 @@ def _backlog(service: str, now: datetime) -> Chart:
     """Draw the open events of the last day, of one snapshot per quarter of an hour."""
     since = now - statistics.DAY
     step = statistics.DAY / QUARTERS
-    newest = [0] * QUARTERS
+    newest: dict[int, int] = {}
     taken = snapshots.rows(service).filter(at__range=(since, now)).order_by("at")
     for at, number in taken.values_list("at", "open")[: statistics.READ_ROWS]:
         newest[min(int((at - since) / step), QUARTERS - 1)] = number
+    values: list[int] = []
+    for place in range(QUARTERS):
+        values.append(newest.get(place, values[-1] if values else 0))
     return bars(
         _("Open events over 24 hours"),
         [f"{localtime(since + step * place):%H:%M}" for place in range(QUARTERS)],
-        [("ae-fill-bad", _("Open events"), newest)],
+        [("ae-fill-bad", _("Open events"), values)],
         of=_("Time"),
     )
 

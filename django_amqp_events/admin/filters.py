@@ -70,7 +70,8 @@ class GroupFilter(LinkedFilter):
     parameter_name = "group"
 
     def label(self, chosen: str) -> str:
-        group = failure_groups.groups().filter(pk=parse_uuid(chosen)).first()
+        pk = parse_uuid(chosen)
+        group = failure_groups.groups().filter(pk=pk).first() if pk is not None else None
         return line(group, 80) if group is not None else str(_("(no such group)"))
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:

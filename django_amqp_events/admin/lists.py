@@ -88,10 +88,7 @@ class OptionalFilter(admin.SimpleListFilter):
 class AlwaysChosenFilter(admin.SimpleListFilter):
     """A filter with a default instead of "All"."""
 
-    @property
-    def chosen(self) -> str:
-        """Return the selected value."""
-        raise NotImplementedError
+    chosen: str
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         for value, title in self.lookup_choices:
@@ -110,15 +107,10 @@ class StateFilter(AlwaysChosenFilter):
     titles: ClassVar[Mapping[str, Any]]
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
-        self._chosen = self.chosen_by(request)
-        super().__init__(request, *args)
-
-    @classmethod
-    def chosen_by(cls, request: HttpRequest) -> str:
-        """Return the state that a request selects."""
         searched = request.GET.get(SEARCH_VAR, "").strip()
-        default = "all" if searched else next(iter(cls.titles))
-        return request.GET.get(cls.parameter_name) or default
+        default = "all" if searched else next(iter(self.titles))
+        self.chosen = request.GET.get(self.parameter_name) or default
+        super().__init__(request, *args)
 
     def matching(self, rows: QuerySet[Any], state: str) -> QuerySet[Any]:
         """Return the rows in a state that is not ``all``; none for an unknown one."""
@@ -128,10 +120,6 @@ class StateFilter(AlwaysChosenFilter):
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, Any]]:
         return list(self.titles.items())
-
-    @property
-    def chosen(self) -> str:
-        return self._chosen
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.chosen == "all" else self.matching(queryset, self.chosen)

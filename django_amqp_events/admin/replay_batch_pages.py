@@ -52,7 +52,7 @@ _Replay = Replay.State
 
 _CANCEL: Final = ("cancel", gettext_lazy("Cancel batch"), "ae-danger")
 #: The buttons of a batch that has begun, by its state: action, label, CSS class.
-_BUTTONS: Final = {
+_BUTTONS: Final[Mapping[str, tuple[tuple[str, Any, str], ...]]] = {
     _State.RUNNING: (("pause", gettext_lazy("Pause"), "default"), _CANCEL),
     _State.PAUSED: (("resume", gettext_lazy("Resume"), "default"), _CANCEL),
 }

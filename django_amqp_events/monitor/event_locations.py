@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
@@ -278,7 +278,8 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
     large = [f"batch__{name}" for name in ReplayBatch.LARGE]
     rows = rows.select_related("batch").defer(*large).order_by("-requested_at", "-pk")
     for row in rows[:ROWS]:
-        event, kind = by_id[row.event_id], cast("RecordKind", "replay")
+        event = by_id[row.event_id]
+        kind: RecordKind = "replay"
         title = _("replay %(number)s") % {"number": row.number}
         about = ""
         if row.number is None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.db import OperationalError, connection
-from django.test import override_settings
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django_celery_results.models import TaskResult
@@ -334,19 +331,6 @@ def test_task_results_are_linked_with_permission(ada):
 # -- payload
 
 
-def test_payload_and_headers_need_their_permission(ada):
-    row = make(body=b'[[], {"card": "a card number"}, {}]', headers={"secret-header": "swordfish"})
-    other = client_of(user(*[each for each in PERMISSIONS if each != "view_payload"], name="bob"))
-    html = other.get(url("change", row.pk)).content.decode()
-    for word in ("a card number", "secret-header", "swordfish", "payload/"):
-        assert word not in html
-    assert "You have no permission to see payload and headers" in html
-    assert other.get(url("payload", row.pk)).status_code == 403
-    html = ada.get(url("change", row.pk)).content.decode()
-    for word in ("a card number", "secret-header", "swordfish", url("payload", row.pk)):
-        assert word in html
-
-
 def test_the_raw_body_is_a_file_byte_for_byte(ada):
     row = make(body=bytes(range(256)) * 10)
     response = ada.get(url("payload", row.pk))
@@ -437,18 +421,6 @@ def test_each_action_needs_its_permission(decision, allowed, wire):
     assert len(wire.messages) == (1 if allowed and decision in {"replay", "force"} else 0)
 
 
-def test_without_view_no_page_opens(wire):
-    blind = client_of(user(*[each for each in PERMISSIONS if each != "view"]))
-    for decision in DECISIONS:
-        row = row_in(BEFORE[decision])
-        for name, args in (("changelist", ()), ("change", [row.pk]), ("payload", [row.pk])):
-            assert blind.get(url(name, *args)).status_code == 403
-        assert blind.get(url(decision), {"seen": frozen(row)}).status_code == 403
-        assert blind.post(url(decision), {"seen": frozen(row), "reason": "x"}).status_code == 403
-        assert not decided(row)
-    assert not wire.messages
-
-
 def test_strangers_are_asked_to_log_in(client):
     row = make()
     for name in DECISIONS:
@@ -502,15 +474,6 @@ def test_confirmation_warns_of_duplicates(ada):
     assert "its replay is not overdue" in found.words
     assert "The event cannot be processed." in found.words
     assert "seen" not in found.fields
-
-
-def test_select_all_freezes_the_matching_events(ada, monkeypatch):
-    rows = [make(handler="book") for _ in range(60)]
-    make()
-    response = ada.post(
-        url("changelist") + "?handler=book", select(rows[:1], "replay", select_across="1")
-    )
-    assert action_pages.decode_selection(page(response).fields["seen"]) == world.seen(*rows)
 
 
 def test_too_large_selection_names_the_command(ada, monkeypatch):
@@ -567,29 +530,6 @@ def test_a_discard_needs_a_reason(ada):
     assert (action.action, action.by, action.reason) == ("discard", "ada", "a test order")
     words = page(ada.get(url("change", row.pk))).words
     assert "discarded by ada a test order" in words
-
-
-def test_an_action_on_a_locked_database_says_what_was_done_before(ada, monkeypatch):
-    rows = [make(), make()]
-    fields = page(ada.post(url("changelist"), select(rows, "discard"))).fields
-    monkeypatch.setattr(action_pages, "parts", lambda ids: [[pk] for pk in ids])
-    busy = OperationalError("database is locked")
-    busy.__cause__ = sqlite3.OperationalError()
-    busy.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY
-    decide, answers = replay.decide, [None, busy]
-
-    def locked(*args: Any, **options: Any) -> Any:
-        if error := answers.pop(0):
-            raise error
-        return decide(*args, **options)
-
-    monkeypatch.setattr(replay, "decide", locked)
-    response = ada.post(url("discard"), {**fields, "reason": "a test order"}, follow=True)
-    done, stopped = said(response)
-    assert done == "1 event discarded."
-    assert stopped.startswith("1 event not processed. Stopped: ")
-    assert "database is locked" in stopped
-    assert ArchivedEvent.objects.filter(state=State.DISCARDED).count() == 1
 
 
 def test_an_event_that_has_changed_is_not_offered(ada):
@@ -696,20 +636,6 @@ def test_reasons_that_are_many_are_counted(ada, wire):
     assert said(response)[-1] == last
 
 
-def test_settings_that_are_wrong_leave_the_pages_readable(ada):
-    row = make()
-    late = overdue()
-    with override_settings(AMQP_EVENTS={"SERVICE": "billing", "NONSENSE": 1}):
-        page(ada.get(url("changelist"), {"state": "all"}))
-        page(ada.get(url("changelist"), {"state": "overdue"}))
-        assert "cannot be replayed" in page(ada.get(url("change", row.pk))).words
-        page(ada.get(url("change", late.pk)))
-        response = ada.get(url("replay"), {"seen": frozen(row)}, follow=True)
-        assert "Nothing can be published" in said(response)[0]
-        response = ada.post(url("replay"), {"seen": frozen(row)}, follow=True)
-        assert "1 event not processed. Stopped:" in said(response)[0]
-
-
 def test_the_overdue_filter_and_the_replay_agree():
     handler = get_registry().handlers["send_invoice"]
     patience = eligibility.OVERDUE_SECONDS + sum(handler.policy.schedule())
@@ -756,15 +682,6 @@ assert not found, found
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_forged_headers_break_no_page(ada):
-    broken, whole = make(reason="malformed", headers=b"\0\0\0\xff"), make()
-    assert broken.payload is None
-    page = Page(ada.get(url("change", broken.pk)).content.decode())
-    assert "It cannot be replayed: the body is not a valid payload" in page.words
-    asked = Page(ada.get(url("replay"), {"seen": frozen(broken, whole)}).content.decode())
-    assert "Replay 1 event?" in asked.words
 
 
 @pytest.mark.parametrize("use_tz", [True, False])

@@ -161,24 +161,6 @@ def test_the_list_leads_to_the_events_that_failed_again(ada: Client) -> None:
     assert len(ids_in(ada.get(events))) == 2
 
 
-def test_action_and_button_need_permission() -> None:
-    eve = client_of(staff("replay"))
-    rows = [make()]
-    assert "background_selected" not in ada_actions(eve)
-    eve.post(world.url("changelist"), select(rows, "background"))
-    assert not batch_states.rows().exists()
-    batch = drafted()
-    for act in ACTS:
-        assert eve.post(url(act, batch.pk), {"reason": "x"}).status_code == 403
-    assert eve.get(url("change", batch.pk)).status_code == 403
-    batch.refresh_from_db()
-    assert batch.state == "draft"
-
-
-def ada_actions(client: Client) -> str:
-    return client.get(world.url("changelist")).content.decode()
-
-
 def test_view_permission_shows_no_button() -> None:
     eve = staff(name="eve")
     eve.user_permissions.add(Permission.objects.get(codename="view_replaybatch"))

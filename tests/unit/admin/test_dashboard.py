@@ -200,15 +200,6 @@ def test_alerts_and_queues_lead_to_what_they_are_about():
     assert not [each for each in limited if each.startswith(tuple(archive))]
 
 
-def test_the_index_leads_here_on_every_site(ada):
-    for site in ("admin", "office"):
-        index = ada.get(reverse("admin:index", current_app=site)).content.decode()
-        assert f'href="{url(site=site)}"' in index
-        for page in PAGES:
-            response = ada.get(url(page, site))
-            assert f'href="{url("topology", site)}"' in response.content.decode()
-
-
 def test_missing_snapshots_name_the_command(ada):
     make()
     for page in ("changelist", "topology"):

@@ -236,13 +236,6 @@ def test_permissions_are_asked_for_again_in_each_view(wire):
         assert word not in words
     for name in ("replay", "discard", "write"):
         assert viewer.post(url(name, group.pk), fields(group)).status_code == 403
-    replayer = person("view", "replay", name="r")
-    words = page(replayer.get(url("change", group.pk))).words
-    found = replayer.get(url("change", group.pk)).content.decode()
-    assert "Replay all open" in found
-    assert "Discard all open" not in found
-    assert replayer.post(url("discard", group.pk)).status_code == 403
-    assert replayer.post(url("write", group.pk), fields(group)).status_code == 403
     # Whoever may decide about events needs to see the group to do it from there.
     decider = person(*world.PERMISSIONS, name="d", groups=())
     assert decider.post(url("replay", group.pk)).status_code == 403
@@ -271,12 +264,13 @@ def test_note_assignee_and_ticket(ada):
     assert "by ada" in words
 
 
+NO_URLS = ("javascript:alert(1)", "http://", "https:///x", "ftp://host/1", "http://a b", "x")
+
+
 def test_invalid_form_is_not_saved(ada):
     group = grouped(make())
     for wrong in (
-        {"ticket": "javascript:alert(1)"},
-        {"ticket": "ftp://t.example/1"},
-        {"ticket": "nowhere"},
+        *({"ticket": ticket} for ticket in NO_URLS),
         {"assignee": "x" * 256},
         {"note": "x" * 5001},
         {"edits": ""},

@@ -445,15 +445,6 @@ def test_a_row_that_a_user_may_not_see_is_nowhere(wire: Any) -> None:
     assert OutboxEvent.objects.get(pk=mine.pk).due_at != mine.due_at
 
 
-def test_a_running_batch_that_a_user_may_not_see_is_not_on_the_dashboard() -> None:
-    make()
-    batch = batch_states.freeze(tables.rows(), by=HIDDEN, title=MARK)
-    batch_states.start(batch.pk, by=HIDDEN, reason=MARK)
-    with override_settings(ROOT_URLCONF=__name__):
-        client = client_of(User.objects.create_superuser("root"))
-        assert MARK not in read(client.get("/admin/django_amqp_events/dashboard/"))
-
-
 def test_autocomplete_names_no_row_that_a_user_may_not_see() -> None:
     make(event_id=HIDDEN)
     shown = make()
