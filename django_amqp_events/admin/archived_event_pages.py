@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.db.models import F, Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
@@ -168,12 +168,6 @@ class ArchivedEventAdmin(EditingPages):
     def _warn(self, request: HttpRequest, said: str) -> None:
         if not fetched(request):
             messages.warning(request, said)
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        exportable = self.allows(request, None, "export")
-        return super().changelist_view(request, {"exportable": exportable, **(extra_context or {})})
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         """Return the events of the filtered list, one JSON document per line."""

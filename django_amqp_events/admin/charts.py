@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from django.template.loader import render_to_string
-from django.utils.formats import get_format, localize
+from django.utils.formats import localize
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
@@ -118,4 +118,4 @@ def _short(value: float) -> str:
         (candidate for candidate in (("M", 1_000_000), ("k", 1000)) if value >= candidate[1]),
         ("", 1),
     )
-    return f"{value / size:g}{unit}".replace(".", get_format("DECIMAL_SEPARATOR"))
+    return f"{value / size:g}{unit}"

@@ -351,10 +351,6 @@ def _queues(
     return sorted(queues, key=lambda queue: order.get(queue["role"], len(order)))
 
 
-def _ttl(queue: Queue) -> int:
-    return int(queue.arguments.get("x-message-ttl") or 0) // 1000
-
-
 def _limit(queue: Queue) -> str:
     """Describe the limits of a queue; messages beyond them are moved or lost."""
     arguments, said = queue.arguments, []
@@ -363,8 +359,8 @@ def _limit(queue: Queue) -> str:
             ngettext("%(number)s delivery", "%(number)s deliveries", limit + 1)
             % {"number": formatted(limit + 1)}
         )
-    if ttl := _ttl(queue):
-        said.append(duration(ttl))
+    if ttl := arguments.get("x-message-ttl"):
+        said.append(duration(ttl // 1000))
     if length := arguments.get("x-max-length"):
         said.append(
             ngettext("%(number)s message", "%(number)s messages", length)

@@ -16,7 +16,6 @@ from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
-from django.utils.formats import get_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -241,7 +240,6 @@ class ReplayBatchAdmin(Pages):
             "deleted": batch.deleted,
             "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
             "history": history.order_by("-at", "-pk")[:STEPS],
-            "rate": "" if batch.rate is None else _rate(batch.rate),
             "live": WAITING_SECONDS,
         }
         return self._render(request, "detail", line(batch.name), context)
@@ -308,10 +306,6 @@ def bar(batch: ReplayBatch) -> SafeString:
         told,
         told,
     )
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:g}".replace(".", get_format("DECIMAL_SEPARATOR"))
 
 
 # -- making one, in the list of archived events ---------------------------------------------

@@ -241,10 +241,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def serve(port: int, service: str) -> Any:
-    """Serve the counters of all processes of a worker, and the snapshot, in a thread.
-
-    Returns:
-        the HTTP server and its thread.
+    """Serve the counters of all processes of a worker, and the snapshot; return server and thread.
 
     Raises:
         OSError: the port is in use.

@@ -24,11 +24,10 @@ from django_amqp_events.admin import (
     formatting,
     lists,
 )
-from django_amqp_events.archive import eligibility, replay, states, tables
+from django_amqp_events.archive import replay, states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker.publish_errors import unavailable_errors
-from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
@@ -634,27 +633,6 @@ def test_reasons_that_are_many_are_counted(ada, wire):
     assert len(said(response)) == 6
     last = "2 more not shown"
     assert said(response)[-1] == last
-
-
-def test_the_overdue_filter_and_the_replay_agree():
-    handler = get_registry().handlers["send_invoice"]
-    patience = eligibility.OVERDUE_SECONDS + sum(handler.policy.schedule())
-    now = datetime.now(UTC)
-    for seconds in (0, patience - 5, patience + 5, patience * 2):
-        row = make(State.REPLAYING, state_since=now - timedelta(seconds=seconds))
-        old = make(
-            State.REPLAYING, handler="send_bill", state_since=now - timedelta(seconds=seconds)
-        )
-        added = make(
-            State.REPLAYING,
-            handler="",
-            queue=handler.queue,
-            state_since=now - timedelta(seconds=seconds),
-        )
-        found = set(ArchivedEvent.objects.filter(eligibility.overdue(now)))
-        for each in (row, old, added):
-            assert eligibility.known_handler(each) == handler
-            assert (each in found) == eligibility.is_overdue(each, now)
 
 
 def test_nothing_imports_the_admin_where_it_is_not_installed():
