@@ -11,7 +11,6 @@ page. A page is imported when the site is first asked for it. For an admin site 
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -44,22 +43,14 @@ def __getattr__(name: str) -> Any:
 
 
 def register(site: admin.AdminSite) -> None:
-    """Register all pages of the console on a site; they link to each other there.
-
-    Raises:
-        django.contrib.admin.exceptions.AlreadyRegistered: one of them is.
-    """
+    """Register all pages of the console on a site; they link to each other there."""
     for model in (ArchivedEvent, FailureGroup, OutboxEvent, ReplayBatch, Dashboard):
         # The site calls what is registered as it would call a class.
         site.register(model, _page)  # type: ignore[arg-type]
 
 
 def _page(model: type[Model], site: admin.AdminSite) -> Any:
-    return SimpleLazyObject(partial(_make_page, model, site))
-
-
-def _make_page(model: type[Model], site: admin.AdminSite) -> Any:
-    return __getattr__(f"{model.__name__}Admin")(model, site)
+    return SimpleLazyObject(lambda: __getattr__(f"{model.__name__}Admin")(model, site))
 
 
 register(admin.site)

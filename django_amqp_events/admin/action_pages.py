@@ -32,7 +32,7 @@ from ..databases import parts
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
-from .base import Pages, Refused, problem, quoted
+from .base import Pages, Refused, problem
 from .formatting import MORE, counted, number
 
 #: Events that one action can take.
@@ -55,8 +55,7 @@ class Result:
     """What an action did.
 
     Attributes:
-        done: rows that it changed or published.
-        returned: events that were not published, and why.
+        done, returned: what it changed or published, and what it could not publish.
         stopped: why it ended before the other rows.
     """
 
@@ -75,12 +74,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A confirmed action.
-
-    Attributes:
-        seen: the frozen versions of the rows that still exist.
-        rows: these rows.
-    """
+    """A confirmed action."""
 
     action: Action
     seen: Seen
@@ -105,18 +99,12 @@ class Action:
     """An action on the rows of a list.
 
     Attributes:
-        name: in URLs and in the form of the list.
-        button: on the page of one event.
-        menu: in the list's choice of actions.
-        question: on the confirmation page and its button, for ``count`` events.
-        done: the message after it, for ``count`` events.
+        button: its label on the page of one event.
+        menu: its label in the list.
+        question, done: title of the confirmation page and message after it, for ``count`` events.
         states: the states that an event may be in.
         log: its name in Django's log, which stays English; for rows without an audit of their own.
-        effect: what it does.
-        reason_required: whether it needs a reason.
-        publishes: whether an event is published because of it.
-        permission_of: the action whose permission it needs, if not its own; ``Meta.permissions`` of
-            the model has it.
+        permission_of: the action whose permission it needs, if not its own.
         preview: returns what it would do to rows that exist; changes nothing.
         run: does it and records it, for a part of the rows at a time.
     """
@@ -201,11 +189,7 @@ def across(request: HttpRequest) -> bool:
 
 
 def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: Any) -> QuerySet[Any]:
-    """Return the selected rows; *Select all* means those that the list had when it was made.
-
-    Args:
-        changed: the time at which a row came into the list, an expression.
-    """
+    """Return the selected rows; *Select all* means those that the list had when it was made."""
     if not across(request):
         return rows
     try:
@@ -220,10 +204,8 @@ class ActionPages(Pages):
     """Pages whose rows change by actions alone.
 
     Attributes:
-        row_actions: the actions by name.
         version: the expression that changes when an event does.
-        limit: maximum number of events that one action can change.
-        too_many: the message about a selection of more.
+        limit, too_many: events that one action can change, and the message about more.
         gone: why an action skips a row that is deleted.
         changed: the time at which a row came into the list, an expression.
     """
@@ -244,20 +226,6 @@ class ActionPages(Pages):
         versions: Any = queryset.annotate(frozen=self.version).values_list("pk", "frozen")
         return dict(versions[: self.limit + 1])
 
-    def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
-        """Handle selected rows that have left the list since it was shown."""
-        raise NotImplementedError
-
-    def offered(self) -> list[str]:
-        """Return the permissions of what the list offers."""
-        return [action.permission for action in self.row_actions.values()]
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        lacking = quoted(self.lacking(request, *self.offered()))
-        return super().changelist_view(request, {"lacking": lacking, **(extra_context or {})})
-
     def may(self, request: HttpRequest, action: Action, row: Any = None) -> bool:
         """Return True if this user may see a row and run the action on it, or on some row."""
         return self.allows(request, row, action.permission)
@@ -269,33 +237,25 @@ class ActionPages(Pages):
         ]
         return [*decide, *super().get_urls()]
 
-    def _forbidden(self, label: str, *codenames: str) -> str:
-        return _("You have no permission for “%(label)s” (%(missing)s).") % {
-            "label": label,
-            "missing": quoted(codenames),
-        }
-
     def _buttons(
         self, request: HttpRequest, row: Any, version: int, offered: Iterable[Action]
     ) -> dict[str, list[Any]]:
-        """Return the buttons of one event, and why others are missing."""
+        """Return the buttons of one event that this user may use, and why others are missing."""
         buttons: dict[str, list[Any]] = {"links": [], "obstacles": []}
         seen = encode_selection({row.pk: version})
         for action in offered:
-            if obstacle := self._obstacle(request, row, action):
+            if not self.may(request, action, row):
+                continue
+            if obstacle := self._obstacle(row, action):
                 buttons["obstacles"].append(obstacle)
             else:
                 url = self._filtered_url(request, action.name, seen=seen, back="event")
                 buttons["links"].append({"label": action.button, "name": action.name, "url": url})
         return buttons
 
-    def _obstacle(self, request: HttpRequest, row: Any, action: Action) -> str:
-        """Return why this user cannot run an action now, ``""`` if possible."""
-        if self.may(request, action, row):
-            return ""
-        # A subclass that decides by row may refuse what is granted.
-        lacking = self.lacking(request, action.permission, row=row)
-        return self._forbidden(action.button, *(lacking or self.codenames(action.permission)))
+    def _obstacle(self, row: Any, action: Action) -> str:
+        """Return why an action cannot run now, ``""`` if it can."""
+        return ""
 
     def ask_selected(
         self, request: HttpRequest, queryset: QuerySet[Any], action: Action
@@ -306,8 +266,9 @@ class ActionPages(Pages):
             messages.error(request, code(str(self.too_many) % {"limit": number(self.limit)}))
             return None
         if not across(request):
+            # The confirmation page tells why those that have left the list are skipped.
             ids = {UUID(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)}
-            self.add_unlisted(request, seen, ids - set(seen))
+            seen.update(dict.fromkeys(ids - set(seen), 0))
         return self.ask(request, action, dict(list(seen.items())[: self.limit])) if seen else None
 
     def action_view(self, request: HttpRequest, *, action: Action) -> HttpResponse:
@@ -439,12 +400,7 @@ _STOPPED: Final = ngettext_lazy(
 
 
 def tell(request: HttpRequest, done: Any, result: Result, total: int) -> None:
-    """Show the result of an action as messages.
-
-    Args:
-        done: the message about the events that were published or changed, for their ``count``.
-        total: how many events were to be.
-    """
+    """Show the result of an action as messages."""
     if result.done:
         messages.success(request, counted(done, len(result.done)))
     returned = by_reason(result.returned)

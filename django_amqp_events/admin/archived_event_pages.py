@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.db.models import F, Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
@@ -22,13 +22,12 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
-from ..archive import eligibility, export, redaction, selection, tables
-from ..archive.search_values import KEPT_CHARACTERS, declared_paths
+from ..archive import eligibility, export, selection, tables
+from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
 from ..models import (
-    ArchiveAction,
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
@@ -46,6 +45,7 @@ from .archived_event_actions import ACTIONS
 from .base import WAITING_SECONDS, Refused, alias_of, fetched, head_of, stream
 from .editing_pages import EditingPages
 from .filters import (
+    BatchFilter,
     EventFilter,
     EventStateFilter,
     GroupFilter,
@@ -63,8 +63,6 @@ FAILURES = 20
 REPLAYS = 100
 #: Search values of an event that the list shows.
 VALUES = 4
-#: Paths of search values that the list names at most.
-PATHS = 8
 #: The newest failure first: a replay is later than what it replays, whatever the clocks say.
 _NEWEST = (F("replay__number").desc(nulls_last=True), "-failed_at", "-pk")
 _ATTEMPTS = ngettext_lazy("%(count)s attempt", "%(count)s attempts", "count")
@@ -73,18 +71,12 @@ _TOO_MANY = gettext_lazy(
     "More than %(most)s values match. Only events of the first %(most)s are listed; refine the "
     "search."
 )
-_UNLISTED = ngettext_lazy(
-    "%(count)s of the %(total)s selected events changed and left this list.",
-    "%(count)s of the %(total)s selected events changed and left this list.",
-    "count",
-)
 
 
 class ArchivedEventAdmin(EditingPages):
     """Shows the archive; only actions change the state of events.
 
-    For an admin site of your own, register :class:`django_amqp_events.models.ArchivedEvent` with
-    this class or a subclass. Rows that :meth:`get_queryset` leaves out cannot be changed.
+    Rows that :meth:`get_queryset` leaves out are on no page, and no action takes them.
     """
 
     model = ArchivedEvent
@@ -98,12 +90,12 @@ class ArchivedEventAdmin(EditingPages):
         "More than %(limit)s events are selected. Filter the list, or replay them with the action "
         "“Replay selected events in the background” or `manage.py events_replay --background`."
     )
-    # A URL names the sorted column by its position: columns that may be left out come after it.
     list_display = ("what", "age", "handled_by", "status", "failure")
     list_display_links = ("what",)
     list_filter = (
         EventStateFilter,
         GroupFilter,
+        BatchFilter,
         HandlerFilter,
         EventFilter,
         ExceptionFilter,
@@ -123,47 +115,17 @@ class ArchivedEventAdmin(EditingPages):
 
     def has_bulk_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may create batches on this site."""
-        granted = self.granted(request, obj, codename=BULK_REPLAY)
-        return granted and self.admin_site.is_registered(ReplayBatch)
+        return self.granted(request, BULK_REPLAY) and self.admin_site.is_registered(ReplayBatch)
 
     # -- the list
-
-    def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Return the columns without those that the filters make constant."""
-        constant = set()
-        if EventStateFilter.chosen_by(request) in EventStateFilter.single:
-            constant.add("status")
-        if {HandlerFilter.parameter_name, GroupFilter.parameter_name} & set(request.GET):
-            constant.add("handled_by")
-        return [column for column in self.list_display if column not in constant]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ArchivedEvent]:
         """Return the rows of the database that is written, without what is large."""
         events = super().get_queryset(request).using(tables.database())
         return events.defer(*ArchivedEvent.LARGE)
 
-    def listed(self, request: HttpRequest, rows: Iterable[Any]) -> list[Any]:
-        visible = super().listed(request, rows)
-        now = tables.clock()
-        for row in visible:
-            row.overdue = eligibility.is_overdue(row, now)
-            if self.sight(request, row) == "none":
-                row.searched = ()
-        return visible
-
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ArchiveList
-
-    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """Return the list, which names the paths whose values can be searched."""
-        changelist = super().get_changelist_instance(request)
-        if (paths := _known_paths()) and self.allows(request, None, "view_payload"):
-            more = _("Or a value of %(paths)s (17, %(path)s=17, %(path)s=17*).") % {
-                "paths": ", ".join(paths[:PATHS]) + (", …" if len(paths) > PATHS else ""),
-                "path": paths[0],
-            }
-            changelist.search_help_text = f"{self.search_help_text} {more}"
-        return changelist
 
     def matches(self, term: str, alias: str) -> Q:
         """Match ids of events, correlations, rows and replays."""
@@ -177,7 +139,6 @@ class ArchivedEventAdmin(EditingPages):
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Search by values, too, for users who may view payloads, of which these are a part."""
-        queryset = self.searchable(request, queryset)
         events, duplicates = super().get_search_results(request, queryset, search_term)
         term = self._search_term(request, search_term)
         if term is None:
@@ -208,15 +169,6 @@ class ArchivedEventAdmin(EditingPages):
         if not fetched(request):
             messages.warning(request, said)
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        exportable = self.allows(request, None, "export")
-        return super().changelist_view(request, {"exportable": exportable, **(extra_context or {})})
-
-    def offered(self) -> list[str]:
-        return [*super().offered(), "bulk_replay", "export"]
-
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         """Return the events of the filtered list, one JSON document per line."""
         if not self.allows(request, None, "export"):
@@ -226,16 +178,13 @@ class ArchivedEventAdmin(EditingPages):
         except IncorrectLookupParameters:
             messages.error(request, _("The URL contains an unknown filter."))
             return HttpResponseRedirect(self._url("changelist"))
-
-        def sight(event: ArchivedEvent) -> redaction.Sight:
-            return self.sight(request, event) if self.allows(request, event, "export") else "none"
-
+        sight = self.sight(request, None)
         filters = request.GET.copy()
         filters.pop(SEARCH_VAR, None)  # it may be a value of the payload
         logger.info("%s exports archived events: %s", request.user, filters.urlencode())
         return stream(
             request,
-            export.export(events, sight=sight),
+            export.export(events, sight=lambda _: sight),
             content_type="application/x-ndjson",
             headers={
                 "Content-Disposition": 'attachment; filename="archived-events.jsonl"',
@@ -245,10 +194,7 @@ class ArchivedEventAdmin(EditingPages):
 
     @admin.display(description=gettext_lazy("event"))
     def what(self, event: ArchivedEvent) -> str:
-        places = {path: place for place, path in enumerate(_known_paths())}
-        searched: list[SearchValue] = sorted(
-            getattr(event, "searched", ()), key=lambda value: places.get(value.path, len(places))
-        )
+        searched: Sequence[SearchValue] = getattr(event, "searched", ())
         values = ((breakable(str(value), 60),) for value in searched[:VALUES])
         return format_html(
             '<span class="ae-what">{}</span> {}{}',
@@ -297,12 +243,6 @@ class ArchivedEventAdmin(EditingPages):
 
     # -- actions
 
-    def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
-        # Their versions when the list was shown are not known.
-        if ids:
-            total = len(ids) + len(seen)
-            messages.warning(request, counted(_UNLISTED, len(ids), total=total))
-
     def origin(self, request: HttpRequest, seen: Seen, back: str) -> str:
         """Return the page of the group whose id *back* is, or else that of the event."""
         return self._group_url(parse_uuid(back)) or super().origin(request, seen, back)
@@ -345,18 +285,18 @@ class ArchivedEventAdmin(EditingPages):
         failures = list(event.failure_set.using(using).order_by(*_NEWEST)[:FAILURES])
         made = event.replay_set.using(using).select_related("revision")
         made = made.filter(Q(number__isnull=False) | Q(state=Replay.State.RETURNED))
-        replays = list(made.defer("revision__body").order_by("-requested_at", "-pk")[:REPLAYS])
+        replays: list[Any] = list(
+            made.defer("revision__body").order_by("-requested_at", "-pk")[:REPLAYS]
+        )
         actions = list(event.action_set.using(using).order_by("-pk")[:REPLAYS])
         # The row describes the last failure that took effect.
         last = next((failed for failed in failures if not failed.late), None) or last_failure(event)
         document = last.about if last is not None else {}
         by_id: dict[UUID | None, Replay] = {replayed.pk: replayed for replayed in replays}
         tasks = self._tasks(request, [event.task_id, *(replayed.task_id for replayed in replays)])
-        handler = eligibility.known_handler(event)
+        for replayed in replays:
+            replayed.result = tasks.get(replayed.task_id)
         meaning, remedy = STATES.get(event.state, ("", ""))
-        resolved = actions and actions[0].action == ArchiveAction.Action.RESOLVE
-        if event.state == State.DISCARDED and resolved:
-            meaning, remedy = formatting.RESOLVED
         return {
             "meaning": meaning,
             "remedy": remedy,
@@ -367,17 +307,13 @@ class ArchivedEventAdmin(EditingPages):
             "now": datetime.now(UTC),
             "failed": by_id.get(last.replay_id) if last else None,
             **formatting.failure(event, document),
-            "frames": formatting.frames(document),
             "deaths": formatting.mappings(document.get("deaths")),
-            "cut": _texts(document.get("cut")),
             "group_url": self._group_url(event.group_id)
             if self.pages_of(request, FailureGroup)
             else "",
-            "queue_url": self.queue_url(request, handler.queue if handler else ""),
             "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,
             "more_audit": len(actions) == REPLAYS,
-            "replays": [(replayed, tasks.get(replayed.task_id)) for replayed in replays],
             "task": tasks.get(event.task_id),
         }
 
@@ -418,10 +354,9 @@ class ArchivedEventAdmin(EditingPages):
                 buttons[kind].append(edit)
         return buttons
 
-    def _obstacle(self, request: HttpRequest, row: ArchivedEvent, action: Action) -> str:
-        obstacle = super()._obstacle(request, row, action)
-        if obstacle or not action.publishes:
-            return obstacle
+    def _obstacle(self, row: ArchivedEvent, action: Action) -> str:
+        if not action.publishes:
+            return ""
         try:
             where = eligibility.target(row)
         except AmqpEventsError as exc:
@@ -445,15 +380,3 @@ def last_failure(event: ArchivedEvent) -> ArchivedFailure | None:
     """Return the last failure of an event that took effect."""
     effective = event.failure_set.using(alias_of(event)).filter(late=False)
     return effective.order_by(*_NEWEST).first()
-
-
-def _texts(value: object) -> Sequence[object]:
-    return value[:20] if isinstance(value, list) else ()
-
-
-def _known_paths() -> list[str]:
-    """Return the paths of search values; none if the settings are wrong."""
-    try:
-        return declared_paths()
-    except AmqpEventsError:
-        return []

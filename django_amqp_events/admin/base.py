@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial, wraps
+from functools import partial, partialmethod, wraps
 from itertools import islice
 from typing import Any, ClassVar, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -38,7 +38,7 @@ from ..archive import tables
 from ..archive.selection import parse_uuid, starts_with
 from ..databases import error_line, is_passing, non_atomic, reason_of
 from ..exceptions import AmqpEventsError
-from ..models import LENGTH, Dashboard, clean
+from ..models import LENGTH, clean
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
 from .formatting import SHOWN
@@ -52,28 +52,13 @@ WAITING_SECONDS: Final = 5
 
 #: Lines of a streamed response that are made at a time under ASGI: a change of threads each time.
 LINES: Final = 20
-#: Modules of classes that decide for all rows alike.
-_OURS: Final = f"{__package__}."
-
 
 #: Permissions that are void without another one.
 NEEDS: Final = {"edit": "view_raw", "export": "view_payload"}
 
 
-def _check(codename: str, needed: str) -> Callable[..., bool]:
-    def has_permission(self: Pages, request: HttpRequest, obj: Any = None) -> bool:
-        granted = self.granted(request, obj, codename=codename)
-        return granted and self.allows(request, obj, needed)
-
-    return has_permission
-
-
 class Refused(PermissionDenied):
-    """A user may not open a page.
-
-    Attributes:
-        lacking: codenames of the permissions that the user lacks.
-    """
+    """A user may not open a page."""
 
     def __init__(self, lacking: Sequence[str]) -> None:
         super().__init__(quoted(lacking))
@@ -100,10 +85,12 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     """Lists that count to a cap, pages without a form, URLs that keep the filters.
 
     Attributes:
+        offers: the permissions of what the pages of a row and its list offer.
         index_order: the order of the list and, reversed, the only other one: an index has both.
         missing: the message about an id that no row has.
     """
 
+    offers: ClassVar[tuple[str, ...]] = ()
     index_order: ClassVar[tuple[str, ...]] = ()
     missing: ClassVar[Any]
     list_per_page = 50
@@ -133,18 +120,19 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         meta: Any = getattr(vars(cls).get("model"), "_meta", None)
         for codename, _label in meta.permissions if meta else ():
             name = codename.removesuffix(f"_{meta.model_name}")
+            cls.offers = (*cls.offers, name)
             if not hasattr(cls, f"has_{name}_permission"):
-                setattr(cls, f"has_{name}_permission", _check(codename, NEEDS.get(name, "view")))
+                setattr(cls, f"has_{name}_permission", partialmethod(Pages._has, name))
 
-    def granted(self, request: HttpRequest, obj: Any = None, *, codename: str) -> bool:
-        """Return True if this user has a permission, for all rows alike."""
+    def _has(self, permission: str, request: HttpRequest, obj: Any = None) -> bool:
+        return not self.lacking(request, permission)
+
+    def granted(self, request: HttpRequest, codename: str) -> bool:
+        """Return True if this user has a permission."""
         return request.user.has_perm(f"{self.opts.app_label}.{codename}")
 
     def allows(self, request: HttpRequest, row: Any, *permissions: str) -> bool:
-        """Return True if this user may see a row, and has all these permissions for it.
-
-        Whatever reads a row for a user asks this; without a row, it answers for some row.
-        """
+        """Return True if this user may see rows, or this row, and has all these permissions."""
         return all(
             getattr(self, f"has_{permission}_permission")(request, row)
             for permission in ("view", *permissions)
@@ -156,38 +144,16 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         own = f"{permission}_{self.opts.model_name}"
         return [own, *(self.codenames(needed) if needed else ())]
 
-    def lacking(self, request: HttpRequest, *permissions: str, row: Any = None) -> list[str]:
+    def lacking(self, request: HttpRequest, *permissions: str) -> list[str]:
         """Return the codenames that this user lacks to have all these permissions."""
         codenames = [
             name for permission in ("view", *permissions) for name in self.codenames(permission)
         ]
-        return [
-            name
-            for name in dict.fromkeys(codenames)
-            if not self.granted(request, row, codename=name)
-        ]
+        return [name for name in dict.fromkeys(codenames) if not self.granted(request, name)]
 
-    def lacking_views(self, request: HttpRequest, *models: type[Model]) -> str:
-        """Return the codenames that this user lacks to view pages of this site, quoted."""
-        sites = self.admin_site
-        shown = [sites.get_model_admin(model) for model in models if sites.is_registered(model)]
-        hidden: list[Any] = [pages for pages in shown if not pages.has_view_permission(request)]
-        return quoted(dict.fromkeys(name for pages in hidden for name in pages.lacking(request)))
-
-    def within(self, request: HttpRequest, rows: QuerySet[Any], *permissions: str) -> QuerySet[Any]:
-        """Return the rows that this user may see, and has all these permissions for.
-
-        They are read only if a subclass decides by row.
-        """
-        names = (
-            "granted",
-            *(f"has_{permission}_permission" for permission in ("view", *permissions)),
-        )
-        ours = [base for base in type(self).__mro__ if base.__module__.startswith(_OURS)]
-        if all(getattr(type(self), name) is getattr(ours[0], name) for name in names):
-            return rows
-        ids = [row.pk for row in rows if self.allows(request, row, *permissions)]
-        return self.get_queryset(request).using(rows.db).filter(pk__in=ids)
+    def lacking_here(self, request: HttpRequest) -> list[str]:
+        """Return the codenames that this user lacks to see all parts of these pages."""
+        return self.lacking(request, *self.offers)
 
     # -- what a browser sends
 
@@ -246,15 +212,8 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        queryset, term = self.searchable(request, queryset), search_term.strip()
+        term = search_term.strip()
         return (queryset.filter(self.matches(term, queryset.db)) if term else queryset), False
-
-    def searchable(self, request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows that a search may find; a list asks for each row that it shows."""
-        match = request.resolver_match
-        # Of Django's own view, which asks for no row.
-        own = match is not None and match.url_name == "autocomplete"
-        return self.within(request, rows) if own else rows
 
     def matches(self, term: str, alias: str) -> Q:
         """Match the id of a row, or a search field."""
@@ -279,17 +238,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             "cap": CAP,
             "live": WATCHED_SECONDS,
             "now": datetime.now(UTC),
+            "lacking": quoted(self.lacking_here(request)),
             **_without_messages(request),
         }
-        response = super().changelist_view(request, {**context, **(extra_context or {})})
-        if isinstance(response, TemplateResponse) and "cl" in (response.context_data or {}):
-            shown: Any = response.context_data
-            shown["cl"].result_list = self.listed(request, shown["cl"].result_list)
-        return response
-
-    def listed(self, request: HttpRequest, rows: Iterable[Any]) -> list[Any]:
-        """Return the rows of a page of the list that this user may see."""
-        return [row for row in rows if self.allows(request, row)]
+        return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
@@ -312,14 +264,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Show one row; nothing can be changed here."""
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
-        row = self.find(request, unquote(object_id))
-        if row is None:
-            return self._missing(request, unquote(object_id))
-        if not self.allows(request, row):
-            raise Refused(self.lacking(request))
-        response = self.detail_view(request, row)
-        response.context_data = {**(response.context_data or {}), **(extra_context or {})}
-        return response
+        return self.row_view(self.detail_view)(request, unquote(object_id))
 
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows with what their pages show."""
@@ -343,9 +288,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             posted: of a form; after a login, a browser asks for its URL, and gets the row's page.
         """
 
-        def run(request: HttpRequest, pk: UUID, **kwargs: Any) -> HttpResponse:
-            if not self.allows(request, None, *permissions):
-                raise Refused(self.lacking(request, *permissions))
+        def run(request: HttpRequest, pk: UUID | str, **kwargs: Any) -> HttpResponse:
             row = self.find(request, str(pk))
             if row is None:
                 return self._missing(request, pk)
@@ -383,12 +326,6 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Return the URL of a list, ``""`` for users who may not see it."""
         return self.url_of(model, "changelist", **query) if self.pages_of(request, model) else ""
 
-    def queue_url(self, request: HttpRequest, name: str) -> str:
-        """Return the URL at which the topology page shows a queue, ``""`` if it does not."""
-        if not name or not self.pages_of(request, Dashboard):
-            return ""
-        return f"{self.url_of(Dashboard, 'topology')}#queue-{quote(name)}"
-
     def url_of(self, model: type[Model], name: str, /, *args: Any, **query: str) -> str:
         """Return the URL of a page of any of our models, ``""`` if this site has none."""
         if not self.admin_site.is_registered(model):
@@ -424,6 +361,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                 "opts": self.opts,
                 "media": self.media,
                 "preserved_filters": self.get_preserved_filters(request),
+                "lacking": quoted(self.lacking_here(request)),
                 "list_url": self._filtered_url(request, "changelist"),
                 **_without_messages(request),
                 **context,

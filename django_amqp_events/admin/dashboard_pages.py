@@ -30,7 +30,6 @@ from ..models import (
     Alert,
     ArchivedEvent,
     FailureGroup,
-    InboxEntry,
     OutboxEvent,
     ReplayBatch,
     visible,
@@ -41,10 +40,10 @@ from ..monitor.state_texts import PREFETCH_REASONS
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from .base import WATCHED_SECONDS, Pages
-from .charts import Chart, curve, throughput
+from .charts import Chart, bars, throughput
 from .filters import settings_and_registry
 from .formatting import number as formatted
-from .lists import TOO_LONG, count
+from .lists import TOO_LONG
 
 #: Seconds after which the newest snapshot is stale: two are missing.
 STALE_SECONDS: Final = 3 * snapshots.SNAPSHOT_SECONDS
@@ -52,10 +51,11 @@ STALE_SECONDS: Final = 3 * snapshots.SNAPSHOT_SECONDS
 ALERTS: Final = 50
 QUEUES: Final = 200
 BINDINGS: Final = 1_000
-COUNTED_OVERDUE: Final = 1_000
 VALUE_CHARACTERS: Final = 1_000
-#: Points of the curve of open events.
-CURVE_POINTS: Final = 96
+#: The permission to find rows of the inbox.
+INBOX: Final = "view_inboxentry"
+#: Bars of the chart of open events.
+QUARTERS: Final = 96
 #: Roles of queues, in the order in which they are shown.
 ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
 #: The models whose pages it links to.
@@ -69,11 +69,7 @@ _KINDS: Final[Mapping[type[Model], tuple[RecordKind, ...]]] = {
 
 
 class DashboardAdmin(Pages):
-    """Three pages for users with the permission ``view_dashboard``.
-
-    For an admin site of your own, register :class:`django_amqp_events.models.Dashboard` with this
-    class or a subclass.
-    """
+    """Three pages for users with the permission ``view_dashboard``."""
 
     def get_urls(self) -> list[URLPattern]:
         return [
@@ -93,7 +89,9 @@ class DashboardAdmin(Pages):
         seen = _Seen(service, now)
         opened = statistics.open_events(now, statistics.READ_ROWS)
         declared = topology.build(*configured) if configured else None
-        late = count(tables.rows().filter(eligibility.overdue(now)), COUNTED_OVERDUE)
+        late = statistics.capped(
+            tables.rows().filter(eligibility.overdue(now)), statistics.READ_ROWS
+        )
         queues = _queues(seen, declared, configured)
         opened_alerts = list(alerts.open_alerts(service)[:ALERTS])
         context = {
@@ -152,6 +150,13 @@ class DashboardAdmin(Pages):
 
     # -- helpers
 
+    def lacking_here(self, request: HttpRequest) -> list[str]:
+        site = self.admin_site
+        pages: list[Any] = [site.get_model_admin(m) for m in _LINKED if site.is_registered(m)]
+        lacking = [name for each in pages for name in each.lacking(request)]
+        lacking += [] if self.granted(request, INBOX) else [INBOX]
+        return list(dict.fromkeys(lacking))
+
     def _check(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
             raise PermissionDenied
@@ -171,7 +176,6 @@ class DashboardAdmin(Pages):
             "live": WATCHED_SECONDS if seen else 0,
             "archive_url": self.list_url(request, ArchivedEvent),
             "outbox_url": self.list_url(request, OutboxEvent),
-            "lacking": self.lacking_views(request, *_LINKED),
             **{f"{tab}_url": self._url(tab) for tab in titles},
             **context,
         }
@@ -183,22 +187,12 @@ class DashboardAdmin(Pages):
     ) -> dict[str, Any]:
         """Return the rows that a value finds, of the tables that this user may view."""
         allowed = {model: self.pages_of(request, model) for model in _KINDS}
-        archive = allowed[ArchivedEvent]
+        archive, waiting = allowed[ArchivedEvent], allowed[OutboxEvent]
         if archive is None:
             allowed[ReplayBatch] = None
         kinds = [kind for model, kinds in _KINDS.items() if allowed[model] for kind in kinds]
-        hidden = [model for model, pages in allowed.items() if pages is None]
-        if request.user.has_perm(f"{self.opts.app_label}.view_inboxentry"):
+        if self.granted(request, INBOX):
             kinds.append("inbox")
-        else:
-            hidden.append(InboxEntry)
-
-        def visible(row: Any) -> bool:
-            if isinstance(row, InboxEntry):
-                return True
-            pages = allowed[type(row)]
-            return pages is not None and pages.allows(request, row)
-
         located = event_locations.locate(
             value,
             settings,
@@ -206,7 +200,7 @@ class DashboardAdmin(Pages):
             kinds=kinds,
             events=archive.get_queryset(request) if archive else None,
             by_value=archive is not None and archive.allows(request, None, "view_payload"),
-            visible=visible,
+            waiting=lambda alias: waiting.get_queryset(request).using(alias),
         )
         left = event_locations.with_messages(located.queues, seen.document.get("queues", {}))
         names = {queue.name for queue, _seen in left}
@@ -223,7 +217,6 @@ class DashboardAdmin(Pages):
                 for queue in _queues(seen, declared, (settings, registry))
                 if queue["name"] in names
             ],
-            "hidden": [model._meta.verbose_name_plural for model in hidden],  # noqa: SLF001 - public
         }
 
     def _record_url(self, record: Record) -> str:
@@ -243,9 +236,7 @@ class DashboardAdmin(Pages):
             return self.list_url(request, ArchivedEvent, failed="hour")
         if alert.kind == "outbox_lag":
             return self.list_url(request, OutboxEvent)
-        if alert.kind == "abyss":
-            return self.queue_url(request, alert.key)
-        return self._url("topology") if alert.kind == "mirror_lag" else ""
+        return self._url("topology") if alert.kind in ("abyss", "mirror_lag") else ""
 
     def _groups(self, request: HttpRequest) -> list[tuple[FailureGroup, str]]:
         """Return the groups with the most open events, and the URLs of their pages."""
@@ -262,20 +253,13 @@ class DashboardAdmin(Pages):
         mirror = seen.document.get("mirror", {})
         waiting = mirror.get("waiting")
         pending = sum(outbox.get("total", 0) for outbox in outboxes)
-        number, cap = opened.open, opened.open if opened.capped else None
-        counted = seen.newest.get("archive", {})
-        if opened.capped and counted.get("open", 0) > number:
-            # A snapshot counts further than a page.
-            number = counted["open"]
-            cap = number if counted.get("capped") else None
         return {
             "opened": opened,
-            "open": _capped(number, cap),
+            "open": _capped(opened.open, statistics.READ_ROWS),
             "new_hour": _capped(opened.new_hour, statistics.READ_ROWS),
-            "new_day": _capped(opened.new_day, statistics.READ_ROWS),
             "unconfirmed": _capped(opened.unconfirmed, statistics.READ_ROWS),
             "late": late,
-            "overdue": _capped(late, COUNTED_OVERDUE),
+            "overdue": _capped(late, statistics.READ_ROWS),
             "mirror_lag": duration(mirror["lag"]) if "lag" in mirror else "?",
             "mirror_waiting": formatted(waiting) if waiting else "",
             "outbox_lag": duration(max(lags)) if lags else "?",
@@ -288,10 +272,7 @@ class _Seen:
 
     Attributes:
         newest, document: their contents, ``{}`` without a snapshot.
-        taken: the time of the newest.
-        at: the time of the newest with the broker.
-        stale: statistics are not being collected.
-        unanswered: the broker did not answer for the newest.
+        taken, at: their times.
     """
 
     def __init__(self, service: str, now: datetime) -> None:
@@ -306,17 +287,21 @@ class _Seen:
 
 
 def _backlog(service: str, now: datetime) -> Chart:
-    """Draw the open events of the last day, one snapshot per quarter of an hour."""
+    """Draw the open events of the last day, of one snapshot per quarter of an hour."""
     since = now - statistics.DAY
-    step = statistics.DAY / CURVE_POINTS
-    newest: dict[int, tuple[datetime, int]] = {}
+    step = statistics.DAY / QUARTERS
+    newest: dict[int, int] = {}
     taken = snapshots.rows(service).filter(at__range=(since, now)).order_by("at")
     for at, number in taken.values_list("at", "open")[: statistics.READ_ROWS]:
-        newest[int((at - since) / step)] = (at, number)
-    return curve(
+        newest[min(int((at - since) / step), QUARTERS - 1)] = number
+    values: list[int] = []
+    for place in range(QUARTERS):
+        values.append(newest.get(place, values[-1] if values else 0))
+    return bars(
         _("Open events over 24 hours"),
-        [(at.timestamp(), f"{localtime(at):%H:%M}", number) for at, number in newest.values()],
-        of=(_("Time"), _("Open events")),
+        [f"{localtime(since + step * place):%H:%M}" for place in range(QUARTERS)],
+        [("ae-fill-bad", _("Open events"), values)],
+        of=_("Time"),
     )
 
 
@@ -366,10 +351,6 @@ def _queues(
     return sorted(queues, key=lambda queue: order.get(queue["role"], len(order)))
 
 
-def _ttl(queue: Queue) -> int:
-    return int(queue.arguments.get("x-message-ttl") or 0) // 1000
-
-
 def _limit(queue: Queue) -> str:
     """Describe the limits of a queue; messages beyond them are moved or lost."""
     arguments, said = queue.arguments, []
@@ -378,8 +359,8 @@ def _limit(queue: Queue) -> str:
             ngettext("%(number)s delivery", "%(number)s deliveries", limit + 1)
             % {"number": formatted(limit + 1)}
         )
-    if ttl := _ttl(queue):
-        said.append(duration(ttl))
+    if ttl := arguments.get("x-message-ttl"):
+        said.append(duration(ttl // 1000))
     if length := arguments.get("x-max-length"):
         said.append(
             ngettext("%(number)s message", "%(number)s messages", length)
@@ -388,6 +369,5 @@ def _limit(queue: Queue) -> str:
     return ", ".join(said) or pgettext("limits", "none")
 
 
-def _capped(number: int, cap: int | None) -> str:
-    shown = formatted(number)
-    return f"{shown}+" if cap is not None and number >= cap else shown
+def _capped(number: int, cap: int) -> str:
+    return f"{formatted(number)}+" if number >= cap else formatted(number)

@@ -44,13 +44,9 @@ class DatabaseFilter(AlwaysChosenFilter):
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, str]]:
-        self._shown = model_admin.get_queryset(request).db
+        self.chosen = model_admin.get_queryset(request).db
         possible = aliases(model_admin.model)
         return [(alias, alias) for alias in possible] if len(possible) > 1 else []
-
-    @property
-    def chosen(self) -> str:
-        return self._shown
 
     def queryset(
         self, request: HttpRequest, queryset: models.QuerySet[Any]

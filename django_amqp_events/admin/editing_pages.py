@@ -25,7 +25,7 @@ from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
 from .action_pages import ReasonForm, tell
 from .archived_event_actions import of_report
-from .base import alias_of, as_file, head_of, problem
+from .base import alias_of, head_of, problem
 from .payload_pages import PayloadPages
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
@@ -57,27 +57,26 @@ class EditingPages(PayloadPages):
 
     def get_urls(self) -> list[URLPattern]:
         edit = self.row_view(self.edit_view, "edit")
-        revision = self.row_view(self.revision_view, "view_raw")
         return [
             self._path("<uuid:pk>/edit/", edit, "edit"),
-            self._path("<uuid:pk>/revision/<int:number>/", revision, "revision"),
             *super().get_urls(),
         ]
+
+    def lacking_here(self, request: HttpRequest) -> list[str]:
+        names = self.offers if conf.load()[0].editing else set(self.offers) - {"edit"}
+        return self.lacking(request, *names)
 
     # -- on the event's page
 
     def _edit_button(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, str] | str:
-        """Return the link to the editor, or why it is missing, ``""`` where editing is off."""
-        label = _("Edit and replay")
-        if not conf.load()[0].editing:
+        """Return the link to the editor or why it is missing, ``""`` for who may not edit."""
+        if not conf.load()[0].editing or not self.allows(request, event, "edit"):
             return ""
-        if not self.allows(request, event, "edit"):
-            return self._forbidden(label, *self.lacking(request, "edit", row=event))
         where = self._editable(event, event.version)
         if isinstance(where, Reason):
             return _("It cannot be edited: %(why)s") % {"why": text(where, TEXT)}
         url = self._filtered_url(request, "edit", event.pk, version=str(event.version))
-        return {"label": label, "name": "edit", "url": url}
+        return {"label": _("Edit and replay"), "name": "edit", "url": url}
 
     def _editable(self, event: ArchivedEvent, version: int) -> Handler | Reason:
         if event.body_size > formatting.SHOWN:
@@ -122,16 +121,6 @@ class EditingPages(PayloadPages):
         problem = "" if lines else _("Only redacted values or number formats differ.")
         return {"lines": lines, "problem": problem}
 
-    def revision_view(
-        self, request: HttpRequest, event: ArchivedEvent, number: int
-    ) -> HttpResponse:
-        """Return the body of a revision, as a file."""
-        revision = event.revision_set.using(alias_of(event)).filter(number=number).first()
-        if revision is None:
-            messages.warning(request, _("There is no such revision."))
-            return self._redirect(request, "changelist")
-        return as_file(event.pk, bytes(revision.body))
-
     # -- the editor
 
     def edit_view(self, request: HttpRequest, event: ArchivedEvent) -> HttpResponse:
@@ -146,7 +135,7 @@ class EditingPages(PayloadPages):
                 request, code(_("Nothing was published: %(why)s") % {"why": text(where)})
             )
             return self._redirect(request, "change", event.pk)
-        context = self._context(request, event, where, data.get("base"))
+        context = self._context(request, event, where)
         step = data.get("step") if request.method == "POST" else ""
         if step not in ("review", "publish"):
             return self._editor(request, context, _start(context["start"], event, data))
@@ -180,28 +169,14 @@ class EditingPages(PayloadPages):
         return self._review(request, context, form, payload, draft)
 
     def _context(
-        self, request: HttpRequest, event: ArchivedEvent, handler: Handler, wanted: str | None
+        self, request: HttpRequest, event: ArchivedEvent, handler: Handler
     ) -> dict[str, Any]:
-        """Return what editor and review have in common."""
-        revisions = event.revision_set.using(alias_of(event)).order_by("-number")
-        by_number = {revision.number: revision for revision in revisions[:REVISIONS]}
-        base = _number(wanted) if wanted is not None else max(by_number, default=0)
-        if base not in by_number:
-            base = 0
-        version = str(event.version)
-        starts = [
-            (
-                by_number.get(number),
-                self._filtered_url(request, "edit", event.pk, version=version, base=str(number)),
-            )
-            for number in (0, *by_number)
-        ]
+        """Return what editor and review have in common; an edit starts from the last one."""
+        start = event.revision_set.using(alias_of(event)).order_by("-number").first()
         return {
             "event": event,
-            "base": base,
-            "start": by_number.get(base),
-            "starts": starts,
-            "header_names": _header_names(event),
+            "base": start.number if start is not None else 0,
+            "start": start,
             "handler": handler,
             "warnings": _warnings(event, handler),
             "action_url": self._filtered_url(request, "edit", event.pk),
@@ -231,16 +206,13 @@ class EditingPages(PayloadPages):
         draft: Draft,
     ) -> HttpResponse:
         event: ArchivedEvent = context["event"]
-        start: Revision | None = context["start"]
-        after = _written(payload)
-        own = editing.diff(_written(event.payload or {}), after)
+        own = editing.diff(_written(event.payload or {}), _written(payload))
         title = _("Replay %(event)s with this payload?") % {"event": line(event.name)}
         context = {
             **context,
             "form": form,
             "notes": [text(note, TEXT) for note in draft.notes],
             "own": own,
-            "since": None if start is None else editing.diff(_written(start.payload), after),
             "payload": request.POST.get("payload", ""),
             "superseded": is_superseded(event.name, payload, context["handler"]) and 1,
             "count": 1,
@@ -258,13 +230,6 @@ def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:
     # A comma may be all that is wrong with it.
     text = bytes(event.body).decode("utf-8", "replace")
     return EditForm(initial={"payload": text if visible(text) == text else "{}"})
-
-
-def _header_names(event: ArchivedEvent) -> str:
-    try:
-        return ", ".join(sorted(map(str, event.headers)))
-    except Exception:  # noqa: BLE001 - bytes that anything may have written
-        return ""
 
 
 def _warnings(event: ArchivedEvent, handler: Handler) -> list[str]:

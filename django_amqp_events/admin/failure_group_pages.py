@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -10,10 +10,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.core.validators import RegexValidator, URLValidator
-from django.db import connections
-from django.db.models import F, Q, QuerySet
-from django.db.models.functions import Collate
-from django.db.models.lookups import IContains, IStartsWith
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
@@ -25,22 +22,18 @@ from ..archive import tables
 from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import Selection
 from ..models import LENGTH, ArchivedEvent, FailureGroup, State
-from ..monitor import statistics
-from ..templatetags.amqp_events import ago, breakable, code, line, text
+from ..templatetags.amqp_events import ago, breakable, line, text
 from . import formatting
 from .action_pages import Action
 from .archived_event_actions import ACTIONS
 from .archived_event_pages import ArchivedEventAdmin, last_failure
-from .base import Pages, Refused, alias_of, quoted
-from .charts import throughput
+from .base import Pages, Refused, alias_of
 from .formatting import number
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 from .replay_batch_pages import freeze
 
 #: Entries of the history that a page shows, the newest.
 HISTORY: Final = 100
-#: Newest events of a group of which its page shows the first that the user may see.
-SAMPLES: Final = 10
 #: The actions on all open events of a group.
 ALL: Final = ("replay", "discard")
 _WORDS: Final = {
@@ -51,12 +44,12 @@ _WORDS: Final = {
 
 
 class GroupList(IndexedList):
-    """A list with the counts of its groups, in two statements for all of them."""
+    """A list with the counts of its groups, in one query for all of them."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         groups: list[Any] = list(self.result_list)
-        _count(groups, datetime.now(UTC))
+        _count(groups)
         self.result_list = groups
 
 
@@ -107,17 +100,12 @@ class GroupForm(forms.Form):
 
 
 class FailureGroupAdmin(Pages):
-    """Shows groups of failures; actions run on their events.
-
-    For an admin site of your own, register :class:`django_amqp_events.models.FailureGroup` with
-    this class, and :class:`django_amqp_events.models.ArchivedEvent` with
-    :class:`django_amqp_events.admin.ArchivedEventAdmin`, which has the actions.
-    """
+    """Shows groups of failures; actions run on their events."""
 
     model = FailureGroup
     missing = gettext_lazy("There is no failure group %(pk)s.")
 
-    list_display = ("what", "opened", "lately", "seen", "people")
+    list_display = ("what", "opened", "seen", "people")
     list_display_links = ("what",)
     list_filter = (GroupStateFilter, HandlerFilter, ExceptionFilter, AssigneeFilter)
     sortable_by = ("opened", "seen")
@@ -133,9 +121,8 @@ class FailureGroupAdmin(Pages):
         pages = self.pages_of(request, ArchivedEvent)
         return pages if isinstance(pages, ArchivedEventAdmin) else None
 
-    def _lacking(self, request: HttpRequest) -> list[str]:
-        """Return the codenames that this user lacks for what a page of a group offers."""
-        site, codenames = self.admin_site, self.lacking(request, "assign")
+    def lacking_here(self, request: HttpRequest) -> list[str]:
+        site, codenames = self.admin_site, super().lacking_here(request)
         if site.is_registered(ArchivedEvent):
             events: Any = site.get_model_admin(ArchivedEvent)
             codenames += events.lacking(request, *ALL, "bulk_replay")
@@ -152,11 +139,8 @@ class FailureGroupAdmin(Pages):
         return GroupList
 
     def column_matches(self, column: str, term: str, alias: str) -> Q:
-        """Match the start or the last part of an exception or handler, in any case."""
-        # On MySQL, the column's own collation tells cases apart.
-        mysql = connections[alias].vendor == "mysql"
-        text = Collate(column, "utf8mb4_general_ci") if mysql else F(column)
-        return Q(IStartsWith(text, term)) | Q(IContains(text, f".{term}"))
+        # Groups are few: no index is needed.
+        return Q(**{f"{column}__icontains": term})
 
     @admin.display(description=gettext_lazy("failure, handler"))
     def what(self, group: FailureGroup) -> str:
@@ -180,10 +164,6 @@ class FailureGroupAdmin(Pages):
     def opened(self, group: Any) -> str:
         label = pgettext("number of events", "open")
         return formatting.labelled(label, int(group.open_now))
-
-    @admin.display(description=gettext_lazy("failed in 24 hours"))
-    def lately(self, group: Any) -> str:
-        return formatting.labelled(_("failed in 24 hours"), number(group.lately))
 
     @admin.display(description=gettext_lazy("last seen"), ordering="last_seen")
     def seen(self, group: FailureGroup) -> str:
@@ -217,8 +197,6 @@ class FailureGroupAdmin(Pages):
     def write_view(self, request: HttpRequest, group: FailureGroup) -> HttpResponse:
         """Write note, assignee and ticket."""
         data = request.POST.copy()
-        if "mine" in data:
-            data["assignee"] = request.user.get_username()
         form = GroupForm(data)
         if not form.is_valid():
             return self.detail_view(request, group, form)
@@ -245,7 +223,7 @@ class FailureGroupAdmin(Pages):
         """Freeze the open events of a group now, for an action or a batch."""
         events = self._events(request)
         if events is None:
-            raise Refused(self._lacking(request))
+            raise Refused(self.lacking_here(request))
         permission = "bulk_replay" if name == "batch" else ACTIONS[name].permission
         if not events.allows(request, None, permission):
             raise Refused(events.lacking(request, permission))
@@ -264,7 +242,7 @@ class FailureGroupAdmin(Pages):
         self, request: HttpRequest, group: Any, form: GroupForm | None = None
     ) -> TemplateResponse:
         now = datetime.now(UTC)
-        _count([group], now)
+        _count([group])
         written = {name: getattr(group, name) for name in GroupForm.base_fields}
         context = {
             **self._sample(request, group),
@@ -272,13 +250,11 @@ class FailureGroupAdmin(Pages):
             "group": group,
             "open": group.open_now,
             "going": group.going_now,
-            "chart": throughput(statistics.hourly_series(now, group=group.pk)),
             "now": now,
             "ticket": _ticket(group),
             "steps": failure_groups.history(group, HISTORY),
             "may_write": self.allows(request, None, "assign"),
             "form": form or GroupForm(initial=written),
-            "lacking": quoted(self._lacking(request)),
             "buttons": self._buttons(request, group.open_now),
         }
         return self._render(request, "detail", text(group), context)
@@ -300,8 +276,7 @@ class FailureGroupAdmin(Pages):
             return {"linked": False}
         rows = events.get_queryset(request).filter(group=group.pk)
         rows = rows.defer(None).defer("body", "headers_raw")
-        newest = rows.order_by("-last_failed_at", "-pk")[:SAMPLES]
-        event = next(iter(events.listed(request, newest)), None)
+        event = rows.order_by("-last_failed_at", "-pk").first()
         if event is None:
             return {"linked": True}
         last = last_failure(event)
@@ -315,16 +290,9 @@ def _ask(
     action: Action,
     group: FailureGroup,
     rows: QuerySet[ArchivedEvent],
-) -> HttpResponse | None:
-    """Ask to confirm an action on the oldest failures; ``None`` if they are too many for it."""
+) -> HttpResponse:
+    """Ask to confirm an action on the oldest failures, as many as it takes."""
     seen, limit = events.freeze(rows.order_by("last_failed_at", "pk")), events.limit
-    if len(seen) > limit and action.publishes:
-        told = _(
-            "More than %(limit)s events are open. Replay them in the background, here or with "
-            "`manage.py events_replay --background --group %(group)s --comment TEXT`."
-        )
-        messages.error(request, code(told % {"limit": number(limit), "group": group.pk}))
-        return None
     if len(seen) > limit:
         told = _(
             "More than %(limit)s events are open. These are the %(limit)s that failed first; "
@@ -350,16 +318,13 @@ def _conflict(group: FailureGroup) -> str:
     }
 
 
-def _count(groups: list[Any], now: datetime) -> None:
-    """Give groups their exact numbers and new failures; two statements for all of them."""
+def _count(groups: list[Any]) -> None:
+    """Give groups their exact numbers, in one query for all of them."""
     ids = [group.pk for group in groups]
     numbers = group_counts.with_exact_counts(failure_groups.groups().filter(pk__in=ids))
     exact = {pk: values for pk, *values in numbers.values_list("pk", "open_now", "going_now")}
-    since = now - timedelta(hours=23)
-    hours = group_counts.hourly_counts(ids, since=since, using=tables.database()) if ids else {}
     for group in groups:
         group.open_now, group.going_now = exact.get(group.pk, (0, 0))
-        group.lately = sum(counts["archived"] for counts in hours.get(group.pk, {}).values())
 
 
 def _ticket(group: FailureGroup) -> str:

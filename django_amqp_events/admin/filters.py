@@ -11,12 +11,13 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..archive import eligibility
+from ..archive.batches import batch_states
 from ..archive.groups import failure_groups
 from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
 from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError
-from ..models import FailureGroup, State
+from ..models import Replay, State
 from ..templatetags.amqp_events import line
 from .lists import OptionalFilter, StateFilter, ValueFilter
 
@@ -30,9 +31,6 @@ class EventStateFilter(StateFilter):
         "discarded": _("discarded"),
         "all": _("all"),
     }
-    counted = frozenset({"archived", "going", "succeeded", "discarded"})
-    #: Those whose rows are in one state.
-    single = frozenset({"archived", "overdue", "succeeded", "discarded"})
 
     def matching(self, rows: QuerySet[Any], state: str) -> QuerySet[Any]:
         if state == "going":
@@ -53,30 +51,53 @@ class ReasonFilter(ValueFilter):
     parameter_name = "reason"
 
 
-class GroupFilter(OptionalFilter):
-    """Filter by failure group; shown when a link selects one."""
-
-    title = _("failure group")
-    parameter_name = "group"
+class LinkedFilter(OptionalFilter):
+    """A filter that is shown when a link selects a value."""
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, str]]:
         chosen = self.value()
-        if chosen is None:
-            return []
-        group = self.found(chosen)
-        return [(chosen, line(group, 80) if group is not None else str(_("(no such group)")))]
+        return [] if chosen is None else [(chosen, self.label(chosen))]
 
-    @staticmethod
-    def found(chosen: str) -> FailureGroup | None:
-        """Return the group that a value of this filter names."""
+    def label(self, chosen: str) -> str:
+        """Return the title of the selected value."""
+        raise NotImplementedError
+
+
+class GroupFilter(LinkedFilter):
+    title = _("failure group")
+    parameter_name = "group"
+
+    def label(self, chosen: str) -> str:
         pk = parse_uuid(chosen)
-        return failure_groups.groups().filter(pk=pk).first() if pk is not None else None
+        group = failure_groups.groups().filter(pk=pk).first() if pk is not None else None
+        return line(group, 80) if group is not None else str(_("(no such group)"))
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         pk = parse_uuid(value)
         return rows.filter(group=pk) if pk is not None else rows.none()
+
+
+class BatchFilter(LinkedFilter):
+    """Filter by replay batch, or by one and a state of its replays: ``<id>.failed``."""
+
+    title = _("replay batch")
+    parameter_name = "batch"
+
+    def label(self, chosen: str) -> str:
+        state = chosen.partition(".")[2]
+        label = str(Replay.State(state).label) if state in Replay.State.values else ""
+        return f"{_('batch %(id)s') % {'id': line(chosen)[:8]}} {label}"
+
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        batch, _dot, state = value.partition(".")
+        if (pk := parse_uuid(batch)) is None:
+            return rows.none()
+        replays = batch_states.events(pk)
+        if state:
+            replays = replays.filter(state=state)
+        return rows.filter(pk__in=replays.values("event"))
 
 
 class TimeFilter(OptionalFilter):
@@ -96,13 +117,9 @@ class TimeFilter(OptionalFilter):
         return [(value, title) for value, (title, _age) in self.AGES.items()]
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        since = self.since(value, datetime.now(UTC))
-        return rows.none() if since is None else rows.filter(last_failed_at__gte=since)
-
-    @classmethod
-    def since(cls, chosen: str, now: datetime) -> datetime | None:
-        """Return the start of the time that a value selects."""
-        return now - cls.AGES[chosen][1] if chosen in cls.AGES else None
+        if value not in self.AGES:
+            return rows.none()
+        return rows.filter(last_failed_at__gte=datetime.now(UTC) - self.AGES[value][1])
 
 
 def settings_and_registry() -> tuple[Settings, Registry] | None:

@@ -19,7 +19,7 @@ from uuid import UUID
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import ngettext_lazy
 
 from ..message.archive_message import INSTALLED
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, visible
@@ -28,20 +28,13 @@ from ..templatetags.amqp_events import TEXT, exception_line, line, moment
 
 #: Bytes of a body that a page shows; the rest is in the download.
 SHOWN: Final = 256 * 1024
-#: Bytes of a binary body, shown in hexadecimal.
-HEX: Final = 4 * 1024
 #: Headers, frames, attempts and deaths that a page shows of one document.
 ROWS: Final = 200
 
 MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not shown", "count")
+_TIMES: Final = ngettext_lazy("published %(times)s time", "published %(times)s times", "times")
 _FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
 _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
-
-#: What an event that was marked as resolved means, and the next step.
-RESOLVED: Final = (
-    gettext_lazy("Marked as resolved without an outcome. A copy that is still queued will run."),
-    gettext_lazy("Restore it to return it to the archive."),
-)
 
 
 def number(value: int) -> str:
@@ -63,29 +56,10 @@ def counted(text: Any, count: int, **values: object) -> str:
 
 
 def body(head: bytes, size: int) -> dict[str, Any]:
-    """Show the first bytes of a body of *size* bytes, in hexadecimal if they are not text."""
+    """Show the first bytes of a body of *size* bytes, as escapes where they are not text."""
     head = head[:SHOWN]
-    try:
-        text, binary = visible(head.decode()), False
-    except UnicodeDecodeError as exc:
-        # Cut within its last character?
-        if len(head) < size and exc.start >= len(head) - 3 and exc.reason.startswith("unexpected"):
-            text, binary = visible(head[: exc.start].decode()), False
-        else:
-            head = head[:HEX]
-            text, binary = hexadecimal(head), True
-    shown = len(head)
-    return {"text": text, "binary": binary, "shown": shown, "size": size, "cut": shown < size}
-
-
-def hexadecimal(data: bytes) -> str:
-    """Write bytes as 16 numbers a line, with what is ASCII beside."""
-    rows = []
-    for start in range(0, len(data), 16):
-        part = data[start : start + 16]
-        ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        rows.append(f"{start:08x}  {part.hex(' '):<47}  {ascii_}")
-    return "\n".join(rows)
+    text, shown = visible(head.decode(errors="backslashreplace")), len(head)
+    return {"text": text, "shown": shown, "size": size, "cut": shown < size}
 
 
 def pretty(value: Any, limit: int = 2 * SHOWN) -> tuple[str, bool]:
@@ -134,8 +108,6 @@ def header(value: Any) -> str:
     """Show one value of a header."""
     if isinstance(value, str):
         return visible(value, TEXT)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return hexadecimal(bytes(value)[:256])
     if isinstance(value, (dict, list, tuple)):
         return pretty(value, TEXT)[0]
     return visible(_plain(value), TEXT)
@@ -157,11 +129,11 @@ def _plain(value: Any) -> str:
 # -- failures -------------------------------------------------------------------------------
 
 
-def fold_traceback(traceback: object) -> list[dict[str, Any]]:
+def fold_traceback(traceback: str) -> list[dict[str, Any]]:
     """Split a traceback into the project's own lines and those of installed packages."""
     pieces: list[tuple[bool, list[str], int]] = []
     installed = False
-    for text in visible(traceback if isinstance(traceback, str) else "").splitlines():
+    for text in visible(traceback).splitlines():
         if match := _FILE.match(text):
             installed = bool(INSTALLED.search(match[1]))
         elif not _INDENTED.match(text):
@@ -177,42 +149,22 @@ def fold_traceback(traceback: object) -> list[dict[str, Any]]:
     ]
 
 
-def frames(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Show the frames of a document, innermost last."""
-    return [
-        {
-            "place": line(f"{frame.get('module')}:{frame.get('line')} in {frame.get('function')}"),
-            "file": line(frame.get("file") or "", TEXT),
-            "installed": bool(INSTALLED.search(str(frame.get("file")))),
-        }
-        for frame in mappings(document.get("frames"))
-    ]
-
-
-def attempts(failure: ArchivedFailure) -> list[dict[str, Any]]:
-    """Show the attempts of a failure's document, oldest first."""
-    return [
-        {
-            "number": line(
-                attempt.get("attempt") if attempt.get("attempt") is not None else "?", 12
-            ),
-            "at": moment(attempt.get("at")),
-            "worker": line(attempt.get("worker") or ""),
-            "what": exception_line(attempt.get("exception"), attempt.get("message")),
-        }
-        for attempt in mappings(failure.about.get("history"))
-    ]
-
-
 def failure(event: ArchivedEvent, document: Mapping[str, Any]) -> dict[str, Any]:
     """Show exception, whole message and traceback of the last failure's document."""
     exception = document.get("exception")
     if not isinstance(exception, dict):
         exception = {}
+    traceback = document.get("traceback")
+    if not isinstance(traceback, str) or not traceback:
+        # The worker leaves it out first where the headers have no room.
+        traceback = "\n".join(
+            f'  File "{frame.get("file")}", line {frame.get("line")}, in {frame.get("function")}'
+            for frame in mappings(document.get("frames"))
+        )
     return {
         "exception": line(exception.get("type") or event.exception, TEXT),
         "message": visible(exception.get("message") or "", 8_000) or visible(event.message, TEXT),
-        "traceback": fold_traceback(document.get("traceback")),
+        "traceback": fold_traceback(traceback),
     }
 
 
@@ -231,6 +183,7 @@ class TimelineEntry:
 
     Attributes:
         kind: ``good``, ``bad``, ``""``: how it is marked.
+        replay: the replay that was requested.
     """
 
     at: datetime
@@ -238,6 +191,7 @@ class TimelineEntry:
     who: str = ""
     note: str = ""
     kind: str = ""
+    replay: Replay | None = None
 
 
 def timeline(
@@ -268,15 +222,17 @@ def timeline(
 
 def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[TimelineEntry]:
     """Yield the attempts of the original delivery or of a replay, and the archiving."""
-    for attempt in attempts(failure):
-        values = {"attempt": attempt["number"], "replay": number}
+    for attempt in mappings(failure.about.get("history")):
+        values = {"attempt": line(attempt.get("attempt", "?"), 12), "replay": number}
         yield TimelineEntry(
-            at=attempt["at"] or failure.failed_at,
+            at=moment(attempt.get("at")) or failure.failed_at,
             what=_("attempt %(attempt)s failed") % values
             if number is None
             else _("attempt %(attempt)s of replay %(replay)s failed") % values,
-            who=_("on %(worker)s") % {"worker": attempt["worker"]} if attempt["worker"] else "",
-            note=attempt["what"],
+            who=_("on %(worker)s") % {"worker": line(attempt["worker"])}
+            if attempt.get("worker")
+            else "",
+            note=exception_line(attempt.get("exception"), attempt.get("message")),
             kind="bad",
         )
     told = bool(failure.about.get("history"))
@@ -339,6 +295,7 @@ def _replayed(replay: Replay) -> Iterator[TimelineEntry]:
         else _("replay %(number)s requested") % number,
         who=who(replay.requested_by),
         note=visible(replay.reason, TEXT),
+        replay=replay,
     )
     outcome = _("replay %(number)s: %(outcome)s") % {
         **number,
@@ -346,8 +303,11 @@ def _replayed(replay: Replay) -> Iterator[TimelineEntry]:
     }
     if replay.published_at is not None:
         published = _("replay %(number)s published to %(handler)s")
+        times = _TIMES % {"times": replay.publishes} if replay.publishes > 1 else ""
         yield TimelineEntry(
-            at=replay.published_at, what=published % {**number, "handler": line(replay.handler)}
+            at=replay.published_at,
+            what=published % {**number, "handler": line(replay.handler)},
+            note=str(times),
         )
     elif replay.error:
         # The time of the error is not stored.

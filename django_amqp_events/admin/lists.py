@@ -15,17 +15,16 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
+from ..archive import eligibility, tables
 from ..databases import sliced
 from ..models import SearchValue
+from ..monitor.statistics import capped
 from ..templatetags.amqp_events import breakable, line
-from .formatting import number
 
 #: Rows that a list counts and pages through at most.
 CAP: Final = 5_000
 #: Distinct values that a filter offers at most.
 VALUES: Final = 100
-#: The filter of the state counts up to here.
-COUNTED: Final = 1_000
 #: The message about a search value that ends in ``*``.
 TOO_LONG: Final = _("The text before * may have at most %(most)s characters.")
 
@@ -36,7 +35,7 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
     @cached_property
     def _found(self) -> int:
         rows: Any = self.object_list
-        return count(rows, CAP)
+        return capped(rows, CAP + 1)
 
     @property
     def capped(self) -> bool:
@@ -69,17 +68,6 @@ class IndexedList(ChangeList):
         # Else Django shows "Show all" beside the search, which leads to what is open.
         self.full_result_count = self.result_count
 
-    @property
-    def nothing_open(self) -> bool:
-        """Return True if the list is empty only because it shows what is open."""
-        states = [spec for spec in self.filter_specs if isinstance(spec, StateFilter)]
-        return not self.result_count and all(state.chosen == state.first for state in states)
-
-    @property
-    def all_url(self) -> str:
-        """The URL of the same list with rows of every state."""
-        return self.get_query_string({StateFilter.parameter_name: "all"}, ["p"])
-
 
 def _reversed(order: str) -> str:
     return order[1:] if order.startswith("-") else f"-{order}"
@@ -100,10 +88,7 @@ class OptionalFilter(admin.SimpleListFilter):
 class AlwaysChosenFilter(admin.SimpleListFilter):
     """A filter with a default instead of "All"."""
 
-    @property
-    def chosen(self) -> str:
-        """Return the selected value."""
-        raise NotImplementedError
+    chosen: str
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         for value, title in self.lookup_choices:
@@ -115,29 +100,17 @@ class AlwaysChosenFilter(admin.SimpleListFilter):
 
 
 class StateFilter(AlwaysChosenFilter):
-    """Filter by state: the first state by default, all rows in a search.
-
-    Attributes:
-        titles: the states that it offers.
-        counted: those whose rows it counts.
-    """
+    """Filter by state: the first state by default, all rows in a search."""
 
     title = _("state")
     parameter_name = "state"
     titles: ClassVar[Mapping[str, Any]]
-    counted: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
-        self.first = next(iter(self.titles))
-        self._chosen = self.chosen_by(request)
-        super().__init__(request, *args)
-
-    @classmethod
-    def chosen_by(cls, request: HttpRequest) -> str:
-        """Return the state that a request selects."""
         searched = request.GET.get(SEARCH_VAR, "").strip()
-        default = "all" if searched else next(iter(cls.titles))
-        return request.GET.get(cls.parameter_name) or default
+        default = "all" if searched else next(iter(self.titles))
+        self.chosen = request.GET.get(self.parameter_name) or default
+        super().__init__(request, *args)
 
     def matching(self, rows: QuerySet[Any], state: str) -> QuerySet[Any]:
         """Return the rows in a state that is not ``all``; none for an unknown one."""
@@ -146,23 +119,10 @@ class StateFilter(AlwaysChosenFilter):
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, Any]]:
-        rows = model_admin.get_queryset(request)
-        return [
-            (state, _counted(title, self.matching(rows, state)) if state in self.counted else title)
-            for state, title in self.titles.items()
-        ]
-
-    @property
-    def chosen(self) -> str:
-        return self._chosen
+        return list(self.titles.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.chosen == "all" else self.matching(queryset, self.chosen)
-
-
-def _counted(title: str, rows: QuerySet[Any]) -> str:
-    total = count(rows, COUNTED)
-    return f"{title} ({number(min(total, COUNTED))}{'+' if total > COUNTED else ''})"
 
 
 class ValueFilter(OptionalFilter):
@@ -170,12 +130,10 @@ class ValueFilter(OptionalFilter):
 
     Attributes:
         column: unless the parameter has its name.
-        least: the number of values below which the filter is not offered.
         nothing: the title of the empty value.
     """
 
     column: ClassVar[str] = ""
-    least: ClassVar[int] = 1
     nothing: ClassVar[Any] = _("(none)")
 
     def values(self, rows: QuerySet[Any]) -> list[str]:
@@ -189,8 +147,6 @@ class ValueFilter(OptionalFilter):
         chosen = self.value()
         if chosen is not None and chosen not in values:
             values.append(chosen)
-        if len(values) < self.least:
-            return []
         # django-unfold has the titles in attributes, too, which have no elements.
         shown = line if apps.is_installed("unfold") else breakable
         return [(value, shown(value, 80) or self.nothing) for value in values]
@@ -208,19 +164,6 @@ class HandlerFilter(ValueFilter):
 class ExceptionFilter(ValueFilter):
     title = _("exception")
     parameter_name = "exception"
-
-
-class ServiceFilter(ValueFilter):
-    """Offered where services share the table, or this one had another name."""
-
-    title = _("service")
-    parameter_name = "service"
-    least = 2
-
-
-def count(rows: QuerySet[Any], cap: int) -> int:
-    """Count rows, no further than one more than *cap*."""
-    return rows.order_by()[: cap + 1].count()
 
 
 def distinct(rows: QuerySet[Any], column: str) -> list[str]:
@@ -267,4 +210,8 @@ class ArchiveList(IndexedList):
         if pages.allows(request, None, "view_payload"):
             values = SearchValue.objects.using(events.db).order_by("path", "value")
             events = events.prefetch_related(Prefetch("search_values", values, "searched"))
-        self.result_list = events.order_by(*self.result_list.query.order_by)
+        rows: list[Any] = list(events.order_by(*self.result_list.query.order_by))
+        now = tables.clock()
+        for row in rows:
+            row.overdue = eligibility.is_overdue(row, now)
+        self.result_list = rows

@@ -42,13 +42,12 @@ from .action_pages import (
     Preview,
     Result,
     Rows,
-    by_reason,
     in_list,
 )
 from .base import alias_of, head_of, problem
 from .database_filter import DatabaseFilter, aliases, chosen
 from .filters import settings_and_registry
-from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
+from .lists import CAP, VALUES, StateFilter, ValueFilter, distinct
 from .payload_pages import PayloadPages
 
 # -- the actions -----------------------------------------------------------------------------
@@ -61,16 +60,8 @@ def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
             skipped.append(Skipped.of(rows[pk], why))
         else:
             eligible.append(rows[pk])
-    services = {row.service for row in eligible}
     counts = Counter((row.name, row.exchange, row.service) for row in eligible)
-    configured = settings_and_registry()
-    details = {
-        "destinations": [(count, *route) for route, count in sorted(counts.items())],
-        "errors": by_reason(Skipped.of(row, row.error) for row in eligible if row.error),
-        # Services that are not this one, and those whose due rows no relay publishes.
-        "foreign": sorted(map(line, services - {configured[0].service})) if configured else [],
-        "idle": _idle(set(map(alias_of, eligible)), services) if action.publishes else [],
-    }
+    details = {"destinations": [(count, *route) for route, count in sorted(counts.items())]}
     return [row.pk for row in eligible], skipped, details
 
 
@@ -86,14 +77,6 @@ def version_of(row: OutboxEvent) -> int:
     """Return what tells one discard of a row from another; 0 for a row that is not discarded."""
     at = row.discarded_at
     return 0 if at is None else int(at.timestamp() * 1000) % 2**31
-
-
-def _idle(aliases: Iterable[str], services: Iterable[str]) -> list[str]:
-    idle: set[str] = set()
-    for alias in aliases:
-        late = outbox.rows(alias).filter(outbox.overdue(), service__in=services).order_by()
-        idle |= set(late.values_list("service", flat=True).distinct())
-    return sorted(map(line, idle))
 
 
 def _run(decision: Decision) -> Result:
@@ -220,7 +203,6 @@ class RowStateFilter(StateFilter):
         "discarded": gettext_lazy("discarded"),
         "all": gettext_lazy("all"),
     }
-    counted = frozenset({"waiting", "failed", "overdue", "discarded"})
 
     def matching(self, rows: QuerySet[OutboxEvent], state: str) -> QuerySet[OutboxEvent]:
         if state in ("waiting", "failed"):
@@ -228,17 +210,10 @@ class RowStateFilter(StateFilter):
             return rows.filter(attempts__gt=0) if state == "failed" else rows
         if state in ("overdue", "discarded"):
             # With the services their index is one of them.
-            rows = rows.filter(service__in=self._services(rows))
+            rows = rows.filter(service__in=distinct(rows, "service"))
             discarded = Q(discarded_at__isnull=False)
             return rows.filter(outbox.overdue() if state == "overdue" else discarded)
         return rows.none()
-
-    def _services(self, rows: QuerySet[OutboxEvent]) -> list[str]:
-        if self._found is None:
-            self._found = distinct(rows, "service")
-        return self._found
-
-    _found: list[str] | None = None
 
 
 class NameFilter(ValueFilter):
@@ -258,8 +233,7 @@ class NameFilter(ValueFilter):
 class OutboxEventAdmin(PayloadPages):
     """Shows the events that are not published yet, and why; only actions change rows.
 
-    For an admin site of your own, register :class:`django_amqp_events.models.OutboxEvent` with
-    this class or a subclass. Rows that :meth:`get_queryset` leaves out cannot be changed.
+    Rows that :meth:`get_queryset` leaves out are on no page, and no action takes them.
     """
 
     model = OutboxEvent
@@ -273,7 +247,7 @@ class OutboxEventAdmin(PayloadPages):
     too_many = gettext_lazy("More than %(limit)s events are selected. Filter the list first.")
     list_display = ("what", "status", "failure", "tries", "age")
     list_display_links = ("what",)
-    list_filter = (RowStateFilter, NameFilter, ServiceFilter, DatabaseFilter)
+    list_filter = (RowStateFilter, NameFilter, DatabaseFilter)
     sortable_by = ("age",)
     search_fields = ("event_id",)
     search_help_text = gettext_lazy("Start of an event id, or the id of a row.")
@@ -302,10 +276,6 @@ class OutboxEventAdmin(PayloadPages):
     def find(self, request: HttpRequest, object_id: str) -> OutboxEvent | None:
         pk = parse_uuid(object_id)
         return self.rows_of(request, [pk]).get(pk) if pk is not None else None
-
-    def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
-        # The confirmation page tells why they are skipped.
-        seen.update(dict.fromkeys(ids, 0))
 
     def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
         # A published event leaves the outbox, and its page with it.
@@ -387,7 +357,8 @@ class OutboxEventAdmin(PayloadPages):
             .values_list("head", "envelope")
             .first()
         ) or (b"", "{}")
-        headers, properties = _envelope(written)
+        envelope = json.loads(written)
+        headers, properties = envelope.get("headers", {}), envelope.get("properties", {})
         head = bytes(body)
         shown = self.shown_payload(
             request,
@@ -417,15 +388,6 @@ def _discarded_by(event: OutboxEvent) -> str:
 def _ahead(event: OutboxEvent) -> str:
     """Write in how much time it is due."""
     return age(_now(event), event.due_at)
-
-
-def _envelope(written: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return headers and properties; empty if a row was changed by hand."""
-    try:
-        envelope = json.loads(written)
-        return dict(envelope["headers"]), dict(envelope["properties"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return {}, {}
 
 
 def _payload(

@@ -26,9 +26,7 @@ class PayloadPages(ActionPages):
 
     def has_view_raw_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may see bodies as they were published."""
-        return self.allows(request, obj, "view_payload") and (
-            not redaction.has_hook() or self.granted(request, obj, codename=VIEW_RAW)
-        )
+        return not self.lacking(request, "view_raw")
 
     def codenames(self, permission: str) -> list[str]:
         if permission != "view_raw":
@@ -74,10 +72,6 @@ class PayloadPages(ActionPages):
         payload, cut, problem = "", False, ""
         if size > formatting.SHOWN:
             problem = _("The payload is too long to decode here.")
-            if raw:
-                problem = _(
-                    "The payload is too long to decode here. This is the start of the raw body."
-                )
         elif (document := _read(read)) is not None:
             safe = redaction.redact(row.name, document)
             if isinstance(safe, Reason):

@@ -11,13 +11,11 @@ from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import SEARCH_VAR
 from django.db import Error
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
-from django.utils.formats import get_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -25,7 +23,7 @@ from django.utils.translation import gettext_lazy
 
 from ..archive import states, tables
 from ..archive.batches import batch_states, preview
-from ..archive.selection import Selection, parse_uuid
+from ..archive.groups import failure_groups
 from ..exceptions import AmqpEventsError
 from ..models import (
     ArchivedEvent,
@@ -33,19 +31,14 @@ from ..models import (
     Replay,
     ReplayBatch,
     ReplayBatchAction,
-    State,
 )
 from ..reasons import Reason
 from ..templatetags.amqp_events import ago, code, line, text
-from .action_pages import across, as_listed
+from .action_pages import as_listed
 from .base import WAITING_SECONDS, Pages, problem
-from .charts import progress
-from .filters import GroupFilter, TimeFilter
 from .formatting import number
-from .lists import CAP, ValueFilter, count
+from .lists import CAP, ValueFilter
 
-#: Events on one page of a batch's events.
-EVENTS: Final = 100
 #: Entries of the history that a page shows, the newest.
 STEPS: Final = 100
 #: Skipped events among which a page counts the reasons.
@@ -55,18 +48,13 @@ BULK_REPLAY: Final = "bulk_replay_archivedevent"
 
 _State = ReplayBatch.State
 _Replay = Replay.State
-#: The parts of the bar, in this order; the rest of it waits.
-_PARTS: Final = (
-    _Replay.SUCCEEDED,
-    _Replay.FAILED,
-    _Replay.UNCONFIRMED,
-    _Replay.RETURNED,
-    _Replay.SKIPPED,
-    _Replay.PUBLISHED,
-    _Replay.QUEUED,
-)
 
-
+_CANCEL: Final = ("cancel", gettext_lazy("Cancel batch"), "ae-danger")
+#: The buttons of a batch that has begun, by its state: action, label, CSS class.
+_BUTTONS: Final[Mapping[str, tuple[tuple[str, Any, str], ...]]] = {
+    _State.RUNNING: (("pause", gettext_lazy("Pause"), "default"), _CANCEL),
+    _State.PAUSED: (("resume", gettext_lazy("Resume"), "default"), _CANCEL),
+}
 #: The message after an action.
 _DONE: Final = {
     "start": gettext_lazy("Started"),
@@ -130,6 +118,7 @@ class ReplayBatchAdmin(Pages):
     :func:`background_selected` creates them.
     """
 
+    offers = ("run",)
     index_order = ("-created_at", "-pk")
     missing = gettext_lazy("There is no replay batch %(pk)s.")
     list_display = ("what", "status", "progress", "asked", "age")
@@ -148,7 +137,7 @@ class ReplayBatchAdmin(Pages):
 
     def has_run_permission(self, request: HttpRequest, obj: ReplayBatch | None = None) -> bool:
         """Return True if this user may start, pause, resume and cancel batches."""
-        return self.granted(request, obj, codename=BULK_REPLAY)
+        return self.granted(request, BULK_REPLAY)
 
     def codenames(self, permission: str) -> list[str]:
         if permission == "run":
@@ -180,17 +169,11 @@ class ReplayBatchAdmin(Pages):
 
     @admin.display(description=gettext_lazy("progress"))
     def progress(self, batch: ReplayBatch) -> str:
-        shown = format_html(
-            '{} <span class="ae-quiet">{}</span>',
-            bar(batch),
-            _("%(through)s of %(total)s finished")
-            % {"through": number(batch.through), "total": number(batch.total)},
-        )
-        if not batch.failed:
-            return shown
-        url = self._url("events", batch.pk, state=_Replay.FAILED)
+        url = self._events_url(batch, _Replay.FAILED)
+        if not batch.failed or not url:
+            return bar(batch)
         failed = _("%(number)s failed again") % {"number": number(batch.failed)}
-        return format_html('{} <a href="{}">{}</a>', shown, url, failed)
+        return format_html('{} <a href="{}">{}</a>', bar(batch), url, failed)
 
     @admin.display(description=gettext_lazy("created by"))
     def asked(self, batch: ReplayBatch) -> str:
@@ -204,7 +187,6 @@ class ReplayBatchAdmin(Pages):
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            self._path("<uuid:pk>/events/", self.row_view(self.events_view), "events"),
             *(
                 self._path(
                     f"<uuid:pk>/{act}/",
@@ -237,8 +219,12 @@ class ReplayBatchAdmin(Pages):
             "bar": bar(batch),
             "now": now,
             "counts": [
-                (state, count) for state in _Replay if (count := getattr(batch, state.value))
+                (state, count, self._events_url(batch, state.value))
+                for state in _Replay
+                if (count := getattr(batch, state.value))
             ],
+            "buttons": _BUTTONS.get(batch.state, ()),
+            "events_url": self._events_url(batch),
             "idle": batch.state == _State.RUNNING
             and (batch.leased_until is None or batch.leased_until < now),
             "left": []
@@ -254,7 +240,6 @@ class ReplayBatchAdmin(Pages):
             "deleted": batch.deleted,
             "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
             "history": history.order_by("-at", "-pk")[:STEPS],
-            "rate": "" if batch.rate is None else _rate(batch.rate),
             "live": WAITING_SECONDS,
         }
         return self._render(request, "detail", line(batch.name), context)
@@ -263,39 +248,12 @@ class ReplayBatchAdmin(Pages):
         """Return the failure group that a batch replays, for users who may see it."""
         if batch.group is None or not self.pages_of(request, FailureGroup):
             return None
-        return GroupFilter.found(str(batch.group))
+        return failure_groups.groups().filter(pk=batch.group).first()
 
-    def events_view(self, request: HttpRequest, batch: ReplayBatch) -> HttpResponse:
-        """Name the events of a batch, all or those in one state, a page at a time."""
-        replays = batch_states.events(batch.pk).order_by("position")
-        state = request.GET.get("state", "")
-        if state in _Replay.values:
-            replays = replays.filter(state=state)
-        else:
-            state = ""
-        after = request.GET.get("after", "")
-        if after.isascii() and after.isdigit() and len(after) < 19:
-            replays = replays.filter(position__gt=int(after))
-        rows = list(replays[: EVENTS + 1])
-        more, rows = len(rows) > EVENTS, rows[:EVENTS]
-        ids = [row.event_id for row in rows]
-        linked = self.admin_site.is_registered(ArchivedEvent)
-        shown: Any = tables.rows().defer(*ArchivedEvent.LARGE).filter(pk__in=ids).order_by()
-        if linked:
-            pages: Any = self.admin_site.get_model_admin(ArchivedEvent)
-            shown = pages.listed(request, pages.get_queryset(request).filter(pk__in=ids).order_by())
-        visible = {event.pk: event for event in shown}
-        context = {
-            "batch_title": line(batch.name),
-            "state": _Replay(state).label if state else "",
-            "linked": linked,
-            "events": [(row, visible.get(row.event_id)) for row in rows],
-            "next_url": self._url("events", batch.pk, state=state, after=str(rows[-1].position))
-            if more
-            else "",
-            "page_url": self._url("change", batch.pk),
-        }
-        return self._render(request, "events", _("Events of the batch"), context)
+    def _events_url(self, batch: ReplayBatch, state: str = "") -> str:
+        """Return the URL of the list of a batch's events, all or those in one state."""
+        value = ".".join(filter(None, (str(batch.pk), state)))
+        return self.url_of(ArchivedEvent, "changelist", state="all", batch=value)
 
     # -- the buttons
 
@@ -335,29 +293,19 @@ class ReplayBatchAdmin(Pages):
 
 
 def bar(batch: ReplayBatch) -> SafeString:
-    """Draw the progress of a batch; widths are attributes, which a strict policy allows."""
-    label = _("{through} of {total} events finished").format(
-        through=number(batch.through), total=number(batch.total)
+    """Show the progress of a batch."""
+    told = _("%(through)s of %(total)s finished") % {
+        "through": number(batch.through),
+        "total": number(batch.total),
+    }
+    return format_html(
+        '<progress max="{}" value="{}" aria-label="{}"></progress> '
+        '<span class="ae-quiet">{}</span>',
+        batch.total or 1,
+        batch.through,
+        told,
+        told,
     )
-    total = batch.total or 1
-    parts = (
-        (f"ae-part-{state.value}", 100 * getattr(batch, state.value) / total) for state in _PARTS
-    )
-    return progress(parts, label)
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:g}".replace(".", get_format("DECIMAL_SEPARATOR"))
-
-
-#: Filters of the list, and their fields in a selection.
-_CRITERIA: Final = {
-    "handler": "handlers",
-    "event": "events",
-    "exception": "exceptions",
-    "reason": "reasons",
-    "group": "groups",
-}
 
 
 # -- making one, in the list of archived events ---------------------------------------------
@@ -374,26 +322,7 @@ def background_selected(
 
     *Select all* means the events that the list had when it was made.
     """
-    chosen = {
-        name: value
-        for name in ("state", *_CRITERIA, "failed", SEARCH_VAR)
-        if (value := request.GET.get(name)) is not None
-    }
-    if not across(request):
-        return freeze(pages, request, queryset)
-    queryset = as_listed(request, queryset, F("state_since"))
-    if count(queryset, CAP) > CAP:
-        # The list ends there, so the batch is not all that the filter matches.
-        return freeze(pages, request, queryset[:CAP])
-    criteria = criteria_of(chosen)
-    others = []
-    if (state := chosen.get("state", State.ARCHIVED)) != State.ARCHIVED:
-        others.append(Reason("filter-state", value=Reason.named("state", state)))
-    if chosen.get(SEARCH_VAR, "").strip():
-        # It may be a search value, which not everyone who sees batches may see.
-        return freeze(pages, request, queryset, criteria.title(*others, Reason("filter-search")))
-    group = criteria.groups[0] if len(criteria.groups) == 1 else None
-    return freeze(pages, request, queryset, criteria.title(*others), group)
+    return freeze(pages, request, as_listed(request, queryset, F("state_since"))[:CAP])
 
 
 def freeze(
@@ -403,17 +332,9 @@ def freeze(
     title: Reason | None = None,
     group: UUID | None = None,
 ) -> HttpResponse | None:
-    """Make a batch and go to its page; ``None`` where that was not possible, which is said.
-
-    For *title* and *group*, see
-    :func:`django_amqp_events.archive.batches.batch_states.freeze`.
-    """
-    batch = batch_states.freeze(
-        pages.within(request, queryset, "bulk_replay"),
-        by=request.user.get_username(),
-        title=title,
-        group=group,
-    )
+    """Make a batch and go to its page; ``None`` where that was not possible, which is said."""
+    by = request.user.get_username()
+    batch = batch_states.freeze(queryset, by=by, title=title, group=group)
     if not batch.total:
         messages.warning(request, _("None of the selected events can be replayed now."))
         return None
@@ -423,13 +344,3 @@ def freeze(
         # The page of the batch has a button for it.
         messages.error(request, code(text(problem(exc, partly=True), 1_000)))
     return HttpResponseRedirect(pages.url_of(ReplayBatch, "change", batch.pk))
-
-
-def criteria_of(chosen: Mapping[str, str]) -> Selection:
-    """Return the filters of the list as a selection, without the state and the search."""
-    criteria: dict[str, Any] = {
-        key: [chosen[name]] for name, key in _CRITERIA.items() if name in chosen
-    }
-    if "groups" in criteria:
-        criteria["groups"] = list(filter(None, map(parse_uuid, criteria["groups"])))
-    return Selection(**criteria, since=TimeFilter.since(chosen.get("failed", ""), tables.clock()))

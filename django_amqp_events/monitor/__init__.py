@@ -8,11 +8,7 @@ from ..exceptions import ConfigurationError
 
 
 def load_metrics() -> ModuleType:
-    """Return :mod:`~django_amqp_events.monitor.metrics`, which needs prometheus_client.
-
-    Raises:
-        ConfigurationError: prometheus_client is not installed.
-    """
+    """Return :mod:`~django_amqp_events.monitor.metrics`, which needs prometheus_client."""
     try:
         from . import metrics
     except ModuleNotFoundError as exc:

@@ -86,11 +86,9 @@ def update_alert(
     Call it at each check; only changes are notified.
 
     Args:
-        kind: one of :data:`KINDS`, or your own.
-        key: distinguishes problems of one kind.
+        kind, key: one of :data:`KINDS` or your own, and what tells its problems apart.
         text: the problem and its remedy.
         troubled: False closes the alert.
-        settings: those of this process by default.
     """
     settings = settings or get_settings()
     key = clean(key, LENGTH)

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from ..archive import eligibility, inbox_retention, states, tables
+from ..archive import eligibility, inbox_retention, tables
 from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid, sort_few
 from ..broker import topology
 from ..broker.topology import Queue
@@ -50,10 +50,8 @@ class Record:
     Attributes:
         handler: ``""`` for a row of the outbox, and for an event that no handler matched.
         title, label: the kind and the state for people.
-        state: its code.
         at: since when it is in this state, or when that happened.
         about: its meaning, and the next step; ``""`` if there is none.
-        row: the row itself.
     """
 
     kind: RecordKind
@@ -92,13 +90,7 @@ class LocatedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locations:
-    """Where the events are that a value finds.
-
-    Attributes:
-        events: those that have a row.
-        queues: those that may have them, or, if there are no events, any event.
-        more: there are more rows.
-    """
+    """Where the events are that a value finds."""
 
     events: tuple[LocatedEvent, ...]
     queues: tuple[Queue, ...]
@@ -117,7 +109,7 @@ def locate(
     kinds: Collection[RecordKind] = KINDS,
     events: QuerySet[ArchivedEvent] | None = None,
     by_value: bool = True,
-    visible: Callable[[Any], bool] = lambda _: True,
+    waiting: Callable[[str], QuerySet[OutboxEvent]] = outbox.rows,
 ) -> Locations:
     """Find events by the id of an event, replay or archived row, or by a search value.
 
@@ -127,7 +119,7 @@ def locate(
         kinds: the tables to read.
         events: the archived events that may be found, by default all of them.
         by_value: find by search values, which are part of the payload.
-        visible: says which rows of archive, outbox and inbox may be found.
+        waiting: returns the rows of an outbox that may be found, of a database.
 
     Raises:
         ValueError: the start of a value is too long.
@@ -140,25 +132,22 @@ def locate(
     condition = _matching(value, archived.db, by_value=by_value)
     first = list(archived.filter(condition)[: ROWS + 1]) if "archive" in kinds else []
     more = len(first) > ROWS
-    first = list(filter(visible, first))
     ids = {value, *(row.event_id for row in first)}
     if (uuid := parse_uuid(value)) is not None:
         ids.add(str(uuid))
     # The same events at other handlers.
-    rows = list(filter(visible, archived.filter(event_id__in=ids)[:ROWS])) if first else []
+    rows = list(archived.filter(event_id__in=ids)[:ROWS]) if first else []
     by_key: dict[tuple[str, str], LocatedEvent] = {}
-    records: dict[RecordKind, Iterator[_Found]] = {
-        "outbox": _in_outbox(ids, settings),
-        "archive": (_of_archived(row, settings) for row in rows),
-        "replay": _replays(rows),
-        "batch": _in_batches(rows),
-        "inbox": _in_inbox(ids),
-    }
-    for kind in KINDS:
-        for key, record in records[kind] if kind in kinds else ():
-            if kind not in ("outbox", "inbox") or visible(record.row):
-                located = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
-                located.records.append(record)
+    found: list[_Found] = []
+    if "outbox" in kinds:
+        found += _in_outbox(ids, settings, waiting)
+    found += (_of_archived(row, settings) for row in rows)
+    found += (item for item in _replays(rows) if item[1].kind in kinds)
+    if "inbox" in kinds:
+        found += _in_inbox(ids)
+    for key, record in found:
+        located = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
+        located.records.append(record)
     return Locations(
         events=tuple(by_key.values()),
         queues=_add_destinations(by_key.values(), settings, registry),
@@ -216,9 +205,11 @@ def _matching(value: str, using: str, *, by_value: bool) -> Q:
     return condition if term is None else condition | matching([term], using, too_many=nothing)
 
 
-def _in_outbox(ids: set[str], settings: Settings) -> Iterator[_Found]:
+def _in_outbox(
+    ids: set[str], settings: Settings, waiting: Callable[[str], QuerySet[OutboxEvent]]
+) -> Iterator[_Found]:
     for alias in outbox_rows.tables(settings):
-        rows: Any = outbox.rows(alias).filter(event_id__in=ids).defer(*OutboxEvent.LARGE)
+        rows: Any = waiting(alias).filter(event_id__in=ids).defer(*OutboxEvent.LARGE)
         for row in rows.annotate(now=Now())[:ROWS]:
             state = outbox.row_state(row, row.now)
             label, meaning, remedy = ROW_STATES[state]
@@ -281,48 +272,37 @@ def _of_archived(row: ArchivedEvent, settings: Settings) -> _Found:
 
 
 def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
+    """Yield the replays of events, and what batches have not published."""
     by_id = {event.pk: event for event in events}
-    replays = states.replays().filter(event__in=by_id)
-    for replay in replays.order_by("-requested_at", "-pk")[:ROWS]:
-        event = by_id[replay.event_id]
-        current = replay.number == event.replays and event.state != State.DISCARDED
-        yield (
-            (event.event_id, event.name),
-            Record(
-                kind="replay",
-                title=_("replay %(number)s") % {"number": replay.number},
-                service=event.service,
-                handler=replay.handler,
-                state=replay.state,
-                label=replay.get_state_display(),
-                at=replay.finished_at or replay.published_at or replay.requested_at,
-                about=str(REPLAYS.get(replay.state, "")) if current else "",
-                row=replay,
-            ),
-        )
-
-
-def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
-    """Yield what batches have not published."""
-    by_id = {event.pk: event for event in events}
-    rows = Replay.objects.using(tables.database()).filter(event__in=by_id, number=None)
+    rows = Replay.objects.using(tables.database()).filter(event__in=by_id)
     large = [f"batch__{name}" for name in ReplayBatch.LARGE]
-    for row in rows.select_related("batch").defer(*large).order_by("-requested_at")[:ROWS]:
-        event, batch = by_id[row.event_id], row.batch
-        if batch is None:
-            continue
-        pending = row.state == Replay.State.PENDING
+    rows = rows.select_related("batch").defer(*large).order_by("-requested_at", "-pk")
+    for row in rows[:ROWS]:
+        event = by_id[row.event_id]
+        kind: RecordKind = "replay"
+        title = _("replay %(number)s") % {"number": row.number}
+        about = ""
+        if row.number is None:
+            if row.batch is None:
+                continue
+            kind, title = "batch", _("batch %(id)s") % {"id": str(row.batch_id)[:8]}
+            pending = row.state == Replay.State.PENDING
+            about = (
+                str(BATCHES.get(row.batch.state, "")) if pending else translated(row.error or "")
+            )
+        elif row.number == event.replays and event.state != State.DISCARDED:
+            about = str(REPLAYS.get(row.state, ""))
         yield (
             (event.event_id, event.name),
             Record(
-                kind="batch",
-                title=_("batch %(id)s") % {"id": str(batch.pk)[:8]},
-                service=batch.service,
-                handler=event.handler,
+                kind=kind,
+                title=title,
+                service=event.service,
+                handler=row.handler or event.handler,
                 state=row.state,
                 label=row.get_state_display(),
-                at=batch.started_at or batch.created_at,
-                about=str(BATCHES.get(batch.state, "")) if pending else translated(row.error or ""),
+                at=row.finished_at or row.published_at or row.requested_at,
+                about=about,
                 row=row,
             ),
         )

@@ -31,12 +31,7 @@ COMPANION: Final = ("relay", "mirror", "batches")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A part of a process, and what is wrong with it (``""``: nothing).
-
-    Attributes:
-        part: ``""`` if it is not known.
-        process: its id, 0 if there is no such process.
-    """
+    """A part of a process, and what is wrong with it (``""``: nothing)."""
 
     part: str
     process: int

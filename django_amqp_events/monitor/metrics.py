@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import lru_cache
 from time import perf_counter
 from typing import Any, Final
 
@@ -117,7 +116,6 @@ def connect() -> None:
         signal.connect(receiver, dispatch_uid=f"django_amqp_events.{receiver.__name__}")
 
 
-@lru_cache(maxsize=10_000)
 def _event(handler: str, name: str) -> str:
     """Return the label of an event: its name, or the handler's pattern that it matches.
 
@@ -243,10 +241,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def serve(port: int, service: str) -> Any:
-    """Serve the counters of all processes of a worker, and the snapshot, in a thread.
-
-    Returns:
-        the HTTP server and its thread.
+    """Serve the counters of all processes of a worker, and the snapshot; return server and thread.
 
     Raises:
         OSError: the port is in use.

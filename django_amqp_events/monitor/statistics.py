@@ -5,10 +5,10 @@ Each is one query that an index and a limit bound, so its cost does not grow wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-from uuid import UUID
 
 from django.db.models import Count, Q, QuerySet
 
@@ -31,11 +31,10 @@ class OpenEvents:
     """The number of open events; numbers are limited by the caller's cap.
 
     Attributes:
-        capped: there are more open events.
         oldest: when the oldest open event failed.
         unconfirmed: events whose last replay RabbitMQ did not confirm.
-        new_hour, new_day: events first archived in the last hour and 24 hours, up to
-            :data:`READ_ROWS`, among the last :data:`NEWEST_FAILURES` failures.
+        new_hour: events first archived in the last hour, up to :data:`READ_ROWS`, among the last
+            :data:`NEWEST_FAILURES` failures.
     """
 
     open: int = 0
@@ -43,11 +42,10 @@ class OpenEvents:
     oldest: datetime | None = None
     unconfirmed: int = 0
     new_hour: int = 0
-    new_day: int = 0
 
 
 def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents:
-    """Count open events, up to *cap*, in five queries."""
+    """Count open events, up to *cap*, in four queries."""
     now = now or datetime.now(UTC)
     events = tables.rows().filter(state=State.ARCHIVED)
     total = capped(events, cap + 1)
@@ -58,7 +56,6 @@ def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents
         oldest=first,
         unconfirmed=capped(tables.rows().filter(unconfirmed=True), cap),
         new_hour=new_since(now - HOUR, READ_ROWS, NEWEST_FAILURES),
-        new_day=new_since(now - DAY, READ_ROWS, NEWEST_FAILURES),
     )
 
 
@@ -91,37 +88,18 @@ def _of(service: str) -> QuerySet[ArchivedEvent]:
     return rows.filter(service=service) if service else rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """Events archived, succeeded and discarded in each hour that begins at :attr:`hours`.
+def hourly_series(now: datetime) -> dict[datetime, Mapping[str, int]]:
+    """Return what happened in the last 24 hours, by the hour's begin, in one query.
 
     The last hour has not ended. An event that is archived again counts again.
     """
-
-    hours: tuple[datetime, ...]
-    archived: tuple[int, ...]
-    succeeded: tuple[int, ...]
-    discarded: tuple[int, ...]
-
-
-def hourly_series(now: datetime, *, group: UUID | None = None) -> Series:
-    """Return the changes of the last 24 hours, of one group or all events, in one query."""
     last = group_counts.hour_of(now)
-    begins = tuple(last - HOUR * back for back in reversed(range(24)))
-    using = tables.database()
-    if group is None:
-        totals = group_counts.hourly_totals(since=begins[0], using=using)
-    else:
-        by_group = group_counts.hourly_counts([group], since=begins[0], using=using)
-        totals = by_group.get(group, {})
-    counts = [totals.get(hour, {}) for hour in begins]
-    names = ("archived", "succeeded", "discarded")
-    return Series(
-        hours=begins, **{name: tuple(count.get(name, 0) for count in counts) for name in names}
-    )
+    begins = [last - HOUR * back for back in reversed(range(24))]
+    totals = group_counts.hourly_totals(since=begins[0], using=tables.database())
+    return {hour: totals.get(hour, {}) for hour in begins}
 
 
-def top_groups(number: int = 10) -> list[FailureGroup]:
-    """Return the groups with the most open events by their stored counts, in one query."""
+def top_groups() -> list[FailureGroup]:
+    """Return the ten groups with the most open events by their stored counts, in one query."""
     groups = FailureGroup.objects.using(tables.database()).filter(open__gt=0)
-    return list(groups.order_by("-open", "-last_seen", "-pk")[:number])
+    return list(groups.order_by("-open", "-last_seen", "-pk")[:10])

@@ -132,7 +132,7 @@ def fill() -> dict[str, str]:
     }
     pages["batches"] = url("replaybatch", "changelist")
     done = ReplayBatch.objects.get(state=ReplayBatch.State.DONE)
-    pages["batch-events"] = url("replaybatch", "events", done.pk)
+    pages["batch-events"] = f"{url('archivedevent', 'changelist')}?state=all&batch={done.pk}"
     search_index.rebuild(Selection(state=None).queryset())
     waiting = outbox(now)
     watched(now, group)
@@ -140,7 +140,6 @@ def fill() -> dict[str, str]:
     return pages | {
         "find": f"{dashboard}find/?q=order_id%3D4711",
         "find-nothing": f"{dashboard}find/?q=order_id%3D1",
-        "app": reverse("admin:app_list", args=["django_amqp_events"]),
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
         "outbox-publish": url("outboxevent", "publish")

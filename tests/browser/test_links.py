@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import pytest
 
@@ -12,17 +12,15 @@ from .console import Console, go
 
 #: A page, the words of a link within an element, and what the address of its target contains.
 LINKS = [
-    # alert → group, list, queue
+    # alert → group, list, topology
     ("dashboard", "#ae-live-alerts", "Failure reopened", "/failuregroup/"),
     ("dashboard", "#ae-live-alerts", "Many events archived", "/archivedevent/?failed=hour"),
-    ("dashboard", "#ae-live-alerts", "abyss", "/topology/#queue-billing%3Aabyss"),
+    ("dashboard", "#ae-live-alerts", "abyss", "/dashboard/topology/"),
     # queue → archived events
-    ("topology", "#queue-billing\\.book", "Archived events", "/archivedevent/?handler=book"),
+    ("topology", "#ae-live-queues", "Archived events", "/archivedevent/?handler="),
     # batch → its failed events
-    ("batch-paused", "#ae-live-progress", "10 events", "/events/?state=failed"),
-    ("batches", "#result_list", "failed again", "/events/?state=failed"),
-    # event → queue
-    ("event", ".ae-facts", "Topology", "/topology/#queue-billing.send_invoice"),
+    ("batch-paused", "#ae-live-progress", "10 events", "/archivedevent/?state=all&batch="),
+    ("batches", "#result_list", "failed again", "/archivedevent/?state=all&batch="),
     # row of the outbox → its event
     ("outbox-event", ".ae-facts", "Archived events", "/archivedevent/?q="),
 ]
@@ -40,8 +38,6 @@ def test_a_link_leads_to_the_answer(
     browser.leave_by(found[0])
     url = browser.driver.current_url
     assert there in url
-    if urlsplit(url).fragment:
-        assert browser.run("return document.querySelector(':target') !== null"), url
     assert not browser.complaints()
 
 
@@ -56,19 +52,10 @@ def test_a_group_leads_to_a_batch_that_names_it(browser: Chromium, console: Cons
     assert browser.driver.current_url == console.pages["group"]
 
 
-@pytest.mark.parametrize(
-    ("query", "missing"),
-    [
-        ({}, {"status"}),
-        ({"state": "all"}, set()),
-        ({"state": "going"}, set()),
-        ({"state": "all", "handler": "book"}, {"handled_by"}),
-        ({"handler": "book"}, {"status", "handled_by"}),
-    ],
-)
+@pytest.mark.parametrize("query", [{}, {"state": "all"}])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_list_needs_no_scroll_bar_and_breaks_no_word(
-    browser: Chromium, console: Console, query: dict[str, str], missing: set[str], width: int
+    browser: Chromium, console: Console, query: dict[str, str], width: int
 ) -> None:
     browser.log_in(console.url, console.session)
     browser.look("light", width)
@@ -76,9 +63,6 @@ def test_the_list_needs_no_scroll_bar_and_breaks_no_word(
     if width == 1280:
         assert browser.find("#nav-sidebar").is_displayed()
     assert fits(browser)
-    columns = {"status", "handled_by", "age", "failure", "what"}
-    shown = {each for each in columns if browser.all(f"#result_list tbody .field-{each}")}
-    assert shown == columns - missing
     assert browser.run(_BROKEN) == []
 
 

@@ -112,7 +112,6 @@ def test_pages_on_each_database(wire: Wire, ada: Client) -> None:
     assert listed(state="overdue") == {late.pk}
     assert listed(state="discarded") == {gone.pk}
     assert listed(state="failed") == {failed.pk, late.pk}
-    assert listed(service="old") == {late.pk}
     assert listed(name=NAME) == {failed.pk, late.pk}
     assert listed(q=gone.event_id[:8]) == {gone.pk}
     assert listed(q=str(gone.pk)) == {gone.pk}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.db import OperationalError, connection
-from django.test import override_settings
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django_celery_results.models import TaskResult
@@ -27,11 +24,10 @@ from django_amqp_events.admin import (
     formatting,
     lists,
 )
-from django_amqp_events.archive import eligibility, replay, states, tables
+from django_amqp_events.archive import replay, states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker.publish_errors import unavailable_errors
-from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
@@ -105,7 +101,6 @@ def test_list_shows_open_events(ada):
         "3 attempts, 2 replays",
     ):
         assert word in words, word
-    assert "archived: open (1)" in words
     html = response.content.decode()
     assert row.last_failed_at.isoformat() in html
     # A name wraps between its parts.
@@ -115,32 +110,6 @@ def test_list_shows_open_events(ada):
         "billing.<wbr>tax:<wbr>28 in",
     ):
         assert name in html, name
-
-
-@pytest.mark.parametrize(
-    ("columns", "queries"),
-    [
-        ("what age handled_by failure", [{}, {"state": "overdue"}]),
-        ("what age handled_by status failure", [{"state": "all"}, {"q": "order-7"}]),
-        ("what age handled_by failure", [{"q": "order-7", "state": "archived"}]),
-        ("what age failure", [{"handler": "send_invoice"}, {"group": str(NOBODY)}]),
-        ("what age status failure", [{"handler": "", "state": "all"}]),
-    ],
-)
-def test_columns_that_a_filter_makes_constant_are_left_out(ada, columns, queries):
-    make()
-    for query in queries:
-        cl = ada.get(url("changelist"), query).context["cl"]
-        left = [each for each in cl.list_display if each != "action_checkbox"]
-        assert left == columns.split(), query
-
-
-def test_the_order_is_kept_when_a_column_is_left_out(ada):
-    make(last_failed_at=datetime.now(UTC) - timedelta(days=2), event_id="old")
-    make(last_failed_at=datetime.now(UTC) - timedelta(days=1), event_id="new")
-    for query in ({}, {"state": "all"}, {"handler": "send_invoice"}):
-        cl = ada.get(url("changelist"), {"o": "2", **query}).context["cl"]
-        assert [row.event_id for row in cl.result_list] == ["old", "new"]
 
 
 def test_search_values_are_shown_to_users_who_may_see_payloads(ada):
@@ -208,15 +177,6 @@ def test_filters(ada):
         assert {names[pk] for pk in ids_in(response)} == found, query
 
 
-def test_filters_offer_existing_values(ada):
-    make(handler="", exception="")
-    make(handler="book", exception="a.B")
-    words = page(ada.get(url("changelist"))).words
-    assert "(no handler)" in words
-    assert "book" in words
-    assert "a.B" in words
-
-
 def test_distinct_values_are_those_of_the_table(monkeypatch):
     assert lists.distinct(ArchivedEvent.objects.all(), "handler") == []
     for name in ("b", "a", "b", "", "ä", "c"):
@@ -243,9 +203,7 @@ def test_search_finds_ids_in_any_state(ada):
 def test_empty_list_has_a_message(ada):
     make(State.SUCCEEDED)
     response = ada.get(url("changelist"))
-    assert "No open events. Show events of every state" in page(response).words
-    assert 'href="?state=all"' in response.content.decode()
-    assert "No open events match" in page(ada.get(url("changelist"), {"handler": "book"})).words
+    assert "0 archived events" in page(response).words
     assert "0 archived events" in page(ada.get(url("changelist"), {"q": "nobody"})).words
     assert "1 archived event" in page(ada.get(url("changelist"), {"state": "all"})).words
     # Nothing beside the search promises all.
@@ -335,12 +293,6 @@ def test_detail_page_explains_the_state(ada, state):
     assert ("live.js" in response.content.decode()) == (state in (State.QUEUED, State.REPLAYING))
 
 
-def test_an_event_that_may_be_on_its_way_says_so(ada):
-    row = make(unconfirmed=True, error="no confirm in 10 s", replays=1)
-    assert "RabbitMQ did not confirm the last replay" in page(ada.get(url("change", row.pk))).words
-    assert "last replay not confirmed" in page(ada.get(url("changelist"))).words
-
-
 def test_only_overdue_replays_can_be_forced(ada):
     late, fresh = overdue(), make(State.REPLAYING, state_since=datetime.now(UTC))
     assert "Force replay…" in page(ada.get(url("change", late.pk))).words
@@ -378,19 +330,6 @@ def test_task_results_are_linked_with_permission(ada):
 # -- payload
 
 
-def test_payload_and_headers_need_their_permission(ada):
-    row = make(body=b'[[], {"card": "a card number"}, {}]', headers={"secret-header": "swordfish"})
-    other = client_of(user(*[each for each in PERMISSIONS if each != "view_payload"], name="bob"))
-    html = other.get(url("change", row.pk)).content.decode()
-    for word in ("a card number", "secret-header", "swordfish", "payload/"):
-        assert word not in html
-    assert "You have no permission to see payload and headers" in html
-    assert other.get(url("payload", row.pk)).status_code == 403
-    html = ada.get(url("change", row.pk)).content.decode()
-    for word in ("a card number", "secret-header", "swordfish", url("payload", row.pk)):
-        assert word in html
-
-
 def test_the_raw_body_is_a_file_byte_for_byte(ada):
     row = make(body=bytes(range(256)) * 10)
     response = ada.get(url("payload", row.pk))
@@ -409,13 +348,6 @@ def test_large_body_is_cut(ada):
     assert "The first 256" in page(response).words
     assert len(response.content) < 2 * formatting.SHOWN
     assert ada.get(url("payload", row.pk)).content == body
-
-
-def test_a_binary_body_is_a_table_of_numbers(ada):
-    row = make(body=b"\x89PNG\r\n\x1a\n<script>" + bytes(range(128, 256)), reason="malformed")
-    html = ada.get(url("change", row.pk)).content.decode()
-    assert "89 50 4e 47" in html
-    assert ".PNG....&lt;script&gt;" in html
 
 
 def test_no_body_breaks_the_page_or_escapes_from_it(ada):
@@ -473,7 +405,7 @@ def test_each_action_needs_its_permission(decision, allowed, wire):
     # The button.
     html = somebody.get(url("change", row.pk)).content.decode()
     assert (url(decision) in html) == allowed
-    assert (f"{right}_archivedevent" in html) == (not allowed)
+    assert (f"“{right}_archivedevent”" in html) == (not allowed)
     # The action's post, the page that asks, the post that does it.
     if decision in LISTED:
         listed = url("changelist") + "?state=all"
@@ -486,18 +418,6 @@ def test_each_action_needs_its_permission(decision, allowed, wire):
     assert done.status_code == (302 if allowed else 403)
     assert decided(row) == allowed
     assert len(wire.messages) == (1 if allowed and decision in {"replay", "force"} else 0)
-
-
-def test_without_view_no_page_opens(wire):
-    blind = client_of(user(*[each for each in PERMISSIONS if each != "view"]))
-    for decision in DECISIONS:
-        row = row_in(BEFORE[decision])
-        for name, args in (("changelist", ()), ("change", [row.pk]), ("payload", [row.pk])):
-            assert blind.get(url(name, *args)).status_code == 403
-        assert blind.get(url(decision), {"seen": frozen(row)}).status_code == 403
-        assert blind.post(url(decision), {"seen": frozen(row), "reason": "x"}).status_code == 403
-        assert not decided(row)
-    assert not wire.messages
 
 
 def test_strangers_are_asked_to_log_in(client):
@@ -555,15 +475,6 @@ def test_confirmation_warns_of_duplicates(ada):
     assert "seen" not in found.fields
 
 
-def test_select_all_freezes_the_matching_events(ada, monkeypatch):
-    rows = [make(handler="book") for _ in range(60)]
-    make()
-    response = ada.post(
-        url("changelist") + "?handler=book", select(rows[:1], "replay", select_across="1")
-    )
-    assert action_pages.decode_selection(page(response).fields["seen"]) == world.seen(*rows)
-
-
 def test_too_large_selection_names_the_command(ada, monkeypatch):
     rows = [make() for _ in range(4)]
     monkeypatch.setattr(ArchivedEventAdmin, "limit", 3)
@@ -573,11 +484,13 @@ def test_too_large_selection_names_the_command(ada, monkeypatch):
     assert "<code>manage.py events_replay --background</code>" in said(response)[0]
 
 
-def test_selected_events_that_left_the_list_are_counted(ada):
+def test_selected_events_that_left_the_list_are_skipped(ada):
     rows = [make(), make()]
-    ArchivedEvent.objects.filter(pk=rows[0].pk).update(state="succeeded")
-    response = ada.post(url("changelist"), select(rows, "replay"))
-    assert "1 of the 2 selected events changed and left this list" in page(response).words
+    ArchivedEvent.objects.filter(pk=rows[0].pk).update(state="succeeded", version=1)
+    asked = page(ada.post(url("changelist"), select(rows, "replay")))
+    assert "1 of 2 can be processed" in asked.words
+    assert "another user or tab changed it first; its state is now succeeded" in asked.words
+    assert action_pages.decode_selection(asked.fields["seen"]) == world.seen(rows[1])
 
 
 def test_forged_forms_name_no_events(ada, wire):
@@ -616,29 +529,6 @@ def test_a_discard_needs_a_reason(ada):
     assert (action.action, action.by, action.reason) == ("discard", "ada", "a test order")
     words = page(ada.get(url("change", row.pk))).words
     assert "discarded by ada a test order" in words
-
-
-def test_an_action_on_a_locked_database_says_what_was_done_before(ada, monkeypatch):
-    rows = [make(), make()]
-    fields = page(ada.post(url("changelist"), select(rows, "discard"))).fields
-    monkeypatch.setattr(action_pages, "parts", lambda ids: [[pk] for pk in ids])
-    busy = OperationalError("database is locked")
-    busy.__cause__ = sqlite3.OperationalError()
-    busy.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY
-    decide, answers = replay.decide, [None, busy]
-
-    def locked(*args: Any, **options: Any) -> Any:
-        if error := answers.pop(0):
-            raise error
-        return decide(*args, **options)
-
-    monkeypatch.setattr(replay, "decide", locked)
-    response = ada.post(url("discard"), {**fields, "reason": "a test order"}, follow=True)
-    done, stopped = said(response)
-    assert done == "1 event discarded."
-    assert stopped.startswith("1 event not processed. Stopped: ")
-    assert "database is locked" in stopped
-    assert ArchivedEvent.objects.filter(state=State.DISCARDED).count() == 1
 
 
 def test_an_event_that_has_changed_is_not_offered(ada):
@@ -682,15 +572,7 @@ def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
     assert not wire.messages
     assert "A copy that is still queued will run" in asked.words
     words = page(ada.get(url("change", late.pk))).words
-    assert "Marked as resolved without an outcome" in words
-    assert "A copy that is still queued will run" in words
     assert "marked as resolved by ada the invoice is there" in words
-    # Restored and discarded, it is that and nothing else.
-    ArchiveAction.objects.create(
-        event=late, at=datetime.now(UTC), action="discard", reason="marked as resolved upstream"
-    )
-    words = page(ada.get(url("change", late.pk))).words
-    assert str(STATES[State.DISCARDED][0]) in words
 
 
 @pytest.mark.django_db(transaction=True)
@@ -753,41 +635,6 @@ def test_reasons_that_are_many_are_counted(ada, wire):
     assert said(response)[-1] == last
 
 
-def test_settings_that_are_wrong_leave_the_pages_readable(ada):
-    row = make()
-    late = overdue()
-    with override_settings(AMQP_EVENTS={"SERVICE": "billing", "NONSENSE": 1}):
-        page(ada.get(url("changelist"), {"state": "all"}))
-        page(ada.get(url("changelist"), {"state": "overdue"}))
-        assert "cannot be replayed" in page(ada.get(url("change", row.pk))).words
-        page(ada.get(url("change", late.pk)))
-        response = ada.get(url("replay"), {"seen": frozen(row)}, follow=True)
-        assert "Nothing can be published" in said(response)[0]
-        response = ada.post(url("replay"), {"seen": frozen(row)}, follow=True)
-        assert "1 event not processed. Stopped:" in said(response)[0]
-
-
-def test_the_overdue_filter_and_the_replay_agree():
-    handler = get_registry().handlers["send_invoice"]
-    patience = eligibility.OVERDUE_SECONDS + sum(handler.policy.schedule())
-    now = datetime.now(UTC)
-    for seconds in (0, patience - 5, patience + 5, patience * 2):
-        row = make(State.REPLAYING, state_since=now - timedelta(seconds=seconds))
-        old = make(
-            State.REPLAYING, handler="send_bill", state_since=now - timedelta(seconds=seconds)
-        )
-        added = make(
-            State.REPLAYING,
-            handler="",
-            queue=handler.queue,
-            state_since=now - timedelta(seconds=seconds),
-        )
-        found = set(ArchivedEvent.objects.filter(eligibility.overdue(now)))
-        for each in (row, old, added):
-            assert eligibility.known_handler(each) == handler
-            assert (each in found) == eligibility.is_overdue(each, now)
-
-
 def test_nothing_imports_the_admin_where_it_is_not_installed():
     code = """
 import sys
@@ -813,15 +660,6 @@ assert not found, found
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_forged_headers_break_no_page(ada):
-    broken, whole = make(reason="malformed", headers=b"\0\0\0\xff"), make()
-    assert broken.payload is None
-    page = Page(ada.get(url("change", broken.pk)).content.decode())
-    assert "It cannot be replayed: the body is not a valid payload" in page.words
-    asked = Page(ada.get(url("replay"), {"seen": frozen(broken, whole)}).content.decode())
-    assert "Replay 1 event?" in asked.words
 
 
 @pytest.mark.parametrize("use_tz", [True, False])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -25,8 +23,6 @@ def read(chart: Chart) -> ET.Element:
     root = ET.fromstring(chart.svg.encode())  # noqa: S314 - ours
     assert root.get("role") == "img"
     assert root.get("aria-label")
-    assert root.findtext(f"{SPACE}title")
-    assert root.find(f"{SPACE}desc") is not None
     for each in root.iter():
         assert each.tag != f"{SPACE}style"
         for name, value in each.attrib.items():
@@ -43,10 +39,6 @@ def texts(root: ET.Element, tag: str = "text") -> list[str]:
 
 def bars(layers: list[Layer], labels: list[str]) -> Chart:
     return charts.bars("Per hour", labels, layers, of="Hour")
-
-
-def curve(points: list[tuple[float, str, int]]) -> Chart:
-    return charts.curve("Open", points, of=("Time", "Open"))
 
 
 def test_bars_are_stacked_and_labelled() -> None:
@@ -71,7 +63,6 @@ def test_bars_are_stacked_and_labelled() -> None:
         bars([], []),
         bars([("a", "archived", [])], []),
         bars([("a", "archived", [0, 0])], ["1", "2"]),
-        curve([]),
     ],
 )
 def test_no_data_is_no_chart(chart: Chart) -> None:
@@ -87,30 +78,18 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: charts.bars(HOSTILE, [HOSTILE], [("a", HOSTILE, [1])], of=HOSTILE),
-        lambda: charts.curve(HOSTILE, [(0, HOSTILE, 1), (1, HOSTILE, 2)], of=(HOSTILE, HOSTILE)),
-    ],
-)
-def test_hostile_names_are_escaped(draw: Callable[[], Chart]) -> None:
-    chart = draw()
+def test_hostile_names_are_escaped() -> None:
+    chart = charts.bars(HOSTILE, [HOSTILE], [("a", HOSTILE, [1])], of=HOSTILE)
     root = read(chart)
     assert root.find(f".//{SPACE}b") is None
     assert "\u202e" not in chart.svg
-    assert "<b>" in (root.findtext(f"{SPACE}title") or "")
+    assert "<b>" in root.get("aria-label", "")
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.floats(0, 1e10), words, counts, counts), max_size=20))
-def test_any_chart(found: list[Any]) -> None:
-    labels = [label for _, label, _, _ in found]
-    layers: list[Layer] = [
-        ("a", "x", [a for _, _, a, _ in found]),
-        ("b", "y", [b for *_, b in found]),
-    ]
-    points = sorted((at, label, count) for at, label, count, _ in found)
-    for chart in (bars(layers, labels), curve(points)):
-        if chart.svg:
-            read(chart)
+@given(st.lists(st.tuples(words, counts, counts), max_size=20))
+def test_any_chart(found: list[tuple[str, int, int]]) -> None:
+    labels = [label for label, _, _ in found]
+    chart = bars([("a", "x", [a for _, a, _ in found]), ("b", "y", [b for *_, b in found])], labels)
+    if chart.svg:
+        read(chart)

@@ -139,13 +139,6 @@ def test_no_document_breaks_its_page(document):
         last["exception"],
         last["message"],
         *(piece["text"] for piece in last["traceback"]),
-        *(word for frame in formatting.frames(found) for word in (frame["place"], frame["file"])),
-        *(
-            word
-            for each in formatting.attempts(failure)
-            for word in (each["number"], each["worker"])
-        ),
-        *(each["what"] for each in formatting.attempts(failure)),
         *(
             line(each.get(name))
             for each in formatting.mappings(found.get("deaths"))
@@ -204,22 +197,13 @@ def test_no_body_breaks_its_page(data, more):
     found = formatting.body(data, len(data) + more)
     fits_a_page(found["text"])
     assert found["cut"] == (found["shown"] < found["size"])
+    assert formatting.body(b"ok\xff\x00", 4)["text"] == "ok\\xff\\x00"
 
 
-def test_a_text_that_is_cut_within_a_character_is_a_text():
-    body = "ä".encode() * formatting.SHOWN
-    found = formatting.body(body[: formatting.SHOWN + 1][:-1], len(body))
-    assert not found["binary"]
-    odd = b"x" + body
-    found = formatting.body(odd[: formatting.SHOWN], len(odd))
-    assert not found["binary"]
-    assert found["shown"] == formatting.SHOWN
-    assert formatting.body(b"ok\xff", 3)["binary"]
-    assert formatting.body(b"ok\xc3", 3)["binary"]
-
-
-def test_hexadecimal():
-    assert formatting.hexadecimal(b"\x00\x01<b>") == f"00000000  {'00 01 3c 62 3e':<47}  ..<b>"
+def test_frames_take_the_place_of_a_traceback_that_was_left_out():
+    frame = {"file": "/srv/shop/a.py", "line": 1, "function": "a"}
+    shown = formatting.failure(event(), {"traceback": "", "frames": [frame]})["traceback"]
+    assert [piece["text"] for piece in shown] == ['  File "/srv/shop/a.py", line 1, in a']
 
 
 @settings(max_examples=40)

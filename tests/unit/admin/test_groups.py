@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from django_amqp_events.admin import ArchivedEventAdmin
 from django_amqp_events.archive import states
-from django_amqp_events.archive.groups import failure_groups, group_counts
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -97,7 +97,7 @@ def test_list_shows_open_groups(ada):
     ):
         assert word in words, word
     html = response.content.decode()
-    assert "open 3 failed in 24 hours 3" in words
+    assert "open 3" in words
     assert 'href="https://tickets.example/7"' in html
 
 
@@ -127,20 +127,11 @@ def test_filters_and_search(ada):
         ({"q": "a."}, {"a.Open", "a.Back"}),
         ({"q": "Right"}, {"b.Right"}),
         ({"q": "boo"}, {"a.Back"}),
-        ({"q": "ight"}, set()),
         ({"q": "%"}, set()),
         ({"q": str(opened.pk)}, {"a.Open"}),
         ({"q": "a.", "state": "back"}, {"a.Back"}),
     ):
         assert listed(ada, **query) == found, query
-
-
-def test_a_group_says_that_it_came_back(ada):
-    group = grouped(make())
-    now = datetime.now(UTC)
-    FailureGroup.objects.update(resolved_at=now, reopened_at=now - timedelta(hours=3))
-    assert "reopened 3 h" in page(ada.get(url("changelist"))).words
-    assert "reopened" in page(ada.get(url("change", group.pk))).words
 
 
 def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
@@ -149,12 +140,12 @@ def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
     states.discard({rows[0].pk: rows[0].version}, by="ada", reason="old", now=datetime.now(UTC))
     assert FailureGroup.objects.get().open == 3
     response = ada.get(url("changelist"))
-    assert "open 2 failed" in page(response).words
+    assert "open 2" in page(response).words
     assert "2 open events" in page(ada.get(url("change", group.pk))).words
     states.discard(
         {row.pk: row.version for row in rows}, by="ada", reason="old", now=datetime.now(UTC)
     )
-    assert "No open events. Show all groups" in page(ada.get(url("changelist"))).words
+    assert listed(ada) == set()
 
 
 # -- one group
@@ -206,14 +197,6 @@ def test_an_event_leads_to_its_group(ada):
     assert str(group.pk) not in blind.get(world.url("change", row.pk)).content.decode()
 
 
-def test_a_group_without_events_left(ada):
-    group = grouped(make())
-    ArchivedEvent.objects.all().delete()
-    failure_groups.rebuild()
-    words = page(ada.get(url("change", group.pk))).words
-    assert "0 open events" in words
-
-
 def test_a_group_is_replayed_in_the_background(wire):
     rows = [make() for _ in range(3)]
     group = grouped(*rows)
@@ -253,13 +236,6 @@ def test_permissions_are_asked_for_again_in_each_view(wire):
         assert word not in words
     for name in ("replay", "discard", "write"):
         assert viewer.post(url(name, group.pk), fields(group)).status_code == 403
-    replayer = person("view", "replay", name="r")
-    words = page(replayer.get(url("change", group.pk))).words
-    found = replayer.get(url("change", group.pk)).content.decode()
-    assert "Replay all open" in found
-    assert "Discard all open" not in found
-    assert replayer.post(url("discard", group.pk)).status_code == 403
-    assert replayer.post(url("write", group.pk), fields(group)).status_code == 403
     # Whoever may decide about events needs to see the group to do it from there.
     decider = person(*world.PERMISSIONS, name="d", groups=())
     assert decider.post(url("replay", group.pk)).status_code == 403
@@ -286,17 +262,15 @@ def test_note_assignee_and_ticket(ada):
     assert not LogEntry.objects.exists()
     words = page(ada.get(url("change", group.pk))).words
     assert "by ada" in words
-    ada.post(url("write", group.pk), fields(group, mine="Save and assign to me"))
-    group.refresh_from_db()
-    assert group.assignee == "ada"
+
+
+NO_URLS = ("javascript:alert(1)", "http://", "https:///x", "ftp://host/1", "http://a b", "x")
 
 
 def test_invalid_form_is_not_saved(ada):
     group = grouped(make())
     for wrong in (
-        {"ticket": "javascript:alert(1)"},
-        {"ticket": "ftp://t.example/1"},
-        {"ticket": "nowhere"},
+        *({"ticket": ticket} for ticket in NO_URLS),
         {"assignee": "x" * 256},
         {"note": "x" * 5001},
         {"edits": ""},
@@ -379,9 +353,6 @@ def test_more_than_the_limit(ada, wire, monkeypatch):
     now = datetime.now(UTC)
     rows = [make(last_failed_at=now - timedelta(minutes=n)) for n in range(5)]
     group = grouped(*rows)
-    response = ada.post(url("replay", group.pk))
-    assert response.url == url("change", group.pk)
-    assert f"events_replay --background --group {group.pk}" in said(response)[0]
     asked = ada.post(url("discard", group.pk))
     assert "These are the 3 that failed first" in page(asked).words
     confirm(ada, "discard", asked)
@@ -400,20 +371,6 @@ def test_a_decision_is_in_the_history_of_the_group_of_its_event(ada, wire):
 
 
 # -- in other words, and pictures
-
-
-def test_the_chart_has_an_hour_for_each_hour(ada):
-    now = datetime.now(UTC)
-    make(last_failed_at=now - timedelta(hours=23))
-    make(last_failed_at=now - timedelta(hours=25))
-    row = make(last_failed_at=now)
-    group = grouped(row)
-    found = group_counts.hourly_counts([group.pk], since=now - timedelta(hours=23), using="default")
-    assert sum(values["archived"] for values in found[group.pk].values()) == 2
-    response = ada.get(url("changelist"))
-    assert "failed in 24 hours 2" in page(response).words
-    chart = ada.get(url("change", group.pk)).context["chart"]
-    assert [row[1] for row in chart.rows] == [1, *[0] * 22, 1]
 
 
 def test_the_filters_survive_the_way(ada):

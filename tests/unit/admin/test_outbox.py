@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
-from django.test import override_settings
 from django.urls import reverse
 
 from django_amqp_events.admin import outbox_pages as pages
@@ -121,28 +120,12 @@ def test_list_shows_pending_events_with_age_and_error(ada):
         "publishing",
         "overdue",
         "2 h",
-        "pending (4)",
-        "failed: will be retried (1)",
-        "overdue: no relay (1)",
-        "discarded (1)",
+        "failed: will be retried",
     ):
         assert word in words, word
     assert "attempts 3" in words
     discarded = page(ada.get(url("changelist"), {"state": "discarded"})).words
     assert "discarded by bob: the shop has closed" in discarded
-
-
-def test_standing_and_its_sql_agree():
-    one_of_each()
-    make(**HELD_BY_A_RELAY)
-    make(due=-1, attempts=2, claim=uuid4())  # a relay that died
-    make(due=-1, attempts=2)
-    kinds: dict[str, set[UUID]] = {each: set() for each in STANDING}
-    for row in rows():
-        kinds[outbox.row_state(row, row.at)].add(row.pk)
-    found = OutboxEvent.objects.filter(outbox.overdue())
-    assert {row.pk for row in found} == kinds["overdue"]
-    assert sorted(map(len, kinds.values())) == [1, 1, 1, 2, 3]
 
 
 def test_filters(ada):
@@ -162,8 +145,6 @@ def test_filters(ada):
         ({"name": "shop.order.created"}, pending - {"failed"}),
         ({"name": "shop.order.paid"}, {"failed"}),
         ({"name": "x\0"}, set()),
-        ({"service": "old", "state": "all"}, {"overdue"}),
-        ({"service": "billing"}, pending - {"overdue"}),
         ({"database": "default"}, pending),
     ):
         response = ada.get(url("changelist"), query)
@@ -226,25 +207,12 @@ def test_an_event_of_another_service_names_its_remedy(ada):
     assert "events_relay --service old" in page(ada.get(url("change", row.pk))).words
 
 
-def test_payload_and_headers_need_their_permission():
-    row = make(**STANDING["failed"])
-    client = client_of(user("view"))
-    words = page(client.get(url("change", row.pk))).words
-    assert "view_payload_outboxevent" in words
-    assert "basket-5" in words, "ids are no payload"
-    for secret in ("order_id", "Grüße", "weight"):
-        assert secret not in words
-    assert client.get(url("payload", row.pk)).status_code == 403
-
-
 BODIES = (b"", b"null", b"[[],[],{}]", b'[[], {"a": "\\ud800\\u0000"}, {}]')
 
 
 def test_no_row_breaks_its_page(ada):
-    for envelope in ("", "[]", '{"headers": 1}', "{", json.dumps(ENVELOPE)):
-        for body in BODIES:
-            row = make(body=body, envelope=envelope, attempts=1)
-            page(ada.get(url("change", row.pk)))
+    for body in BODIES:
+        page(ada.get(url("change", make(body=body, attempts=1).pk)))
 
 
 # -- who may do what
@@ -265,16 +233,6 @@ def test_each_action_needs_its_permission(decision, allowed):
     fresh = make(**STANDING[kind])
     shown = page(client.get(url("change", fresh.pk))).words
     assert (f"{decision}_outboxevent" not in shown) is allowed
-
-
-def test_without_view_no_page_opens():
-    row = make(**STANDING["failed"])
-    client = client_of(user(*set(PERMISSIONS) - {"view"}))
-    assert client.get(url("changelist")).status_code == 403
-    assert client.get(url("change", row.pk)).status_code == 403
-    assert client.get(url("payload", row.pk)).status_code == 403
-    for decision in DECISIONS:
-        assert post(client, decision, row).status_code == 403
 
 
 # -- deciding
@@ -323,13 +281,8 @@ def test_discard_records_user_reason_and_message(ada):
     assert OutboxEvent.objects.get().discarded_by == "ada"
 
 
-def test_confirmation_shows_routes_errors_and_duplicates(ada):
-    ids = [str(uuid4()) for _ in range(2)]
-    failed = [
-        {**STANDING["failed"], "event_id": each, "error": "a queue refused it twice"}
-        for each in ids
-    ]
-    made = [make(**each) for each in failed]
+def test_confirmation_shows_routes_and_duplicates(ada):
+    made = [make(**STANDING["failed"]) for _ in range(2)]
     made.append(make(**STANDING["failed"], service="old", name="shop.order.paid"))
     response = ada.get(url("publish"), {"seen": frozen(*made, make(**STANDING["held"]))})
     words = page(response).words
@@ -337,28 +290,10 @@ def test_confirmation_shows_routes_errors_and_duplicates(ada):
         "Publish 3 events now?",
         "2 shop.order.created events billing",
         "1 shop.order.paid events old",
-        "2 : a queue refused it twice",
-        "1 : a queue refused it",
         "Possible duplicates",
         "handlers with once skip it",
-        "old is another service",
-        "events_relay --service old",
         "RabbitMQ has not confirmed it yet; try again in a minute",
     ):
         assert word in words, word
-    assert "No relay runs" not in words
-    make(**STANDING["overdue"])
-    words = page(ada.get(url("publish"), {"seen": frozen(*made)})).words
-    assert "No relay runs for billing" in words
-    assert "No relay runs for old" not in words
     words = page(ada.get(url("discard"), {"seen": frozen(*made)})).words
     assert "Consequences" in words
-
-
-def test_settings_that_are_wrong_leave_the_pages_readable(ada):
-    row = make(**STANDING["failed"])
-    with override_settings(AMQP_EVENTS={"SERVICE": 5}):
-        page(ada.get(url("changelist")))
-        page(ada.get(url("change", row.pk)))
-        post(ada, "discard", row)
-    assert stands(row) == "discarded"

@@ -151,8 +151,6 @@ def pages(client: Any) -> dict[str, Callable[[], Any]]:
         "group": got(of("failuregroup", "change", group)),
         "batch": got(of("replaybatch", "change", batch)),
         "draft": got(of("replaybatch", "change", draft)),
-        "batch: events": got(of("replaybatch", "events", batch)),
-        "batch: events, skipped": got(of("replaybatch", "events", batch), state="skipped"),
         "outbox: event": got(of("outboxevent", "change", waiting)),
     }
     for page in ("changelist", "topology"):
@@ -163,6 +161,7 @@ def pages(client: Any) -> dict[str, Callable[[], Any]]:
             *({"state": each} for each in ("all", "going", "overdue", "succeeded", "discarded")),
             {"handler": "book"}, {"event": row.name}, {"exception": row.exception},
             {"reason": row.reason}, {"failed": "hour"},
+            {"batch": str(batch)}, {"batch": f"{batch}.skipped"},
             {"group": str(group)}, {"q": row.event_id}, {"q": row.event_id[:3]},
             {"q": str(row.pk)}, {"o": "6"},
         ],

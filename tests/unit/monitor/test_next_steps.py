@@ -33,8 +33,8 @@ NO_STEP = {
     # Labels, and parts of texts that have one.
     "action-discard", "action-edit", "action-force", "action-replay", "action-resolve",
     "action-restore", "batch-filtered", "batch-open", "batch-selected", "both", "filter-event",
-    "filter-exception", "filter-group", "filter-handler", "filter-reason", "filter-search",
-    "filter-since", "filter-state", "filter-until", "filter-value", "group", "group-unknown",
+    "filter-exception", "filter-group", "filter-handler", "filter-reason",
+    "filter-since", "filter-until", "filter-value", "group", "group-unknown",
     "queue-past-due", "queue-rejected", "rows-attempts", "state-archived", "state-discarded",
     "state-queued", "state-replaying", "state-succeeded", "text", "user-unknown",
     # A part has it.
