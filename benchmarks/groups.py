@@ -168,10 +168,10 @@ def fill(rows: int, groups: int, percent: int) -> None:
         for statement in EMPTY[connection.vendor].split("; "):
             cursor.execute(statement)
         cursor.execute(
-            f"INSERT INTO {GROUP} (id, algorithm, service, handler, exception, frame, reason, "  # noqa: S608
-            f"first_seen, last_seen, open, again, going, note, assignee, ticket, edits) "
-            f"SELECT {of_group}, 1, 'billing', 'send_invoice', 'billing.TaxError', "
-            f"{text.format('billing in f')}, '', {at}, {at}, 0, 0, 0, "
+            f"INSERT INTO {GROUP} (id, service, handler, exception, frame, reason, "  # noqa: S608
+            f"first_seen, last_seen, open, going, note, assignee, ticket, edits) "
+            f"SELECT {of_group}, 'billing', 'send_invoice', 'billing.TaxError', "
+            f"{text.format('billing in f')}, '', {at}, {at}, 0, 0, "
             f"'', '', '', 0 FROM {numbers.format(n=groups)}"
         )
         cursor.execute(

@@ -176,7 +176,7 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
     """Delete those of *ids* that are still *old*, and their rows; return how many."""
     using = tables.database()
     with transaction.atomic(using=using):
-        before = tables.lock(ids)
+        events = tables.lock(ids)
         # Locked: earlier changes are committed, and later ones wait.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
         # Rows that refer to replays first, so that no table is searched twice.
@@ -188,6 +188,6 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         SearchValue.objects.using(using).filter(event_id__in=ids).delete()
         # Django would read the bodies before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
-        gone = {pk: before[pk] for pk in ids if pk in before}
+        gone = {pk: group_counts.counted_event(events[pk]) for pk in ids if pk in events}
         group_counts.record_changes(gone, {}, now=tables.clock(), using=using)
     return len(ids)

@@ -26,7 +26,6 @@ from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clea
 from . import search_values, states, tables
 from .entries import Entry, Item, Outcome, bare_entry, read_entries, valid_moment
 from .groups import failure_groups, group_counts
-from .groups.group_counts import CountedEvent
 from .selection import parse_uuid
 
 logger = logging.getLogger(__name__)
@@ -161,11 +160,12 @@ def _together(items: Sequence[Item]) -> Counts:
     counts.known += len(entries) - len(failures)
     with transaction.atomic(using=tables.database()):
         # All at once: two processes that lock in two rounds can deadlock.
-        before = tables.lock(
-            {entry.id for entry in failures.values()} | {replay.event_id for replay in replays}
+        rows = tables.lock(
+            {entry.id for entry in failures.values()} | {replay.event_id for replay in replays},
+            without=("body", "headers_raw"),
         )
         if failures:
-            _store_events(list(failures.values()), before, counts, now)
+            _store_events(list(failures.values()), rows, counts, now)
         if ends:
             counts.outcomes = states.finish(ends, now=now)
             counts.foreign = len(ends) - counts.outcomes
@@ -177,7 +177,7 @@ def _together(items: Sequence[Item]) -> Counts:
 
 
 def _store_events(
-    entries: list[Entry], before: Mapping[UUID, CountedEvent], counts: Counts, now: datetime
+    entries: list[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts, now: datetime
 ) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
@@ -188,12 +188,7 @@ def _store_events(
         key=lambda entry: (entry.id, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
-    existing = tables.rows().filter(pk__in={entry.id for entry in fresh})
-    rows = {row.pk: row for row in existing.defer("body", "headers_raw")}
-    unlocked = rows.keys() - before.keys()
-    if unlocked:
-        # They are not locked, see tables.lock(); when the batch is stored again, they are.
-        raise IntegrityError(f"another mirror has stored {len(unlocked)} of these events")
+    before = {pk: group_counts.counted_event(row) for pk, row in rows.items()}
     changes = _changes(fresh, rows, counts)
     touched = [*changes.new.values(), *changes.changed.values()]
     failure_groups.assign_groups(touched, changes.failed, now=now)

@@ -8,16 +8,8 @@ from django.db import router
 #: utf8mb4_bin pads with blanks: "a" equals "a ", and "a\n" sorts before "a", so that a search for
 #: values that begin with "a" misses it.
 MARIADB, MYSQL = "utf8mb4_nopad_bin", "utf8mb4_0900_bin"
-LARGE: Final = {
-    "ArchivedEvent": ("body",),
-    "ArchivedFailure": ("document",),
-    "OutboxEvent": ("envelope", "body"),
-}
 #: What the archive's list filters by.
 FILTERS: Final = ("handler", "name", "exception", "reason")
-HAS_LZ4: Final = (
-    "SELECT 1 FROM pg_settings WHERE name = 'default_toast_compression' AND 'lz4' = ANY(enumvals)"
-)
 
 
 def collate(_apps: Any, schema_editor: Any) -> None:
@@ -29,26 +21,6 @@ def collate(_apps: Any, schema_editor: Any) -> None:
     if connection.vendor == "mysql":
         collation = MARIADB if connection.mysql_is_mariadb else MYSQL
         schema_editor.sql_create_table += f" CHARACTER SET utf8mb4 COLLATE {collation}"
-
-
-def compress(apps: Any, schema_editor: Any) -> None:
-    """Let PostgreSQL compress large columns with lz4, which takes a fraction of pglz's time.
-
-    A server before 14, or built without lz4, keeps pglz.
-    """
-    connection = schema_editor.connection
-    if connection.vendor != "postgresql":
-        return
-    with connection.cursor() as cursor:
-        cursor.execute(HAS_LZ4)
-        if cursor.fetchone() is None:
-            return
-    for name, columns in LARGE.items():
-        if table := _table(apps, schema_editor, name):
-            for column in columns:
-                schema_editor.execute(
-                    f"ALTER TABLE {table} ALTER COLUMN {column} SET COMPRESSION lz4"
-                )
 
 
 def correlate(apps: Any, schema_editor: Any) -> None:

@@ -59,35 +59,33 @@ class ArchivedEvent(models.Model):
     #: Columns that are read only where they are shown or published.
     LARGE: ClassVar = ("body", "headers_raw", "detail")
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
-    handler = models.CharField(max_length=LENGTH, blank=True)
-    queue = models.CharField(max_length=LENGTH, blank=True)
-    name = models.CharField(_("event"), max_length=LENGTH)
-    event_id = models.CharField(_("event id"), max_length=LENGTH)
-    source = models.CharField(_("published by"), max_length=LENGTH, blank=True)
-    correlation_id = models.CharField(_("correlation id"), max_length=LENGTH, blank=True)
-    causation_id = models.CharField(_("causation id"), max_length=LENGTH, blank=True)
-    published_at = Moment(_("published"), null=True, blank=True)
-    first_failed_at = Moment(_("first failed"))
-    last_failed_at = Moment(_("last failed"))
-    mirrored_at = Moment(_("mirrored"))
+    handler = models.CharField(max_length=LENGTH)
+    queue = models.CharField(max_length=LENGTH)
+    name = models.CharField(max_length=LENGTH)
+    event_id = models.CharField(max_length=LENGTH)
+    source = models.CharField(max_length=LENGTH)
+    correlation_id = models.CharField(max_length=LENGTH)
+    causation_id = models.CharField(max_length=LENGTH)
+    published_at = Moment(null=True)
+    first_failed_at = Moment()
+    last_failed_at = Moment()
+    mirrored_at = Moment()
     state = models.CharField(max_length=16, choices=State, default=State.ARCHIVED)
-    state_since = Moment(_("in this state since"))
+    state_since = Moment()
     version = models.PositiveIntegerField(default=0)
     reason = models.CharField(max_length=32)
-    detail = models.TextField(blank=True)
-    exception = models.CharField(max_length=LENGTH, blank=True)
-    message = models.CharField(max_length=LENGTH, blank=True)
-    location = models.CharField(_("failing line"), max_length=LENGTH, blank=True)
+    detail = models.TextField()
+    exception = models.CharField(max_length=LENGTH)
+    message = models.CharField(max_length=LENGTH)
+    location = models.CharField(max_length=LENGTH)
     # A group with events is never deleted.
     group = models.ForeignKey(
         FailureGroup,
         models.DO_NOTHING,
         related_name="event_set",
         null=True,
-        blank=True,
-        editable=False,
         db_index=False,
     )
     attempts = models.PositiveIntegerField(default=1)
@@ -95,10 +93,10 @@ class ArchivedEvent(models.Model):
     unconfirmed = models.BooleanField(default=False)
     error = ReasonField()
     body = models.BinaryField()
-    body_size = models.PositiveIntegerField(_("bytes"))
+    body_size = models.PositiveIntegerField()
     headers_raw = models.BinaryField()
-    content_type = models.CharField(max_length=LENGTH, blank=True)
-    content_encoding = models.CharField(max_length=LENGTH, blank=True)
+    content_type = models.CharField(max_length=LENGTH)
+    content_encoding = models.CharField(max_length=LENGTH)
 
     class Meta:
         verbose_name = _("archived event")
@@ -134,8 +132,6 @@ class ArchivedEvent(models.Model):
                 name="amqp_events_correlation",
                 opclasses=["varchar_pattern_ops"],
             ),
-            # For alerts, which are of one service.
-            models.Index(fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"),
             # Partial: it is empty while every publish is confirmed.
             PartialIndex(
                 fields=["id"],
@@ -273,12 +269,12 @@ class Revision(AppendOnly):
         body: as published.
     """
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="revision_set")
     number = models.PositiveIntegerField()
     base = models.PositiveIntegerField(default=0)
     body = models.BinaryField()
-    reason = models.TextField(blank=True)
+    reason = models.TextField()
 
     class Meta(AppendOnly.Meta):
         ordering: ClassVar = ["number"]
@@ -320,19 +316,17 @@ class ArchivedFailure(models.Model):
         document: the header ``event-archive``: traceback, frames, attempts, deaths.
     """
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="failure_set")
-    replay = models.ForeignKey(
-        "Replay", models.SET_NULL, related_name="failure_set", null=True, blank=True
-    )
+    replay = models.ForeignKey("Replay", models.SET_NULL, related_name="failure_set", null=True)
     reason = models.CharField(max_length=32)
-    exception = models.CharField(max_length=LENGTH, blank=True)
-    message = models.CharField(max_length=LENGTH, blank=True)
+    exception = models.CharField(max_length=LENGTH)
+    message = models.CharField(max_length=LENGTH)
     attempts = models.PositiveIntegerField(default=1)
     failed_at = Moment()
     mirrored_at = Moment()
     late = models.BooleanField(default=False)
-    document = DocumentField(blank=True)
+    document = DocumentField()
 
     class Meta:
         ordering: ClassVar = ["failed_at"]
@@ -366,16 +360,15 @@ class ArchiveAction(AppendOnly):
 
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="action_set")
     action = models.CharField(max_length=16, choices=Action)
-    reason = models.TextField(blank=True)
+    reason = models.TextField()
     # These without a constraint, so that deleting a row changes no action.
     replay = models.ForeignKey(
-        "Replay", models.DO_NOTHING, null=True, blank=True, related_name="+", db_constraint=False
+        "Replay", models.DO_NOTHING, null=True, related_name="+", db_constraint=False
     )
     batch = models.ForeignKey(
         "ReplayBatch",
         models.DO_NOTHING,
         null=True,
-        blank=True,
         related_name="+",
         db_constraint=False,
         db_index=False,
@@ -384,7 +377,6 @@ class ArchiveAction(AppendOnly):
         FailureGroup,
         models.DO_NOTHING,
         null=True,
-        blank=True,
         related_name="+",
         db_constraint=False,
         db_index=False,

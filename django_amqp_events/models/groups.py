@@ -19,11 +19,10 @@ class FailureGroup(models.Model):
     :mod:`django_amqp_events.archive.groups.group_counts`.
 
     Attributes:
-        id: derived from the next six
+        id: derived from the next five
             (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
         reason: ``""`` if there is an exception.
         open: archived events.
-        again: open events that were replayed before.
         going: queued and replaying events.
         resolved_at: when its last open event was settled; ``None`` after a restore.
         reopened_at: when it failed again after that.
@@ -32,24 +31,22 @@ class FailureGroup(models.Model):
         edits: counts changes of note, assignee and ticket; a change names the one that it is about.
     """
 
-    id = models.UUIDField(primary_key=True, editable=False)
-    algorithm = models.PositiveIntegerField()
+    id = models.UUIDField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
-    handler = models.CharField(max_length=LENGTH, blank=True)
-    exception = models.CharField(max_length=LENGTH, blank=True)
-    frame = models.CharField(_("failing function"), max_length=LENGTH, blank=True)
-    reason = models.CharField(max_length=32, blank=True)
-    first_seen = Moment(_("first seen"))
-    last_seen = Moment(_("last seen"))
+    handler = models.CharField(max_length=LENGTH)
+    exception = models.CharField(max_length=LENGTH)
+    frame = models.CharField(max_length=LENGTH)
+    reason = models.CharField(max_length=32)
+    first_seen = Moment()
+    last_seen = Moment()
     # Signed: changes folded out of order may be negative for a moment.
     open = models.IntegerField(default=0)
-    again = models.IntegerField(default=0)
     going = models.IntegerField(default=0)
-    resolved_at = Moment(_("resolved"), null=True, blank=True)
-    reopened_at = Moment(_("reopened"), null=True, blank=True)
-    note = models.TextField(blank=True)
-    assignee = models.CharField(max_length=LENGTH, blank=True)
-    ticket = models.CharField(max_length=LENGTH, blank=True)
+    resolved_at = Moment(null=True)
+    reopened_at = Moment(null=True)
+    note = models.TextField()
+    assignee = models.CharField(max_length=LENGTH)
+    ticket = models.CharField(max_length=LENGTH)
     edits = models.PositiveIntegerField(default=0)
 
     class Meta:
@@ -88,7 +85,7 @@ class GroupAction(AppendOnly):
 
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
     action = models.CharField(max_length=16, choices=Action)
-    text = models.TextField(blank=True)
+    text = models.TextField()
 
     def __str__(self) -> str:
         return f"{self.get_action_display()} by {self.by or 'unknown'}"
@@ -129,7 +126,7 @@ class GroupCountChange(models.Model):
 
     Attributes:
         hour, archived, succeeded, discarded: as in :class:`GroupHour`.
-        open, again, going: added to those of the group.
+        open, going: added to those of the group.
         first_at, last_at: of the failures among them.
     """
 
@@ -139,7 +136,6 @@ class GroupCountChange(models.Model):
     at = Moment()
     hour = Moment()
     open = models.IntegerField(default=0)
-    again = models.IntegerField(default=0)
     going = models.IntegerField(default=0)
     archived = models.PositiveIntegerField(default=0)
     succeeded = models.PositiveIntegerField(default=0)

@@ -70,13 +70,13 @@ class Alert(models.Model):
 
     service = models.CharField(max_length=LENGTH)
     kind = models.CharField(max_length=32)
-    key = models.CharField(max_length=LENGTH, blank=True)
+    key = models.CharField(max_length=LENGTH)
     since = Moment()
     last = Moment()
-    ended = Moment(null=True, blank=True)
+    ended = Moment(null=True)
     # MySQL has no conditional constraints. Not a GeneratedField: projects that patch
     # Field.deconstruct() could no longer run makemigrations.
-    open = models.BooleanField(null=True, default=True, editable=False)
+    open = models.BooleanField(null=True, default=True)
     details = ReasonField()
 
     class Meta:

@@ -48,27 +48,27 @@ class ReplayBatch(models.Model):
         DONE = "done", _("done")
         CANCELLED = "cancelled", _("cancelled")
 
-    id = models.UUIDField(primary_key=True, default=uuid4, editable=False)
+    id = models.UUIDField(primary_key=True, default=uuid4)
     service = models.CharField(max_length=LENGTH)
-    state = models.CharField(_("state"), max_length=16, choices=State, default=State.DRAFT)
+    state = models.CharField(max_length=16, choices=State, default=State.DRAFT)
     title = ReasonField()
-    group = models.UUIDField(null=True, blank=True)
-    plan = models.JSONField(null=True, blank=True)
-    reason = models.TextField(_("reason"), blank=True)
-    rate = models.FloatField(null=True, blank=True)
-    canary = models.PositiveIntegerField(null=True, blank=True)
+    group = models.UUIDField(null=True)
+    plan = models.JSONField(null=True)
+    reason = models.TextField()
+    rate = models.FloatField(null=True)
+    canary = models.PositiveIntegerField(null=True)
     trusted = models.BooleanField(default=False)
-    threshold = models.PositiveSmallIntegerField(null=True, blank=True)
+    threshold = models.PositiveSmallIntegerField(null=True)
     note = ReasonField()
     version = models.PositiveIntegerField(default=0)
-    created_at = Moment(_("created"))
-    created_by = models.CharField(_("created by"), max_length=LENGTH, blank=True)
-    started_at = Moment(null=True, blank=True)
-    started_by = models.CharField(max_length=LENGTH, blank=True)
-    resumed_at = Moment(null=True, blank=True)
-    finished_at = Moment(null=True, blank=True)
-    runner = models.UUIDField(null=True, blank=True, editable=False)
-    leased_until = Moment(null=True, blank=True)
+    created_at = Moment()
+    created_by = models.CharField(max_length=LENGTH)
+    started_at = Moment(null=True)
+    started_by = models.CharField(max_length=LENGTH)
+    resumed_at = Moment(null=True)
+    finished_at = Moment(null=True)
+    runner = models.UUIDField(null=True)
+    leased_until = Moment(null=True)
     total = models.PositiveIntegerField(default=0)
     pending = models.PositiveIntegerField(default=0)
     queued = models.PositiveIntegerField(default=0)
@@ -78,7 +78,7 @@ class ReplayBatch(models.Model):
     unconfirmed = models.PositiveIntegerField(default=0)
     returned = models.PositiveIntegerField(default=0)
     skipped = models.PositiveIntegerField(default=0)
-    counted_at = Moment(null=True, blank=True)
+    counted_at = Moment(null=True)
 
     class Meta:
         verbose_name = _("replay batch")
@@ -169,7 +169,7 @@ class Replay(models.Model):
         RETURNED = "returned", _("not published")
         SKIPPED = "skipped", _("skipped")
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     # Its index is the one of the number.
     event = models.ForeignKey(
         ArchivedEvent, models.CASCADE, related_name="replay_set", db_index=False
@@ -179,25 +179,22 @@ class Replay(models.Model):
         models.DO_NOTHING,
         related_name="replay_set",
         null=True,
-        blank=True,
         db_index=False,
     )
-    position = models.PositiveIntegerField(null=True, blank=True)
+    position = models.PositiveIntegerField(null=True)
     version = models.PositiveIntegerField(default=0)
-    number = models.PositiveIntegerField(null=True, blank=True)
+    number = models.PositiveIntegerField(null=True)
     # Not SET_NULL: the event's own body would be published instead.
-    revision = models.ForeignKey(
-        Revision, models.RESTRICT, related_name="replay_set", null=True, blank=True
-    )
+    revision = models.ForeignKey(Revision, models.RESTRICT, related_name="replay_set", null=True)
     forced = models.BooleanField(default=False)
-    handler = models.CharField(max_length=LENGTH, blank=True)
+    handler = models.CharField(max_length=LENGTH)
     state = models.CharField(max_length=16, choices=State, default=State.QUEUED)
     requested_at = Moment()
-    requested_by = models.CharField(max_length=LENGTH, blank=True)
-    reason = models.TextField(blank=True)
-    published_at = Moment(null=True, blank=True)
-    finished_at = Moment(null=True, blank=True)
-    settled_at = Moment(null=True, blank=True)
+    requested_by = models.CharField(max_length=LENGTH)
+    reason = models.TextField()
+    published_at = Moment(null=True)
+    finished_at = Moment(null=True)
+    settled_at = Moment(null=True)
     publishes = models.PositiveIntegerField(default=0)
     error = ReasonField()
 

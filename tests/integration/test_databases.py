@@ -87,22 +87,13 @@ def test_mariadb_refuses_a_uuid_of_version_8_with_byte_8_0x80(archive_database: 
 
 @POSTGRESQL
 def test_large_columns_are_stored_fast(archive_database: Database) -> None:
-    """Compressed with lz4 by the server, and not escaped one by one by psycopg."""
+    """Not escaped one by one by psycopg."""
     connection = connections[archive_database.alias]
     with CaptureQueriesContext(connection) as captured:
         store(*(archived(received(f"order-{n}", headers={"q": '"'})) for n in range(2)))
-    for model in (ArchivedEvent, ArchivedFailure):
-        table = model._meta.db_table
-        inserts = [q["sql"] for q in captured if q["sql"].startswith(f'INSERT INTO "{table}"')]
-        assert [sql for sql in inserts if "UNNEST" not in sql] == inserts != []
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT attname, attcompression FROM pg_attribute WHERE attrelid IN "
-            "(%s::regclass, %s::regclass, %s::regclass) AND attcompression <> ''",
-            [each._meta.db_table for each in (ArchivedEvent, ArchivedFailure, OutboxEvent)],
-        )
-        found = sorted(cursor.fetchall())
-    assert found == [("body", "l"), ("body", "l"), ("document", "l"), ("envelope", "l")]
+    table = ArchivedFailure._meta.db_table
+    [insert] = [q["sql"] for q in captured if q["sql"].startswith(f'INSERT INTO "{table}"')]
+    assert "UNNEST" not in insert
 
 
 @ROW_LOCKS

@@ -491,21 +491,19 @@ class Soak:
         query = self.world.database.query
         counted: dict[str, list[int]] = {}
         for group, *numbers in query(
-            "SELECT id, open, again, going FROM django_amqp_events_failuregroup UNION ALL "
-            "SELECT group_id, open, again, going FROM django_amqp_events_groupcountchange"
+            "SELECT id, open, going FROM django_amqp_events_failuregroup UNION ALL "
+            "SELECT group_id, open, going FROM django_amqp_events_groupcountchange"
         ):
-            known = counted.setdefault(_hex(group), [0, 0, 0])
+            known = counted.setdefault(_hex(group), [0, 0])
             known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]
-        actual: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-        for group, state, replays in query(
-            "SELECT group_id, state, replays FROM django_amqp_events_archivedevent "
+        actual: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for group, state in query(
+            "SELECT group_id, state FROM django_amqp_events_archivedevent "
             "WHERE group_id IS NOT NULL"
         ):
-            is_open, going = state == "archived", state in ("queued", "replaying")
-            actual[_hex(group)][0] += is_open
-            actual[_hex(group)][1] += is_open and replays > 0
-            actual[_hex(group)][2] += going
-        nothing = [0, 0, 0]
+            actual[_hex(group)][0] += state == "archived"
+            actual[_hex(group)][1] += state in ("queued", "replaying")
+        nothing = [0, 0]
         return [
             (group, tuple(counted.get(group, nothing)), tuple(actual.get(group, nothing)))
             for group in {**counted, **actual}

@@ -29,21 +29,19 @@ ROWS_PER_STATEMENT: Final = 500
 #: States of events that are on their way to a handler.
 IN_PROGRESS: Final = (State.QUEUED, State.REPLAYING)
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
-_OF_GROUP: Final = ("open", "again", "going")
+_OF_GROUP: Final = ("open", "going")
 
 
 # Each table is read once: a subquery for each group would look for its events one by one.
 _ERRORS: Final = """
 WITH is_so AS (
     SELECT group_id, SUM(CASE WHEN state = 'archived' THEN 1 ELSE 0 END) AS opened,
-        SUM(CASE WHEN state = 'archived' AND replays > 0 THEN 1 ELSE 0 END) AS again,
         SUM(CASE WHEN state IN ('queued', 'replaying') THEN 1 ELSE 0 END) AS going
     FROM django_amqp_events_archivedevent WHERE group_id IS NOT NULL GROUP BY group_id),
 to_add AS (
-    SELECT group_id, SUM(open) AS opened, SUM(again) AS again, SUM(going) AS going
+    SELECT group_id, SUM(open) AS opened, SUM(going) AS going
     FROM django_amqp_events_groupcountchange GROUP BY group_id)
 SELECT g.id, COALESCE(i.opened, 0) - g.open - COALESCE(a.opened, 0),
-    COALESCE(i.again, 0) - g.again - COALESCE(a.again, 0),
     COALESCE(i.going, 0) - g.going - COALESCE(a.going, 0)
 FROM django_amqp_events_failuregroup g
 LEFT JOIN is_so i ON i.group_id = g.id LEFT JOIN to_add a ON a.group_id = g.id ORDER BY g.id
@@ -55,18 +53,11 @@ class CountedEvent(NamedTuple):
 
     group: UUID | None
     state: str
-    replays: int
 
 
 def counted_event(event: ArchivedEvent) -> CountedEvent:
-    """Return what the counts depend on, of an event in memory."""
-    return CountedEvent(event.group_id, event.state, event.replays)
-
-
-def counted_events(rows: QuerySet[ArchivedEvent]) -> dict[UUID, CountedEvent]:
-    """Read what the counts depend on, in the order of the ids."""
-    columns = rows.order_by("pk").values_list("pk", "group_id", "state", "replays")
-    return {pk: CountedEvent(group, state, replays) for pk, group, state, replays in columns}
+    """Return what the counts depend on."""
+    return CountedEvent(event.group_id, event.state)
 
 
 def record_changes(
@@ -126,8 +117,6 @@ def record_changes(
 def _count(change: GroupCountChange, event: CountedEvent, sign: int) -> None:
     if event.state == State.ARCHIVED:
         change.open += sign
-        if event.replays:
-            change.again += sign
     elif event.state in IN_PROGRESS:
         change.going += sign
 
@@ -162,7 +151,7 @@ def fold_changes(*, using: str, now: datetime) -> int:
 def with_exact_counts(
     groups: QuerySet[FailureGroup], names: Sequence[str] = _OF_GROUP
 ) -> QuerySet[Any]:
-    """Annotate groups with their exact numbers: ``open_now``, ``again_now``, ``going_now``.
+    """Annotate groups with their exact numbers: ``open_now``, ``going_now``.
 
     One statement sees one moment, so a change that is folded meanwhile is counted once.
     """

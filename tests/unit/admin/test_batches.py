@@ -315,7 +315,6 @@ def test_a_batch_does_not_name_events_that_a_project_hides(
 def test_batch_title_counts_matching_events(ada: Client, chosen: str, title: str) -> None:
     group = FailureGroup.objects.create(
         id=NOBODY,
-        algorithm=1,
         service="billing",
         handler="send_invoice",
         exception="ValueError",

@@ -346,7 +346,7 @@ def test_series_and_groups_are_those_of_the_tallies():
 
 def group(place: int) -> FailureGroup:
     return FailureGroup.objects.create(
-        pk=uuid4(), algorithm=1, service="billing", handler=f"handler-{place}",
+        pk=uuid4(), service="billing", handler=f"handler-{place}",
         exception="billing.errors.TaxError", first_seen=datetime.now(UTC),
         last_seen=datetime.now(UTC), open=place + 1,
     )  # fmt: skip

@@ -452,7 +452,7 @@ def test_the_audit_log_is_added_to_and_never_changed() -> None:
     edit(make())
     batch = ReplayBatch.objects.create(service="billing", created_at=NOW)
     group = FailureGroup.objects.create(
-        id=uuid4(), algorithm=1, service="billing", first_seen=NOW, last_seen=NOW
+        id=uuid4(), service="billing", first_seen=NOW, last_seen=NOW
     )
     ReplayBatchAction.objects.create(batch=batch, at=NOW, action="start", by="ada")
     GroupAction.objects.create(group=group, at=NOW, action="note", by="ada")

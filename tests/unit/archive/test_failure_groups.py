@@ -98,10 +98,9 @@ def only(**wanted: Any) -> Any:
 def counted() -> Counter[tuple[UUID, str]]:
     """Count the rows themselves, for comparison with the stored counts."""
     found: Counter[tuple[UUID, str]] = Counter()
-    for group, state, replays in ArchivedEvent.objects.values_list("group", "state", "replays"):
+    for group, state in ArchivedEvent.objects.values_list("group", "state"):
         assert group is not None
         found[group, "open"] += state == State.ARCHIVED
-        found[group, "again"] += state == State.ARCHIVED and replays > 0
         found[group, "going"] += state in group_counts.IN_PROGRESS
     return +found
 
@@ -109,7 +108,7 @@ def counted() -> Counter[tuple[UUID, str]]:
 def told() -> Counter[tuple[UUID, str]]:
     found: Counter[tuple[UUID, str]] = Counter()
     for group in group_counts.with_exact_counts(FailureGroup.objects.all()):
-        for name in ("open", "again", "going"):
+        for name in ("open", "going"):
             found[group.pk, name] = getattr(group, f"{name}_now")
     assert min(found.values(), default=0) >= 0, found
     return +found
@@ -197,13 +196,12 @@ def test_failures_that_are_alike_are_one_group() -> None:
     keep(archived(received("4"), failure=failure(line=1), at=late + timedelta(minutes=1)))
     group = only(frame="billing.tax in rate")
     assert (group.handler, group.exception) == ("send_invoice", "billing.errors.TaxError")
-    assert (group.algorithm, group.service) == (1, conf.get_settings().service)
-    assert (group.open_now, group.again_now, group.going_now) == (3, 0, 0)
+    assert group.service == conf.get_settings().service
+    assert (group.open_now, group.going_now) == (3, 0)
     assert only(frame="billing.tax in book").open_now == 1
     failure_groups.fold_all_counts()
     group.refresh_from_db()
     assert (group.first_seen, group.last_seen) == (early, late + timedelta(minutes=1))
-    assert set(ArchivedEvent.objects.values_list("group__algorithm", flat=True)) == {1}
 
 
 @database
@@ -293,7 +291,7 @@ def test_repeated_failure_is_no_regression() -> None:
     keep(archived(received("1"), replay_id=replayed(row), at=NOW))
     failure_groups.fold_all_counts()
     group = only()
-    assert (group.resolved_at, group.reopened_at, group.again) == (None, None, 1)
+    assert (group.resolved_at, group.reopened_at, group.open) == (None, None, 1)
 
 
 @ONE
@@ -544,12 +542,11 @@ def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> No
     )
     old = only().pk
     monkeypatch.setattr(fingerprint, "VERSION", 2)
-    monkeypatch.setattr(failure_groups, "VERSION", 2)
     rebuilt = failure_groups.rebuild()
     assert (rebuilt.moved, rebuilt.gone) == (3, 1)
     group = only()
     assert group.pk != old
-    assert (group.algorithm, group.open, group.note) == (2, 3, "ask the tax office")
+    assert (group.open, group.note) == (3, "ask the tax office")
     assert group.assignee == "bob"
     assert told() == counted()
 
