@@ -92,7 +92,7 @@ def run(number: int) -> None:
     batch_states.start(batch.pk, by="benchmark", reason="a benchmark")
     # No worker handles them: the batch ends when all are published.
     runner = Runner(
-        app=app, settings=conf.get_settings(), stop=lambda: runner.published >= number, tell=print
+        settings=conf.get_settings(), stop=lambda: runner.published >= number, tell=print
     )
     runner.run()
     tell("published")

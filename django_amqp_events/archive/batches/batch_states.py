@@ -29,7 +29,6 @@ from django.db.models import (
     Count,
     F,
     Max,
-    Min,
     Q,
     QuerySet,
     UUIDField,
@@ -67,12 +66,11 @@ _ENDS: Final = (_Batch.DONE, _Batch.CANCELLED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedEvents:
-    """Events of a batch that were skipped or not published for one reason; *first* is an id."""
+    """Events of a batch that were skipped or not published for one reason."""
 
     state: str
     why: Reason
     count: int
-    first: str
 
 
 def rows() -> QuerySet[ReplayBatch]:
@@ -438,28 +436,13 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
         alone = events(pk).filter(pk__in=sliced(first))
     by_reason = (
         alone.order_by()
-        .values("state", "error")
-        .annotate(count=Count("pk"), first=Min("position"))
-        .order_by("-count", "first")[:REASONS]
-    )
-    groups = list(by_reason)
-    # By their states too: that is the index.
-    firsts = dict(
-        events(pk)
-        .filter(
-            state__in={group["state"] for group in groups},
-            position__in=[group["first"] for group in groups],
-        )
-        .values_list("position", "event_id")
+        .values_list("state", "error")
+        .annotate(count=Count("pk"))
+        .order_by("-count", "state", "error")[:REASONS]
     )
     return [
-        SkippedEvents(
-            state=group["state"],
-            why=Reason.of(group["error"] or ""),
-            count=group["count"],
-            first=str(firsts.get(group["first"], "")),
-        )
-        for group in groups
+        SkippedEvents(state=state, why=Reason.of(error or ""), count=count)
+        for state, error, count in by_reason
     ]
 
 

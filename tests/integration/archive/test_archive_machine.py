@@ -343,7 +343,6 @@ class Archive(RuleBasedStateMachine):
         clock = vars(runner)["time"]
         end = clock.monotonic() + seconds
         running = Runner(
-            app=self.service.app,
             settings=conf.get_settings(),
             tell=lambda text: None,
             stop=lambda: clock.monotonic() > end,
