@@ -17,12 +17,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Alert",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
                 ("kind", models.CharField(max_length=32)),
                 ("key", models.CharField(max_length=255)),
@@ -100,20 +95,7 @@ class Migration(migrations.Migration):
                 ("first_failed_at", models.DateTimeField()),
                 ("last_failed_at", models.DateTimeField()),
                 ("mirrored_at", models.DateTimeField()),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("archived", "archived"),
-                            ("queued", "queued"),
-                            ("replaying", "replaying"),
-                            ("succeeded", "succeeded"),
-                            ("discarded", "discarded"),
-                        ],
-                        default="archived",
-                        max_length=16,
-                    ),
-                ),
+                ("state", models.CharField(default="archived", max_length=16)),
                 ("state_since", models.DateTimeField()),
                 ("version", models.PositiveIntegerField(default=0)),
                 ("reason", models.CharField(max_length=32)),
@@ -233,20 +215,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="GroupAction",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
-                (
-                    "action",
-                    models.CharField(
-                        choices=[("note", "note"), ("assign", "assigned"), ("ticket", "ticket")],
-                        max_length=16,
-                    ),
-                ),
+                ("action", models.CharField(max_length=16)),
                 ("by", models.CharField(max_length=255)),
                 ("text", models.TextField()),
                 (
@@ -267,12 +238,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="GroupCountChange",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
                 ("hour", models.DateTimeField()),
                 ("open", models.IntegerField(default=0)),
@@ -304,12 +270,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="GroupHour",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("hour", models.DateTimeField()),
                 ("archived", models.PositiveIntegerField(default=0)),
                 ("succeeded", models.PositiveIntegerField(default=0)),
@@ -432,20 +393,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.UUIDField(default=uuid.uuid4, primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("draft", "not started"),
-                            ("running", "running"),
-                            ("paused", "paused"),
-                            ("done", "done"),
-                            ("cancelled", "cancelled"),
-                        ],
-                        default="draft",
-                        max_length=16,
-                    ),
-                ),
+                ("state", models.CharField(default="draft", max_length=16)),
                 ("title", models.TextField()),
                 ("group", models.UUIDField(null=True)),
                 ("plan", models.JSONField(null=True)),
@@ -525,23 +473,7 @@ class Migration(migrations.Migration):
                 ("number", models.PositiveIntegerField(null=True)),
                 ("forced", models.BooleanField(default=False)),
                 ("handler", models.CharField(max_length=255)),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("pending", "pending"),
-                            ("queued", "queued"),
-                            ("published", "in progress"),
-                            ("succeeded", "succeeded"),
-                            ("failed", "failed again"),
-                            ("unconfirmed", "not confirmed"),
-                            ("returned", "not published"),
-                            ("skipped", "skipped"),
-                        ],
-                        default="queued",
-                        max_length=16,
-                    ),
-                ),
+                ("state", models.CharField(default="queued", max_length=16)),
                 ("requested_at", models.DateTimeField()),
                 ("requested_by", models.CharField(max_length=255)),
                 ("reason", models.TextField()),
@@ -634,27 +566,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ArchiveAction",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
-                (
-                    "action",
-                    models.CharField(
-                        choices=[
-                            ("replay", "replayed"),
-                            ("edit", "edited and replayed"),
-                            ("force", "replayed by force"),
-                            ("discard", "discarded"),
-                            ("resolve", "marked as resolved"),
-                            ("restore", "restored"),
-                        ],
-                        max_length=16,
-                    ),
-                ),
+                ("action", models.CharField(max_length=16)),
                 ("by", models.CharField(max_length=255)),
                 ("reason", models.TextField()),
                 (
@@ -710,27 +624,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ReplayBatchAction",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
-                (
-                    "action",
-                    models.CharField(
-                        choices=[
-                            ("freeze", "created"),
-                            ("start", "started"),
-                            ("pause", "paused"),
-                            ("resume", "resumed"),
-                            ("cancel", "cancelled"),
-                            ("finish", "finished"),
-                        ],
-                        max_length=16,
-                    ),
-                ),
+                ("action", models.CharField(max_length=16)),
                 ("by", models.CharField(max_length=255)),
                 ("note", models.TextField()),
                 (
@@ -751,12 +647,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="SearchValue",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("path", models.CharField(max_length=255)),
                 ("value", models.CharField(max_length=255)),
                 (
@@ -789,12 +680,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Snapshot",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
                 ("service", models.CharField(max_length=255)),
                 ("seen", models.BooleanField(default=False)),

@@ -18,7 +18,15 @@ from ..message.formats import STRUCTURED, media_type
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE, EVENT_FORMAT
 from ..message.text import visible
 from ..message.types import Payload, Received, task_id
-from .base import LENGTH, AppendOnly, DocumentField, Moment, PartialIndex, read_document
+from .base import (
+    LENGTH,
+    AppendOnly,
+    ChoiceField,
+    DocumentField,
+    Moment,
+    PartialIndex,
+    read_document,
+)
 from .groups import FailureGroup
 from .reason_field import ReasonField
 
@@ -72,7 +80,7 @@ class ArchivedEvent(models.Model):
     first_failed_at = Moment()
     last_failed_at = Moment()
     mirrored_at = Moment()
-    state = models.CharField(max_length=16, choices=State, default=State.ARCHIVED)
+    state = ChoiceField(max_length=16, choices=State, default=State.ARCHIVED)
     state_since = Moment()
     version = models.PositiveIntegerField(default=0)
     reason = models.CharField(max_length=32)
@@ -235,6 +243,7 @@ class SearchValue(models.Model):
             :func:`django_amqp_events.archive.search_values.as_text`.
     """
 
+    id = models.BigAutoField(primary_key=True)
     event = models.ForeignKey(
         ArchivedEvent, models.CASCADE, related_name="search_values", db_index=False
     )
@@ -359,7 +368,7 @@ class ArchiveAction(AppendOnly):
         RESTORE = "restore", _("restored")
 
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="action_set")
-    action = models.CharField(max_length=16, choices=Action)
+    action = ChoiceField(max_length=16, choices=Action)
     reason = models.TextField()
     # These without a constraint, so that deleting a row changes no action.
     replay = models.ForeignKey(

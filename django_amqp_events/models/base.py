@@ -19,9 +19,19 @@ LENGTH: Final = 255
 
 
 if TYPE_CHECKING:
+    _CharField = models.CharField[str, str]
     _TextField = models.TextField[str, str]
 else:
-    _TextField = models.TextField
+    _CharField, _TextField = models.CharField, models.TextField
+
+
+class ChoiceField(_CharField):
+    """A name of a ``TextChoices``; migrations do not have the names."""
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        kwargs.pop("choices", None)
+        return name, "django.db.models.CharField", args, kwargs
 
 
 class DocumentField(_TextField):
@@ -111,6 +121,7 @@ class AppendOnly(models.Model):
         by: a user's name, or a command's.
     """
 
+    id = models.BigAutoField(primary_key=True)
     at = Moment()
     by = models.CharField(max_length=LENGTH)
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..message.text import visible
 from ..reasons import Reason
-from .base import LENGTH, AppendOnly, Moment
+from .base import LENGTH, AppendOnly, ChoiceField, Moment
 
 
 class FailureGroup(models.Model):
@@ -84,7 +84,7 @@ class GroupAction(AppendOnly):
         TICKET = "ticket", _("ticket")
 
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
-    action = models.CharField(max_length=16, choices=Action)
+    action = ChoiceField(max_length=16, choices=Action)
     text = models.TextField()
 
     def __str__(self) -> str:
@@ -99,6 +99,7 @@ class GroupHour(models.Model):
         succeeded, discarded: events that changed to this state.
     """
 
+    id = models.BigAutoField(primary_key=True)
     # No constraint, here and below: every transaction inserts rows, and they go with their group.
     group = models.ForeignKey(
         FailureGroup, models.CASCADE, related_name="hour_set", db_constraint=False, db_index=False
@@ -130,6 +131,7 @@ class GroupCountChange(models.Model):
         first_at, last_at: of the failures among them.
     """
 
+    id = models.BigAutoField(primary_key=True)
     group = models.ForeignKey(
         FailureGroup, models.CASCADE, related_name="change_set", db_constraint=False, db_index=False
     )

@@ -22,6 +22,7 @@ class Snapshot(models.Model):
         document: everything else, JSON.
     """
 
+    id = models.BigAutoField(primary_key=True)
     at = Moment()
     service = models.CharField(max_length=LENGTH)
     seen = models.BooleanField(default=False)
@@ -68,6 +69,7 @@ class Alert(models.Model):
         details: the problem and its remedy, as last seen.
     """
 
+    id = models.BigAutoField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
     kind = models.CharField(max_length=32)
     key = models.CharField(max_length=LENGTH)

@@ -12,7 +12,7 @@ from ..message.text import visible
 from ..message.types import Received, task_id
 from ..reasons import Reason
 from .archive import ArchivedEvent, Revision
-from .base import LENGTH, AppendOnly, Moment, PartialIndex
+from .base import LENGTH, AppendOnly, ChoiceField, Moment, PartialIndex
 from .reason_field import ReasonField
 
 
@@ -50,7 +50,7 @@ class ReplayBatch(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid4)
     service = models.CharField(max_length=LENGTH)
-    state = models.CharField(max_length=16, choices=State, default=State.DRAFT)
+    state = ChoiceField(max_length=16, choices=State, default=State.DRAFT)
     title = ReasonField()
     group = models.UUIDField(null=True)
     plan = models.JSONField(null=True)
@@ -127,7 +127,7 @@ class ReplayBatchAction(AppendOnly):
         FINISH = "finish", _("finished")
 
     batch = models.ForeignKey(ReplayBatch, models.CASCADE, related_name="action_set")
-    action = models.CharField(max_length=16, choices=Action)
+    action = ChoiceField(max_length=16, choices=Action)
     note = ReasonField()
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ class Replay(models.Model):
     revision = models.ForeignKey(Revision, models.RESTRICT, related_name="replay_set", null=True)
     forced = models.BooleanField(default=False)
     handler = models.CharField(max_length=LENGTH)
-    state = models.CharField(max_length=16, choices=State, default=State.QUEUED)
+    state = ChoiceField(max_length=16, choices=State, default=State.QUEUED)
     requested_at = Moment()
     requested_by = models.CharField(max_length=LENGTH)
     reason = models.TextField()
