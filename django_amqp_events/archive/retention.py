@@ -80,7 +80,6 @@ def prune(
     ages: Ages,
     *,
     service: str,
-    batch_size: int = ROWS_PER_TRANSACTION,
     now: datetime | None = None,
     progress: Callable[[Pruned], object] = nothing,
     stop: Callable[[], bool] = nothing,
@@ -93,7 +92,6 @@ def prune(
         ages: by :data:`NAMES`. The age of an event counts from ``state_since``; drafts of batches
             are kept for a day.
         service: the owner of the rows.
-        batch_size: most rows in one transaction.
         now: the same time for the whole run.
         progress: called after each transaction.
         stop: called before each transaction; True ends.
@@ -105,7 +103,7 @@ def prune(
     """
     now = now or tables.clock()
     pruned = Pruned()
-    deletions = _deletions(ages, service, now, batch_size)
+    deletions = _deletions(ages, service, now)
     while not stop():
         if (deletion := next(deletions, None)) is None:
             age = ages.get(State.DISCARDED)
@@ -119,13 +117,13 @@ def prune(
     return pruned
 
 
-def _deletions(ages: Ages, service: str, now: datetime, size: int) -> Iterator[tuple[str, int]]:
+def _deletions(ages: Ages, service: str, now: datetime) -> Iterator[tuple[str, int]]:
     """Delete rows in short transactions; yield the name and the number of each."""
     for name, rows in _old(ages, service, now):
-        yield from ((name, count) for count in _delete(rows, size))
+        yield from ((name, count) for count in _delete(rows))
     if (age := ages.get("inbox")) is not None:
         before = now - timedelta(seconds=age)
-        for count in inbox_retention.prune(before=before, service=service, batch_size=size):
+        for count in inbox_retention.prune(before=before, service=service):
             yield "inbox", count
 
 
@@ -154,7 +152,7 @@ def _old(ages: Ages, service: str, now: datetime) -> Iterator[tuple[str, QuerySe
             yield name, batch_states.ended_before(service=service, age=age, now=now)
 
 
-def _delete(old: QuerySet[Any], size: int) -> Iterator[int]:
+def _delete(old: QuerySet[Any]) -> Iterator[int]:
     """Delete rows in short transactions; yield the number of each."""
     check_commits(old.db)
     if old.model is ReplayBatch:
@@ -162,7 +160,7 @@ def _delete(old: QuerySet[Any], size: int) -> Iterator[int]:
             yield batch_states.delete_batch(old)
         return
     delete = _delete_events if old.model is ArchivedEvent else _delete_rows
-    while ids := list(old.values_list("pk", flat=True)[:size]):
+    while ids := list(old.values_list("pk", flat=True)[:ROWS_PER_TRANSACTION]):
         yield delete(old, ids)
 
 

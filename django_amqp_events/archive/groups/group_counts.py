@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.db.models import F, Model, QuerySet, Sum
+from django.db.models import Count, F, Model, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
 from ...databases import delete_by_id
@@ -30,22 +30,6 @@ ROWS_PER_STATEMENT: Final = 500
 IN_PROGRESS: Final = (State.QUEUED, State.REPLAYING)
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
 _OF_GROUP: Final = ("open", "going")
-
-
-# Each table is read once: a subquery for each group would look for its events one by one.
-_ERRORS: Final = """
-WITH is_so AS (
-    SELECT group_id, SUM(CASE WHEN state = 'archived' THEN 1 ELSE 0 END) AS opened,
-        SUM(CASE WHEN state IN ('queued', 'replaying') THEN 1 ELSE 0 END) AS going
-    FROM django_amqp_events_archivedevent WHERE group_id IS NOT NULL GROUP BY group_id),
-to_add AS (
-    SELECT group_id, SUM(open) AS opened, SUM(going) AS going
-    FROM django_amqp_events_groupcountchange GROUP BY group_id)
-SELECT g.id, COALESCE(i.opened, 0) - g.open - COALESCE(a.opened, 0),
-    COALESCE(i.going, 0) - g.going - COALESCE(a.going, 0)
-FROM django_amqp_events_failuregroup g
-LEFT JOIN is_so i ON i.group_id = g.id LEFT JOIN to_add a ON a.group_id = g.id ORDER BY g.id
-"""
 
 
 class CountedEvent(NamedTuple):
@@ -207,18 +191,26 @@ def recount(*, using: str, now: datetime) -> int:
         # One process at a time: two would correct the same error twice.
         _begin_writing(using)
         _locked(using, None)
-        wrong = []
-        with connections[using].cursor() as cursor:
-            cursor.execute(_ERRORS)
-            for pk, *errors in cursor.fetchall():
-                if any(errors):
-                    group = pk if isinstance(pk, UUID) else UUID(pk)
-                    values = dict(zip(_OF_GROUP, map(int, errors), strict=True))
-                    wrong.append(
-                        GroupCountChange(group_id=group, at=now, hour=hour_of(now), **values)
-                    )
+        groups = with_exact_counts(FailureGroup.objects.using(using)).order_by("pk")
+        errors = groups.values_list(
+            "pk",
+            _number_of(State.ARCHIVED) - F("open_now"),
+            _number_of(*IN_PROGRESS) - F("going_now"),
+        )
+        wrong = [
+            GroupCountChange(group_id=pk, at=now, hour=hour_of(now), open=open_, going=going)
+            for pk, open_, going in errors
+            if open_ or going
+        ]
         GroupCountChange.objects.using(using).bulk_create(wrong)
     return len(wrong)
+
+
+def _number_of(*states: State) -> Any:
+    """Express the number of a group's events in some states."""
+    events = ArchivedEvent.objects.filter(group=OuterRef("pk"), state__in=states).order_by()
+    number = Subquery(events.values("group").annotate(number=Count("pk")).values("number"))
+    return Coalesce(number, 0)
 
 
 def delete_old_hours(*, using: str, before: datetime) -> int:

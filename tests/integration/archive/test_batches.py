@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_amqp_events.archive import replay, tables
-from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
 from tests.archive_rows import build
 from tests.conftest import EACH, ONE, ROW_LOCKS, Database
@@ -152,19 +152,6 @@ def test_sigterm_gives_back_and_pause_holds(billing: Service, running: Processes
     two.stop()
     assert billing.ready(QUEUE) <= at_most
     assert again(batch).state == "paused"
-
-
-@ONE
-def test_the_dry_run_sees_the_queues(billing: Service, archive_database: Database) -> None:
-    fill(3)
-    billing.publish("", QUEUE)
-    billing.consume(QUEUE, prefetch=1)
-    wait_until(lambda: billing.ready(QUEUE) == 0, "it is delivered")
-    billing.publish("", QUEUE)
-    plan = preview.preview_batch(batch_states.freeze(tables.rows(), by="ada"))
-    (where,) = plan["handlers"]
-    assert (where["queue"], where["events"], where["ready"], where["consumers"]) == (QUEUE, 3, 1, 1)
-    assert plan["broker"] is None
 
 
 @ONE

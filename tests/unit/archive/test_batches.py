@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,7 +19,6 @@ from django_amqp_events.archive import eligibility, replay, retention, tables
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
-from django_amqp_events.broker.queue_depth import Depth
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
@@ -93,13 +91,6 @@ class Broker(archive_rows.Broker):
     def ids(self) -> list[str]:
         return [str(each.headers["event-id"]) for each in self.messages]
 
-    @contextmanager
-    def session(self, *_: Any) -> Iterator[Any]:
-        yield self
-
-    def depth(self, queue: str) -> Depth | None:
-        return Depth(7, 2) if queue == "billing.send_invoice" else None
-
 
 def end(replay_id: UUID, outcome: Replay.State) -> None:
     """Store the outcome of a replay as the mirror does."""
@@ -117,7 +108,6 @@ def end(replay_id: UUID, outcome: Replay.State) -> None:
 def broker(monkeypatch: pytest.MonkeyPatch, billing: Any) -> Broker:
     made = Broker()
     monkeypatch.setattr(publisher, "backend", lambda settings: made)
-    monkeypatch.setattr(preview, "session", made.session)
     return made
 
 
@@ -287,7 +277,7 @@ def test_preview_shows_routes_and_skipped_events() -> None:
     assert plan["undecided"] == 0
     whys = {str(Reason.from_json(each["why"])): each["count"] for each in plan["skipped"]}
     assert len(whys) == 6, whys
-    assert sum(whys.values()) == plan["skipped_total"] == 6
+    assert sum(whys.values()) == 6
     assert whys["its state is replaying"] == 1
     for part in (
         "another user or tab changed it first; its state is now discarded",
@@ -297,10 +287,6 @@ def test_preview_shows_routes_and_skipped_events() -> None:
         "is not a valid payload",
     ):
         assert [why for why in whys if part in why], part
-    (first, second) = plan["handlers"]
-    assert (first["ready"], first["consumers"]) == (7, 2)
-    assert (second["ready"], second["consumers"]) == (None, None)
-    assert plan["broker"] == {"code": "queues-missing", "queues": ["billing.book"]}
     assert again(batch).plan == plan
     # It changes nothing.
     assert states(batch) == {"pending": 13}
