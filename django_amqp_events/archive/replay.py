@@ -33,7 +33,7 @@ from ..exceptions import (
 from ..logs import event_fields
 from ..message import encoding
 from ..message.types import Message
-from ..models import ArchivedEvent, Revision
+from ..models import ArchivedEvent, Replay, Revision
 from ..publish import publisher
 from ..reasons import Reason
 from ..service_loop import sleep
@@ -51,7 +51,7 @@ from .eligibility import (
     examine,
     skipped_since,
 )
-from .states import ClaimedReplay, Seen, UnpublishedReplay
+from .states import Seen, UnpublishedReplay
 
 logger = logging.getLogger(__name__)
 
@@ -235,11 +235,11 @@ def edit(
 
 def _claim(
     seen: Seen, targets: Mapping[UUID, Handler], report: Report, **options: Any
-) -> list[ClaimedReplay]:
+) -> list[Replay]:
     """Claim events, and report those that changed meanwhile."""
     handlers = {pk: targets[pk].name for pk in seen}
     claimed = states.claim(seen, handlers=handlers, now=tables.clock(), **options)
-    report.skipped += skipped_since(seen, [taken.event.pk for taken in claimed])
+    report.skipped += skipped_since(seen, [replay.event_id for replay in claimed])
     return claimed
 
 
@@ -304,21 +304,21 @@ def decide(
 # -- publishing ---------------------------------------------------------------------------
 
 
-def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
+def _publish(claimed: list[Replay], report: Report) -> None:
     """Publish claimed replays and record the result of each."""
-    sent: list[tuple[ClaimedReplay, Message]] = []
-    confirmed: list[ClaimedReplay] = []
+    sent: list[tuple[Replay, Message]] = []
+    confirmed: list[Replay] = []
     back: list[UnpublishedReplay] = []
 
     def give_back(
-        taken: ClaimedReplay, error: Reason, *, known: bool = True, general: bool = False
+        replay: Replay, error: Reason, *, known: bool = True, general: bool = False
     ) -> None:
         # An earlier publish of the same replay may have arrived although this one did not.
-        unconfirmed = not known or taken.replay.publishes > 1
+        unconfirmed = not known or replay.publishes > 1
         back.append(
-            UnpublishedReplay(claimed=taken, error=error, unconfirmed=unconfirmed, general=general)
+            UnpublishedReplay(replay=replay, error=error, unconfirmed=unconfirmed, general=general)
         )
-        report.returned.append(Skipped.of(taken.event, error))
+        report.returned.append(Skipped.of(replay.event, error))
         report.unconfirmed += unconfirmed
 
     for taken in claimed:
@@ -342,11 +342,11 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         known, general = error.published is False, error.scope in _GENERAL
         give_back(taken, error.reason, known=known, general=general)
     if confirmed:
-        report.published += [taken.event.pk for taken in confirmed]
+        report.published += [replay.event_id for replay in confirmed]
         _record(lambda: states.published(confirmed, now=tables.clock()))
-        for taken in confirmed:
+        for replay in confirmed:
             signals.event_replayed.send_robust(
-                get_settings().service, handler=taken.replay.handler, event=taken.event.event
+                get_settings().service, handler=replay.handler, event=replay.event.event
             )
     if back:
         _record(lambda: states.returned(back, now=tables.clock()))
@@ -354,29 +354,29 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         report.stopped = report.returned[-len(sent)].why
 
 
-def _message(claimed: ClaimedReplay) -> Message | Reason:
+def _message(replay: Replay) -> Message | Reason:
     """Build the message of a replay, or return why that is impossible."""
-    handler = get_registry().handlers.get(claimed.replay.handler)
+    handler, event = get_registry().handlers.get(replay.handler), replay.event
     if handler is None:
         # Another version of the project has claimed it.
-        return Reason("handler-missing", name=repr(claimed.replay.handler))
+        return Reason("handler-missing", name=repr(replay.handler))
     try:
         return encoding.replay_message(
-            claimed.replay.received,
-            claimed.event.event,
+            replay.received,
+            event.event,
             exchange=Names.of(get_settings()).replay,
             routing_key=handler.key,
-            service=claimed.event.service,
+            service=event.service,
             handler=handler.name,
-            replay_id=str(claimed.replay.pk),
-            forced=claimed.replay.forced,
+            replay_id=str(replay.pk),
+            forced=replay.forced,
         )
     except Exception as exc:
         # A row that was changed by hand must not block the others.
         logger.exception(
             "cannot build the message of %s",
-            claimed.event,
-            extra=event_fields(claimed.event.event, handler.name),
+            event,
+            extra=event_fields(event.event, handler.name),
         )
         return Reason("message-unbuildable", error=f"{type(exc).__name__}: {exc}")
 

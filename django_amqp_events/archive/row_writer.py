@@ -282,7 +282,7 @@ def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
     elif row.state == State.DISCARDED and failed_at > row.state_since:
         # It was published again after the discard.
         attempts = row.attempts + archived.attempts
-        row.unconfirmed = states.is_unconfirmed(row)
+        row.unconfirmed = states.has_unconfirmed_replay(row)
     elif row.state == State.ARCHIVED:
         # A second copy of the same run, such as after a lost connection.
         attempts = max(row.attempts, archived.attempts)

@@ -103,6 +103,11 @@ class AppendOnlyRows(models.QuerySet[M]):
     def delete(self) -> NoReturn:
         raise AppendOnlyError.of(self.model.__name__)
 
+    def bulk_create(self, *args: Any, update_conflicts: bool = False, **kwargs: Any) -> list[M]:
+        if update_conflicts:
+            raise AppendOnlyError.of(self.model.__name__)
+        return super().bulk_create(*args, **kwargs)
+
     def prune(self) -> int:
         """Delete the rows, for ``events_prune``; what they are about is deleted with them."""
         return self._raw_delete(self.db)

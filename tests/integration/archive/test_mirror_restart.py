@@ -57,7 +57,7 @@ def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_
         now=NOW,
     )
     event_states.published(claimed, now=NOW)
-    replays = {each.event.event_id: str(each.replay.pk) for each in claimed}
+    replays = {each.event.event_id: str(each.pk) for each in claimed}
     messages: list[Message]
     expected: Counter[State]
     messages, expected = [], Counter[State]()

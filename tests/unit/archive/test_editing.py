@@ -472,7 +472,6 @@ def test_the_audit_log_is_added_to_and_never_changed() -> None:
                 f"{name} update": partial(rows.update, by="another"),
                 f"{name} delete": rows.all().delete,
                 f"{name} bulk_update": partial(rows.bulk_update, [row], ["by"]),
-                f"{name} empty bulk_update": partial(rows.bulk_update, [], ["by"]),
                 f"{name} update_or_create": partial(
                     rows.update_or_create, pk=row.pk, defaults={"by": "another"}
                 ),

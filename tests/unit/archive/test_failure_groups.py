@@ -83,7 +83,7 @@ def replayed(row: ArchivedEvent) -> str:
         seen(row), handlers={row.pk: row.handler}, by="ada", reason="", now=NOW
     )
     states.published([claimed], now=NOW)
-    return str(claimed.replay.pk)
+    return str(claimed.pk)
 
 
 def discard(*rows: ArchivedEvent) -> None:
@@ -361,7 +361,7 @@ class Chaos:
         unsure = self.random.random() < 0.5
         if back and self.random.random() < 0.5:
             unpublished = [
-                UnpublishedReplay(claimed=each, error=Reason.of("late"), unconfirmed=unsure)
+                UnpublishedReplay(replay=each, error=Reason.of("late"), unconfirmed=unsure)
                 for each in back
             ]
             states.returned(unpublished, now=datetime.now(UTC))

@@ -48,7 +48,7 @@ def replayed(row: Any) -> Any:
     row.refresh_from_db()
     claimed = claim(row)
     states.published([claimed], now=NOW)
-    return str(claimed.replay.pk)
+    return str(claimed.pk)
 
 
 @pytest.fixture
