@@ -128,7 +128,6 @@ def recover(
     *,
     limit: int | None = None,
     force: bool = False,
-    size: int = BATCH,
     progress: Callable[[Recovered], object] = nothing,
     stop: Callable[[], bool] = nothing,
 ) -> Recovered:
@@ -137,7 +136,6 @@ def recover(
     Args:
         force: accept a queue with consumers.
         limit: messages at most.
-        size: messages that are confirmed together at most.
         progress: called after each batch.
         stop: returns True to end.
 
@@ -149,13 +147,7 @@ def recover(
     done = Recovered()
     copies = RecoveredCopies(settings, registry, queue)
     most = sys.maxsize if limit is None else limit
-    reader = BatchReader(
-        app,
-        queue,
-        settings,
-        size=min(size, most),
-        most=most,
-    )
+    reader = BatchReader(app, queue, settings, size=min(BATCH, most), most=most)
     pool = PublisherPool(app, timeout=settings.confirm_timeout)
     try:
         while done.seen < most:

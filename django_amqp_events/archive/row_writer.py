@@ -21,6 +21,7 @@ from ..conf import Settings
 from ..databases import check_commits, error_line, is_refusal, retry_on_conflict
 from ..logs import event_fields
 from ..message.archive_message import Archived
+from ..message.text import counted
 from ..message.types import Received, derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import search_values, states, tables
@@ -64,20 +65,15 @@ class Counts:
 
     def __str__(self) -> str:
         """Write the counts for a console: ``3 new events, 1 replay succeeded``."""
-        words = {
-            "events": ("new event", "new events"),
-            "failures": ("failed again", "failed again"),
-            "outcomes": ("replay succeeded", "replays succeeded"),
-            "known": ("known already", "known already"),
-            "foreign": ("outcome of an unknown replay", "outcomes of unknown replays"),
-            "unreadable": ("unreadable", "unreadable"),
-        }
-        shown = [
-            f"{count} {one if count == 1 else many}"
-            for key, (one, many) in words.items()
-            if (count := getattr(self, key))
-        ]
-        return ", ".join(shown) or "nothing"
+        texts = (
+            (self.events, counted(self.events, "new event")),
+            (self.failures, f"{self.failures} failed again"),
+            (self.outcomes, f"{counted(self.outcomes, 'replay')} succeeded"),
+            (self.known, f"{self.known} known already"),
+            (self.foreign, f"{counted(self.foreign, 'outcome')} of unknown replays"),
+            (self.unreadable, f"{self.unreadable} unreadable"),
+        )
+        return ", ".join(text for count, text in texts if count) or "nothing"
 
 
 Blame = Callable[[Exception, Item | None], None]

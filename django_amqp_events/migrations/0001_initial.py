@@ -30,7 +30,6 @@ class Migration(migrations.Migration):
             options={
                 "ordering": ["-since", "-pk"],
                 "default_permissions": (),
-                "indexes": [models.Index(fields=["service", "ended"], name="amqp_alert_ended")],
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("service", "kind", "key", "open"),
@@ -69,13 +68,6 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
-                    models.Index(
-                        fields=["handler", "-last_seen", "-id"], name="amqp_group_handler"
-                    ),
-                    models.Index(fields=["exception", "-last_seen", "-id"], name="amqp_group_exc"),
-                    models.Index(
-                        fields=["assignee", "-last_seen", "-id"], name="amqp_group_assignee"
-                    ),
                 ],
             },
         ),
@@ -428,10 +420,6 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "replay batches",
                 "ordering": ["-created_at", "-pk"],
                 "default_permissions": ("view",),
-                "indexes": [
-                    models.Index(fields=["-created_at", "-id"], name="amqp_batch_created"),
-                    models.Index(fields=["state", "-created_at", "-id"], name="amqp_batch_state"),
-                ],
             },
         ),
         migrations.CreateModel(

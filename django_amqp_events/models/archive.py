@@ -47,11 +47,8 @@ class ArchivedEvent(models.Model):
     Attributes:
         id: derived from the message, so that the same message always makes the same row
             (:meth:`django_amqp_events.message.archive_message.Archived.identity`).
-        service: the service of the handler.
         handler: ``""`` if none was found.
-        queue: the queue in which the message was.
         event_id: as published; a message without an id gets one.
-        first_failed_at, last_failed_at: of all failures.
         version: counts changes of state; a decision names the version that it is about.
         reason, detail, exception, message, location: of the last failure; *location* is its
             innermost frame outside of installed packages.
@@ -273,9 +270,7 @@ class Revision(AppendOnly):
     """A payload published in place of an event's own; the event keeps its body. Append-only.
 
     Attributes:
-        number: 1 for the first revision of the event.
         base: the revision that the edit began with, 0 for the event's own body.
-        body: as published.
     """
 
     id = models.UUIDField(primary_key=True)

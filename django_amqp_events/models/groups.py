@@ -21,7 +21,6 @@ class FailureGroup(models.Model):
     Attributes:
         id: derived from the next five
             (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
-        reason: ``""`` if there is an exception.
         open: archived events.
         going: queued and replaying events.
         resolved_at: when its last open event was settled; ``None`` after a restore.
@@ -59,9 +58,6 @@ class FailureGroup(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
-            models.Index(fields=["handler", "-last_seen", "-id"], name="amqp_group_handler"),
-            models.Index(fields=["exception", "-last_seen", "-id"], name="amqp_group_exc"),
-            models.Index(fields=["assignee", "-last_seen", "-id"], name="amqp_group_assignee"),
         ]
 
     def __str__(self) -> str:

@@ -84,9 +84,6 @@ class Alert(models.Model):
     class Meta:
         ordering: ClassVar = ["-since", "-pk"]
         default_permissions = ()
-        indexes: ClassVar = [
-            models.Index(fields=["service", "ended"], name="amqp_alert_ended"),
-        ]
         constraints: ClassVar = [
             # One row per problem, however many processes see it.
             models.UniqueConstraint(

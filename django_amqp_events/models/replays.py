@@ -25,7 +25,6 @@ class ReplayBatch(models.Model):
         title: which events, for people; ``None`` if they were selected one by one.
         group: the failure group whose events were selected, if it was one.
         plan: the last preview (:mod:`django_amqp_events.archive.batches.preview`).
-        reason: recorded in the history of each event.
         rate: events per second at most.
         canary: events that are published first.
         trusted: the canary succeeded, or a person resumed the batch.
@@ -34,7 +33,6 @@ class ReplayBatch(models.Model):
         version: counts changes of state; an action names the one that its page showed.
         resumed_at: earlier outcomes do not count for the threshold.
         runner, leased_until: the process that holds it, and the end of its lease.
-        total: events in the batch.
         pending, queued, …: events by :class:`Replay.State` at *counted_at*.
     """
 
@@ -85,10 +83,6 @@ class ReplayBatch(models.Model):
         verbose_name_plural = _("replay batches")
         ordering: ClassVar = ["-created_at", "-pk"]
         default_permissions = ("view",)
-        indexes: ClassVar = [
-            models.Index(fields=["-created_at", "-id"], name="amqp_batch_created"),
-            models.Index(fields=["state", "-created_at", "-id"], name="amqp_batch_state"),
-        ]
 
     def __str__(self) -> str:
         return f"{visible(self.name.translated())} ({str(self.pk)[:8]})"
@@ -143,14 +137,12 @@ class Replay(models.Model):
         id: also in the published message.
         event: deleting it deletes its replays; the batch counts these as deleted.
         batch: the one that claimed it last, ``None`` for a replay of its own.
-        position: in the batch.
         version: the event is replayed only if it has this version.
         number: 1 for the first replay of the event; ``None`` if it is pending, skipped or was not
             published.
         revision: published in place of the event's own body, if set.
         forced: it may run although an earlier replay has not reported back.
         handler: the destination, which may be the new name of the event's handler.
-        state: changed in the transaction that changes the state of the event.
         requested_by: a user's name, or a command's.
         published_at: time of the last confirm.
         finished_at: by the worker's clock.

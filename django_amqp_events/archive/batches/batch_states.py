@@ -53,8 +53,6 @@ WINDOW: Final = 50
 RATES: Final = (0.01, 10_000.0)
 #: Most reasons in a report.
 REASONS: Final = 50
-#: Batches without a runner that are counted at a time.
-BATCHES_PER_COUNT: Final = 100
 ROWS_PER_DELETE: Final = 5_000
 DRAFT_SECONDS: Final = 86_400.0
 
@@ -406,8 +404,7 @@ def count(pk: UUID) -> dict[str, int]:
 def awaiting_outcomes(service: str) -> list[UUID]:
     """Return batches that publish nothing but may still receive outcomes.
 
-    Those whose counts are the oldest come first, so that each has its turn. A runner that died has
-    not counted the last events of a batch that was cancelled.
+    A runner that died has not counted the last events of a batch that was cancelled.
     """
     recent = tables.clock() - timedelta(days=7)
     uncounted = Q(counted_at=None) | Q(counted_at__lt=F("finished_at"))
@@ -417,8 +414,7 @@ def awaiting_outcomes(service: str) -> list[UUID]:
         service=service,
         state__in=(_Batch.PAUSED, *_ENDS),
     )
-    oldest = F("counted_at").asc(nulls_first=True)
-    return list(unfinished.order_by(oldest, "pk").values_list("pk", flat=True)[:BATCHES_PER_COUNT])
+    return list(unfinished.order_by("pk").values_list("pk", flat=True))
 
 
 # -- reporting ----------------------------------------------------------------------------

@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.db.models import Count, F, Model, OuterRef, QuerySet, Subquery, Sum
+from django.db.models import Count, F, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
 from ...databases import delete_by_id
 from ...models import ArchivedEvent, FailureGroup, GroupCountChange, GroupHour, State
-
-M = TypeVar("M", bound=Model)
 
 KEPT_HOURS: Final = 30 * 24
 CHANGES_PER_FOLD: Final = 2_000
@@ -121,13 +119,9 @@ def fold_changes(*, using: str, now: datetime) -> int:
             if (group := groups.get(change.group_id)) is not None:
                 _add(group, change)
         _add_hours([change for change in oldest if change.group_id in groups], using, now)
-        # An upsert of locked rows: bulk_update() is a CASE with a branch for each row and column.
-        _upsert(
-            FailureGroup.objects.using(using),
-            groups.values(),
-            key=["id"],
-            changed=[*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"],
-        )
+        changed = [*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"]
+        for group in groups.values():
+            group.save(using=using, update_fields=changed)
         delete_by_id(GroupCountChange, using, [change.pk for change in oldest])
     return len(oldest)
 
@@ -282,19 +276,12 @@ def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -
         GroupHour(group_id=group, hour=hour, **values)
         for (group, hour), values in sorted(sums.items())
     ]
-    _upsert(rows, made, key=["group", "hour"], changed=_OF_HOUR)
-
-
-def _upsert(
-    rows: QuerySet[M], made: Iterable[M], *, key: Sequence[str], changed: Sequence[str]
-) -> None:
-    """Insert rows; of those whose key exists, change these columns."""
     # MySQL takes any unique key.
-    named = connections[rows.db].features.supports_update_conflicts_with_target
+    named = connections[using].features.supports_update_conflicts_with_target
     rows.bulk_create(
         made,
         update_conflicts=True,
-        unique_fields=key if named else None,
-        update_fields=changed,
+        unique_fields=["group", "hour"] if named else None,
+        update_fields=_OF_HOUR,
         batch_size=ROWS_PER_STATEMENT,
     )

@@ -250,14 +250,7 @@ class Command(ReportCommand):
         for pk in chosen.groups:
             if not failure_groups.groups().filter(pk=pk).exists():
                 raise self.wrong(f"there is no failure group {pk}; see `manage.py events_groups`")
-        return replace(chosen, ids=list(dict.fromkeys(map(self._whole_id, chosen.ids))))
-
-    def _whole_id(self, text: str) -> str:
-        """Return the id that begins with *text*, or *text* if there is none."""
-        ids = selection.expand_id(text)
-        if len(ids) > 1:
-            raise self.wrong(f"more than one id begins with {text!r}: {', '.join(ids)}")
-        return ids[0] if ids else text
+        return replace(chosen, ids=list(dict.fromkeys(chosen.ids)))
 
     # -- which events
 
@@ -386,7 +379,7 @@ class Command(ReportCommand):
         if not settings.editing:
             raise ConfigurationError(replay.EDITING_OFF)
         payload = editing.parse(self._read(options["payload"]))
-        chosen = Selection(ids=[self._whole_id(options["edit"])], service=settings.service)
+        chosen = Selection(ids=[options["edit"]], service=settings.service)
         rows = list(chosen.queryset()[:20])
         if len(rows) > 1:
             choices = ", ".join(f"{row.pk} ({row.handler})" for row in rows)

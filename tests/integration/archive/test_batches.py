@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from django_amqp_events.archive import replay, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
 from tests.archive_rows import build
-from tests.conftest import EACH, ONE, ROW_LOCKS, Database
+from tests.conftest import EACH, ONE, Database
 
 from ..archiving import mirror_all, outcome, publish
 from ..conftest import Service, wait_until
@@ -110,28 +109,6 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     wait_until(lambda: again(batch).state == "done", "the batch is done")
     assert again(batch).succeeded == 700
     assert follower.stop() == 0
-
-
-@ROW_LOCKS
-def test_a_database_that_fails_over(
-    billing: Service, running: Processes, archive_database: Database
-) -> None:
-    batch = begun(2000)
-    process = running.start()
-    wait_until(partial(enough, billing, 300), "some are published", 60)
-    archive_database.close()
-    assert archive_database.server is not None
-    with archive_database.server.read_only(archive_database.settings["NAME"]):
-        words = "running batches is paused: the database is read-only"
-        wait_until(lambda: words in process.said, "it is paused", 60)
-    wait_until(lambda: not batch_states.count(batch.pk)["pending"], "nothing waits", 60)
-    wait_until(lambda: "running batches has resumed" in process.said, "it has resumed", 60)
-    assert process.stop() == 0
-    replay.resume(lease=0)
-    messages = taken(billing)
-    assert len({event for event, _ in messages}) == len(messages) == 2000, "one replay of each"
-    # Published again under the same replay ids, as their confirm could not be recorded.
-    assert sum(messages.values()) <= 2000 + 200
 
 
 @ONE

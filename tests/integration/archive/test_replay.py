@@ -22,7 +22,7 @@ from django_amqp_events.models import (
     State,
 )
 from tests.archive_rows import seen
-from tests.conftest import KINDS, ONE, ROW_LOCKS, Database, on
+from tests.conftest import KINDS, ROW_LOCKS, Database, on
 
 from ..archiving import (
     archived,
@@ -156,21 +156,3 @@ def test_clocks_of_hosts_do_not_matter(
 
 
 # -- around it ----------------------------------------------------------------------------
-
-
-@ONE
-def test_bodies_of_any_size_in_one_go(billing: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte, a window of a bounded size at a time."""
-    monkeypatch.setattr(replay, "CHUNK_BYTES", 1024 * 1024)
-    deliveries = [
-        received(f"order-{n}", payload={"text": chr(65 + n) * size})
-        for n, size in enumerate([10, 400_000, 700_000, 20, 1_000_000, 30])
-    ]
-    publish(billing, *map(archived, deliveries))
-    mirror_all(billing)
-    report = run(*ArchivedEvent.objects.all())
-    assert len(report.published) == 6
-    bodies = []
-    for message in billing.take_all(QUEUE):
-        bodies.append(message.body if isinstance(message.body, bytes) else message.body.encode())
-    assert sorted(bodies) == sorted(delivery.body for delivery in deliveries)

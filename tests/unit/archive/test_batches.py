@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -569,22 +568,6 @@ def test_a_cancelled_batch_is_counted_although_its_runner_has_died() -> None:
 
 
 @ONE
-def test_all_batches_that_await_outcomes_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_states, "BATCHES_PER_COUNT", 2)
-    for number in range(5):
-        batch = freeze(tables.rows().filter(pk=make(number).pk))
-        batch_states.events(batch.pk).update(state=Replay.State.PUBLISHED)
-    now = tables.clock()
-    batch_states.rows().update(state=ReplayBatch.State.DONE, published=1, finished_at=now)
-    turns = Counter[UUID]()
-    for _ in range(5):
-        for pk in batch_states.awaiting_outcomes("billing"):
-            batch_states.count(pk)
-            turns[pk] += 1
-    assert sorted(turns.values()) == [2] * 5
-
-
-@ONE
 def test_an_error_of_one_batch_does_not_stop_the_others(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -654,26 +637,6 @@ def test_a_batch_has_one_runner_until_its_lease_is_over() -> None:
     assert batch_states.release(two) == 1
     assert batch_states.lease("shipping", one, 60) == []
     assert batch_states.lease("billing", one, 60) == [batch.pk]
-
-
-@ONE
-def test_a_batch_of_ids_reports_those_that_do_not_exist() -> None:
-    row, nowhere = make(1), str(uuid4())
-    asked = ("--background", "--comment", "fixed", "--format", "json")
-    code, out, _ = run_command("events_replay", str(row.pk), nowhere, *asked)
-    document = json.loads(out)
-    assert (code, document["result"], document["fits"]) == (1, "begun", 1)
-    assert document["missing"] == [nowhere]
-    assert run_command("events_replay", row.event_id, *asked)[0] == 0
-
-
-@ONE
-@pytest.mark.parametrize("action", ["run", "list"])
-def test_a_command_about_all_batches_refuses_an_id(action: str) -> None:
-    batch = started()
-    code, _, err = run_command("events_batches", action, str(batch.pk), "--until-done")
-    assert (code, "is about all batches" in err) == (2, True)
-    assert again(batch).state == "running"
 
 
 @ONE

@@ -230,19 +230,6 @@ def test_hourly_counts_follow_failures_and_outcomes() -> None:
     assert group.last_seen <= datetime.now(UTC)
 
 
-@ONE
-@database
-def test_rolled_back_changes_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr(states, "failed_again", fail)
-    with pytest.raises(RuntimeError):
-        keep(archived(received("1")))
-    assert not GroupCountChange.objects.exists()
-    assert not FailureGroup.objects.exists()
-
-
 # -- put right, and back again ------------------------------------------------------------------
 
 
@@ -270,17 +257,6 @@ def test_a_group_that_was_put_right_and_fails_again_says_so() -> None:
     discard(*ArchivedEvent.objects.filter(state=State.ARCHIVED))
     failure_groups.fold_all_counts()
     assert only().reopened_at is None
-
-
-@ONE
-@database
-def test_all_of_that_between_two_looks() -> None:
-    keep(archived(received("1"), at=NOW))
-    discard(ArchivedEvent.objects.get())
-    keep(archived(received("2"), at=NOW + timedelta(seconds=1)))
-    failure_groups.fold_all_counts()
-    group = only()
-    assert (group.open, group.reopened_at is not None) == (1, True)
 
 
 @ONE
@@ -517,21 +493,6 @@ def test_numbers_that_are_wrong_are_put_right() -> None:
     assert failure_groups.rebuild().corrected == 0
 
 
-@database
-def test_events_from_before_the_groups_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "CHUNK", 3)
-    keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
-    discard(ArchivedEvent.objects.get(event_id="0"))
-    ArchivedEvent.objects.update(group=None)
-    GroupCountChange.objects.all().delete()
-    FailureGroup.objects.all().delete()
-    assert failure_groups.rebuild().moved == 5
-    assert told() == counted()
-    assert only().open_now == 4
-    failure_groups.fold_all_counts()
-    assert only().last_seen == NOW
-
-
 @ONE
 @database
 def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -638,9 +599,3 @@ def test_the_command_shows_groups_with_open_events(command: Any) -> None:
     code, out = command("--rebuild")
     assert (code, "4 events checked, 1 moved to another group" in out) == (0, True)
     assert json.loads(command("--rebuild", "--format", "json")[1])["moved"] == 0
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("wrong", [("--limit", "0")])
-def test_the_command_refuses(command: Any, wrong: tuple[str, str]) -> None:
-    assert command(*wrong)[0] == 2

@@ -7,7 +7,6 @@ import logging
 import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.db import DataError, InterfaceError, OperationalError
@@ -87,16 +86,6 @@ def test_outcome_of_an_older_replay_is_history(row):
     assert Replay.objects.get(pk=first).state == Replay.State.SUCCEEDED
     keep(outcome(row, second))
     assert state(row) == (State.SUCCEEDED, 5)
-
-
-def test_outcome_of_an_unknown_replay(row, caplog):
-    with caplog.at_level(logging.WARNING):
-        counts = keep(outcome(row, str(uuid4())))
-    assert (counts.foreign, counts.messages) == (1, 1)
-    assert "does not have" in caplog.text
-    assert state(row) == (State.ARCHIVED, 3)
-    counts = keep(outcome(row, str(uuid4())), outcome(row, replayed(row)))
-    assert (counts.foreign, counts.outcomes) == (1, 1)
 
 
 def test_failure_of_a_pruned_event_makes_a_new_row(row):

@@ -12,7 +12,6 @@ import pytest
 from django_amqp_events import conf
 from django_amqp_events.archive import (
     replay,
-    retention,
     search_index,
     search_values,
     selection,
@@ -21,8 +20,7 @@ from django_amqp_events.archive import (
 from django_amqp_events.archive.row_writer import store
 from django_amqp_events.archive.selection import SearchTerm, Selection
 from django_amqp_events.declare.declarations import declarations
-from django_amqp_events.message.types import Received
-from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue, State
+from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue
 from django_amqp_events.publish import publisher
 from tests import archive_rows
 from tests.archive_rows import Broker
@@ -212,13 +210,6 @@ def test_an_edited_payload_adds_its_values(monkeypatch: pytest.MonkeyPatch) -> N
     assert values(row) == {("order_id", "17"), ("order_id", "71")}
 
 
-def test_pruning_deletes_the_values_of_its_events() -> None:
-    make(1, state=State.SUCCEEDED)
-    make(2)
-    assert retention.prune({"succeeded": 1}, service="billing").total == 1
-    assert values() == {("order_id", "2")}
-
-
 # -- which events are found ---------------------------------------------------------------
 
 
@@ -349,12 +340,3 @@ def test_commands_refuse_a_search_that_finds_nothing_ever(term: str, why: str) -
     code, _, err = run_command("events_replay", "--match", term)
     assert code == 2
     assert why in err
-
-
-@ONE
-def test_a_message_that_has_no_valid_name_is_stored(billing: Any) -> None:
-    raw = Received(queue="billing:archive", exchange="", routing_key="", body=b"\xff", headers={},
-                   properties={}, redelivered=False)  # fmt: skip
-    store([raw], conf.get_settings())
-    assert ArchivedEvent.objects.count() == 1
-    assert values() == set()

@@ -153,15 +153,6 @@ def test_claim_records_user_reason_and_replay_id() -> None:
     assert (action.action, action.by, action.replay) == ("replay", "ada", replay)
 
 
-def test_thousands_are_decided_in_transactions_of_a_bounded_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(states, "BATCH", 3)
-    events = [make(number, version=number) for number in range(8)]
-    done = states.discard(seen(*events), by="ada", reason="old", now=NOW)
-    assert sorted(done) == sorted(event.pk for event in events)
-
-
 # -- publishing ---------------------------------------------------------------------------
 
 
@@ -238,12 +229,6 @@ def test_a_claim_without_autocommit_is_refused() -> None:
     finally:
         transaction.rollback(using=using)
         transaction.set_autocommit(True, using=using)
-
-
-@ONE
-def test_transaction_on_another_database_is_allowed() -> None:
-    with transaction.atomic(using="default"):
-        assert len(claim(make())) == 1
 
 
 @POSTGRESQL
