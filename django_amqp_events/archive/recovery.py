@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -233,12 +233,9 @@ class RecoveredCopies:
         came = before_death(received, deaths, names, self.registry)
         if deaths:
             reason = "poison"
-            way = " → ".join(
-                dict.fromkeys((came.queue, *(str(d["queue"]) for d in _in_order(deaths, names))))
-            )
             detail = (
                 f"it was found in {self.queue!r}: no consumer acknowledged it before it "
-                f"reached the delivery limit ({way})"
+                f"reached the delivery limit"
             )
         else:
             reason = "recovered"
@@ -319,9 +316,3 @@ def _own_deaths(received: Received, names: Names) -> list[dict[str, Any]]:
     if received.exchange not in (names.graveyard, names.dead, names.abyss):
         return []
     return [death for death in received.deaths if death["reason"] in ("delivery_limit", "rejected")]
-
-
-def _in_order(deaths: Iterable[dict[str, Any]], names: Names) -> list[dict[str, Any]]:
-    """Sort deaths along the chain; RabbitMQ does not always list the newest first."""
-    chain = [names.graveyard, names.dead, names.abyss]
-    return sorted(deaths, key=lambda d: chain.index(d["queue"]) if d["queue"] in chain else -1)

@@ -33,7 +33,7 @@ from ..exceptions import (
 from ..logs import event_fields
 from ..message import encoding
 from ..message.types import Message
-from ..models import ArchivedEvent, Replay, Revision
+from ..models import Replay, Revision
 from ..publish import publisher
 from ..reasons import Reason
 from ..service_loop import sleep
@@ -119,7 +119,6 @@ def replay(
     progress: Callable[[Report], object] = nothing,
     stop: Callable[[], bool] = nothing,
     batch: UUID | None = None,
-    rows: Mapping[UUID, ArchivedEvent] | None = None,
 ) -> Report:
     """Replay archived events, each once however many callers ask for it at a time.
 
@@ -133,7 +132,6 @@ def replay(
         progress: called after each chunk; an exception from it ends the replay.
         stop: asked before each chunk whether to end.
         batch: the batch that publishes the events.
-        rows: the events, if the caller has just read them; those that are missing are deleted.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or a transaction is open.
@@ -143,7 +141,7 @@ def replay(
     if rate is not None and not rate > 0:
         raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
     report = Report()
-    chunks = _chunks(seen, FORCE if force else REPLAY, rate, report, rows)
+    chunks = _chunks(seen, FORCE if force else REPLAY, rate, report)
     began, sent = time.monotonic(), 0
     try:
         for chunk, handlers in chunks:
@@ -172,16 +170,12 @@ def replay(
 
 
 def _chunks(
-    seen: Seen,
-    rule: Rule,
-    rate: float | None,
-    report: Report,
-    rows: Mapping[UUID, ArchivedEvent] | None,
+    seen: Seen, rule: Rule, rate: float | None, report: Report
 ) -> Iterator[tuple[Seen, Mapping[UUID, Handler]]]:
     """Yield the events to replay together, with their handlers; report those that are skipped."""
     size = CHUNK if rate is None else max(1, int(min(CHUNK, rate)))
     for part in parts(list(seen), size):
-        examined = examine({pk: seen[pk] for pk in part}, rule, rows)
+        examined = examine({pk: seen[pk] for pk in part}, rule)
         report.skipped += examined.skipped
         sized = ((pk, event.body_size) for pk, event in examined.events.items())
         for piece in list(pieces(sized, count=size, size=CHUNK_BYTES)) or [[]]:
@@ -278,14 +272,7 @@ def resume(*, lease: float | None = None) -> int:
     return len(report.published)
 
 
-def decide(
-    seen: Seen,
-    rule: Rule,
-    *,
-    by: str,
-    reason: str,
-    rows: Mapping[UUID, ArchivedEvent] | None = None,
-) -> Report:
+def decide(seen: Seen, rule: Rule, *, by: str, reason: str) -> Report:
     """Discard, resolve or restore events; nothing is published.
 
     The events that changed are *published* in the report. A later outcome of a resolved event is
@@ -293,9 +280,8 @@ def decide(
 
     Args:
         rule: ``DISCARD``, ``RESOLVE`` or ``RESTORE``.
-        rows: as for :func:`replay`.
     """
-    examined = examine(seen, rule, rows)
+    examined = examine(seen, rule)
     allowed = {pk: seen[pk] for pk in examined.events}
     done = _DECISIONS[rule](allowed, by=by, reason=reason, now=tables.clock())
     return Report(published=done, skipped=examined.skipped + skipped_since(allowed, done))

@@ -181,26 +181,6 @@ class Migration(migrations.Migration):
                         fields=["group", "-last_failed_at", "-id"],
                         name="amqp_events_group_open",
                     ),
-                    PartialIndex(
-                        where={"state": "archived"},
-                        fields=["handler", "-last_failed_at", "-id"],
-                        name="amqp_events_handler_open",
-                    ),
-                    PartialIndex(
-                        where={"state": "archived"},
-                        fields=["name", "-last_failed_at", "-id"],
-                        name="amqp_events_name_open",
-                    ),
-                    PartialIndex(
-                        where={"state": "archived"},
-                        fields=["exception", "-last_failed_at", "-id"],
-                        name="amqp_events_exc_open",
-                    ),
-                    PartialIndex(
-                        where={"state": "archived"},
-                        fields=["reason", "-last_failed_at", "-id"],
-                        name="amqp_events_reason_open",
-                    ),
                 ],
             },
         ),
@@ -698,5 +678,4 @@ class Migration(migrations.Migration):
             },
             bases=("django_amqp_events.snapshot",),
         ),
-        migrations.RunPython(_databases.correlate, migrations.RunPython.noop),
     ]

@@ -145,19 +145,10 @@ class ArchivedEvent(models.Model):
             ),
             models.Index(fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"),
             # For open events, where nearly all others are settled.
-            *(
-                PartialIndex(
-                    fields=[column, "-last_failed_at", "-id"],
-                    name=f"amqp_events_{name}_open",
-                    where={"state": "archived"},
-                )
-                for column, name in (
-                    ("group", "group"),
-                    ("handler", "handler"),
-                    ("name", "name"),
-                    ("exception", "exc"),
-                    ("reason", "reason"),
-                )
+            PartialIndex(
+                fields=["group", "-last_failed_at", "-id"],
+                name="amqp_events_group_open",
+                where={"state": "archived"},
             ),
         ]
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connections
 from django.test import override_settings
 
 from django_amqp_events.archive import replay, tables
@@ -105,29 +104,6 @@ def test_overlapping_bulks_publish_each_event_once(
     ids = replay_ids(billing)
     assert len(set(ids)) == len(ids) == Replay.objects.count() == ArchiveAction.objects.count()
     assert {row.state for row in ArchivedEvent.objects.all()} == {State.REPLAYING}
-
-
-@ROW_LOCKS
-def test_repeatable_read(billing: Service, archive_database: Database) -> None:
-    """PostgreSQL aborts the second transaction, which retries and is refused."""
-    level = "TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-    if archive_database.kind == "postgresql":
-        level = f"CHARACTERISTICS AS {level}"
-    rows = archive(billing, 5)
-    together = threading.Barrier(20)
-    reports: list[Report] = []
-
-    def work(number: int) -> None:
-        with connections[archive_database.alias].cursor() as cursor:
-            cursor.execute(f"SET SESSION {level}")
-        together.wait(30)
-        reports.append(run(*rows))
-
-    assert in_threads(20, work) == []
-    billing.wait_for_ready(QUEUE, 5)
-    assert not [report.stopped for report in reports if report.stopped]
-    assert sum(len(report.published) for report in reports) == 5
-    assert sum(len(report.skipped) for report in reports) == 95
 
 
 # -- what is left queued ------------------------------------------------------------------

@@ -18,7 +18,6 @@ from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events.archive import export, tables
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.management import base
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -193,16 +192,6 @@ def test_export_file_is_private(tmp_path: Path) -> None:
         code, out, err = command("export", "--output", "-", *filters)
         assert (code, len(out.splitlines())) == (0, count), filters
         assert f"{count} event" in err
-
-
-@ONE
-def test_stdout_has_nothing_but_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    make(1)
-    make(2)
-    monkeypatch.setattr(base, "PROGRESS_SECONDS", 0.0)
-    code, out, err = command("export", "--output", "-")
-    assert (code, out) == (0, "".join(exported()))
-    assert "1 exported" in err
 
 
 @ONE

@@ -58,6 +58,7 @@ BOUNDED = re.compile(r'LIMIT \d+\) |\bIN \(|"batch_id" = ')
 def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # What is asked again after a while would be more queries on a slow machine.
     monkeypatch.setattr(databases, "REMEMBERED_SECONDS", 3600.0)
+    monkeypatch.setattr(databases, "_has_table", {})
     with override_settings(**world.SETTINGS, AMQP_EVENTS=world.EVENTS):
         yield
 

@@ -139,25 +139,6 @@ def test_an_event_without_values_is_stored_without_any(fields: dict[str, Any]) -
 
 
 @ONE
-def test_payloads_of_other_formats_have_values() -> None:
-    cloud = {"specversion": "1.0", "id": "1", "source": "shop", "type": PAID}
-    make(1, body=b'{"order_id": 1}')
-    make(
-        2,
-        body=json.dumps({**cloud, "data": {"order_id": 2}}).encode(),
-        content_type="application/cloudevents+json",
-    )
-    make(
-        3,
-        body=b'{"order_id": 3}',
-        headers_raw=ArchivedEvent.pack_headers(
-            {f"cloudEvents:{name}": value for name, value in cloud.items()}
-        ),
-    )
-    assert values() == {("order_id", "1"), ("order_id", "2"), ("order_id", "3")}
-
-
-@ONE
 def test_a_list_has_a_bounded_number_of_values() -> None:
     row = make(payload={"tags": [f"tag-{n}" for n in range(1_000)]})
     assert len(values(row)) == search_values.VALUES_PER_PATH
