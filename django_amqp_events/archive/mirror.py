@@ -45,11 +45,8 @@ class Mirror:
     """Mirrors the archive of this service until it is stopped.
 
     Args:
-        size: messages in a batch at most.
         tell: called with a line of text about each change of the mirror's condition.
         mirrored: called after each batch with its counts.
-        stop: returns True to end.
-        total: the counts of all batches.
         aside: number of messages that could not be stored and are not acked.
     """
 

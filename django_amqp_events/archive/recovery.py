@@ -135,9 +135,6 @@ def recover(
 
     Args:
         force: accept a queue with consumers.
-        limit: messages at most.
-        progress: called after each batch.
-        stop: returns True to end.
 
     Raises:
         BrokerUnavailableError: no connection.

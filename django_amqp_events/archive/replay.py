@@ -93,7 +93,6 @@ class Report:
         published: confirmed by the broker.
         returned: back in the archive, because they were not published or not confirmed.
         unconfirmed: how many of the returned may have been published.
-        skipped: not changed.
         stopped: why the rest was not attempted; ``None`` if all events were.
     """
 
@@ -125,13 +124,9 @@ def replay(
     An unreachable broker, or an unreachable or locked database, ends it: :attr:`Report.stopped`.
 
     Args:
-        seen: the version of each event by its id, as the caller saw it.
-        by: a user's name, or a command's.
         force: replay events whose replay is overdue instead; their handlers may run twice.
         rate: events per second at most.
         progress: called after each chunk; an exception from it ends the replay.
-        stop: asked before each chunk whether to end.
-        batch: the batch that publishes the events.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or a transaction is open.
@@ -191,8 +186,6 @@ def edit(
     are one transaction, so that of an edit and another replay at the same time one wins.
 
     Args:
-        version: of the event, as the caller saw it.
-        by: a user's name, or a command's.
         reason: required.
         base: the revision that the edit began with, 0 for the event's own body.
 

@@ -91,10 +91,7 @@ def prune(
     Args:
         ages: by :data:`NAMES`. The age of an event counts from ``state_since``; drafts of batches
             are kept for a day.
-        service: the owner of the rows.
         now: the same time for the whole run.
-        progress: called after each transaction.
-        stop: called before each transaction; True ends.
 
     Raises:
         ValueError: a name has no age, or the inbox is not kept long enough.

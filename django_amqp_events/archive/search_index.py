@@ -20,13 +20,7 @@ _COLUMNS: Final = ("event_id", "path", "value")
 
 @dataclass(slots=True, kw_only=True)
 class Indexed:
-    """The result of a rebuild.
-
-    Attributes:
-        events: events examined.
-        changed: those whose values were missing or outdated.
-        stopped: it was stopped before the end.
-    """
+    """The result of a rebuild: events examined, and those whose values were wrong."""
 
     events: int = 0
     changed: int = 0

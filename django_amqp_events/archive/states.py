@@ -113,7 +113,6 @@ def claim(
     is published, or may be.
 
     Args:
-        handlers: the handler of each event.
         force: queue events that are *replaying* instead; the caller checks that they are overdue.
         batch: the batch to which the events belong; only those that are pending in it are queued.
         edit: an unsaved revision with the body of the only event. An event whose last replay was

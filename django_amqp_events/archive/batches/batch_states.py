@@ -102,7 +102,6 @@ def freeze(
     Args:
         events_to_copy: any queryset of archived events; its slice counts, its order does not.
         title: which events these are; by default their number.
-        group: the failure group of the events.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
@@ -198,7 +197,6 @@ def start(
     """Start a draft; return True if this call did it.
 
     Args:
-        reason: recorded in the history of each event.
         seen: the version that the user saw; ``None`` for any, here and below.
         rate: events per second at most.
         canary: events that are published first; the others follow when all of these succeeded.

@@ -58,7 +58,6 @@ class _Work:
     Attributes:
         due: time of its next step.
         counted: time of the next count of its events.
-        counts: the last count.
         tries: attempts since an event was published.
         fruitless: events in a row that could not be published.
     """
@@ -79,12 +78,7 @@ class _Work:
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """Publishes the batches of this service until it is stopped.
-
-    Args:
-        tell: called with a line of text about each change of a batch or of the runner.
-        stop: returns True to end.
-    """
+    """Publishes the batches of this service until it is stopped."""
 
     settings: Settings
     tell: Callable[[str], object] = logger.info

@@ -85,11 +85,9 @@ class Rebuilt:
     """The result of a rebuild.
 
     Attributes:
-        seen: events examined.
         moved: those that were in another group.
         corrected: groups whose numbers were wrong.
         gone: deleted groups, whose last event was moved.
-        stopped: it was stopped before the end.
     """
 
     seen: int = 0
@@ -196,7 +194,6 @@ class HistoryEntry:
     """An entry of a group's history.
 
     Attributes:
-        what: the label of the action.
         text: what was written, or the reason.
         events: how many events were decided about in a row; ``None`` for a text.
         batch: the replay batch that did it.
