@@ -103,10 +103,10 @@ FROM made JOIN noise ON noise.i = n % 500
 """
 FAILURES = """
 INSERT INTO django_amqp_events_archivedfailure (
-    id, event_id, reason, exception, message, attempts, failed_at, mirrored_at, late, document)
+    id, event_id, reason, exception, message, failed_at, mirrored_at, late, document)
 SELECT
     md5('failure' || n)::uuid, md5('row' || n)::uuid, 'exhausted', 'billing.errors.Error',
-    'there is no tax rate', 3, now(), now(), false, document
+    'there is no tax rate', now(), now(), false, document
 FROM generate_series({first}, {last}) n JOIN noise ON noise.i = n % 500
 """
 REPLAYS = """

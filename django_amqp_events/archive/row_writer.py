@@ -17,15 +17,14 @@ from uuid import UUID
 from django.db import Error, IntegrityError, transaction
 from django.db.models import QuerySet
 
-from ..conf import Settings
 from ..databases import check_commits, error_line, is_refusal, retry_on_conflict
 from ..logs import event_fields
 from ..message.archive_message import Archived
 from ..message.text import counted
-from ..message.types import Received, derived_id
+from ..message.types import derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import search_values, states, tables
-from .entries import Entry, Item, Outcome, bare_entry, read_entries, valid_moment
+from .entries import Entry, Item, Outcome, bare_entry, valid_moment
 from .groups import failure_groups, group_counts
 from .selection import parse_uuid
 
@@ -79,26 +78,17 @@ class Counts:
 Blame = Callable[[Exception, Item | None], None]
 
 
-def _raise(error: Exception, _item: Item | None) -> None:
-    raise error
+def store_items(items: Sequence[Item], blame: Blame) -> Counts:
+    """Store what :func:`.read_entries` has returned, in one transaction.
 
-
-def store(messages: Sequence[Received], settings: Settings) -> Counts:
-    """Store messages of the archive queue; of one that the database refuses, its bytes.
-
-    Raises:
-        Error: the database is unreachable, or has no tables.
-        ConfigurationError: nothing would be committed, so nothing may be acked.
-    """
-    return store_items(read_entries(messages, settings))
-
-
-def store_items(items: Sequence[Item], blame: Blame = _raise) -> Counts:
-    """Store what :func:`.read_entries` has returned, in one transaction; see :func:`store`.
+    Of a message that the database refuses, its bytes are stored.
 
     Args:
         blame: called with an error that the bytes of a message do not avoid, and with the item if
             it was alone; unless it raises the error, the other items are stored.
+
+    Raises:
+        ConfigurationError: nothing would be committed, so nothing may be acked.
     """
     check_commits(tables.database())
     return _store(items, blame)
@@ -388,7 +378,6 @@ def _failure(entry: Entry, *, late: bool) -> ArchivedFailure:
         reason=words["reason"],
         exception=words["exception"],
         message=words["message"],
-        attempts=archived.attempts,
         failed_at=entry.failed_at,
         mirrored_at=entry.now,
         late=late,

@@ -516,7 +516,7 @@ def action_of(replay: Replay, at: datetime) -> ArchiveAction:
         action=_Action.FORCE if replay.forced else _Action.EDIT if edited else _Action.REPLAY,
         by=replay.requested_by,
         reason=replay.reason,
-        replay=replay,
+        replay_id=replay.pk,
         batch_id=replay.batch_id,
         group_id=replay.event.group_id,
     )

@@ -232,7 +232,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "ordering": ["pk"],
                 "default_permissions": (),
                 "indexes": [
                     models.Index(fields=["group"], name="amqp_change_group"),
@@ -247,16 +246,7 @@ class Migration(migrations.Migration):
                 ("archived", models.PositiveIntegerField(default=0)),
                 ("succeeded", models.PositiveIntegerField(default=0)),
                 ("discarded", models.PositiveIntegerField(default=0)),
-                (
-                    "group",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="hour_set",
-                        to="django_amqp_events.failuregroup",
-                    ),
-                ),
+                ("group_id", models.UUIDField()),
             ],
             options={
                 "default_permissions": (),
@@ -264,7 +254,7 @@ class Migration(migrations.Migration):
                     models.Index(fields=["hour"], name="amqp_tally_by_hour"),
                 ],
                 "constraints": [
-                    models.UniqueConstraint(fields=("group", "hour"), name="amqp_tally_hour"),
+                    models.UniqueConstraint(fields=("group_id", "hour"), name="amqp_tally_hour"),
                 ],
             },
         ),
@@ -503,7 +493,6 @@ class Migration(migrations.Migration):
                 ("reason", models.CharField(max_length=32)),
                 ("exception", models.CharField(max_length=255)),
                 ("message", models.CharField(max_length=255)),
-                ("attempts", models.PositiveIntegerField(default=1)),
                 ("failed_at", models.DateTimeField()),
                 ("mirrored_at", models.DateTimeField()),
                 ("late", models.BooleanField(default=False)),
@@ -547,45 +536,16 @@ class Migration(migrations.Migration):
                         to="django_amqp_events.archivedevent",
                     ),
                 ),
-                (
-                    "replay",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
-                        related_name="+",
-                        to="django_amqp_events.replay",
-                    ),
-                ),
-                (
-                    "batch",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
-                        related_name="+",
-                        to="django_amqp_events.replaybatch",
-                    ),
-                ),
-                (
-                    "group",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
-                        related_name="+",
-                        to="django_amqp_events.failuregroup",
-                    ),
-                ),
+                ("replay_id", models.UUIDField(null=True)),
+                ("batch_id", models.UUIDField(null=True)),
+                ("group_id", models.UUIDField(null=True)),
             ],
             options={
                 "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
                 "indexes": [
-                    models.Index(fields=["group", "-at", "-id"], name="amqp_action_group"),
+                    models.Index(fields=["group_id", "-at", "-id"], name="amqp_action_group"),
                 ],
             },
         ),
@@ -629,7 +589,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "ordering": ["pk"],
                 "default_permissions": (),
                 "indexes": [
                     models.Index(
@@ -673,8 +632,6 @@ class Migration(migrations.Migration):
                 "permissions": [("view_dashboard", "Can view the dashboard")],
                 "proxy": True,
                 "default_permissions": (),
-                "indexes": [],
-                "constraints": [],
             },
             bases=("django_amqp_events.snapshot",),
         ),

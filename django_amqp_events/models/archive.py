@@ -239,7 +239,6 @@ class SearchValue(models.Model):
     value = models.CharField(max_length=LENGTH)
 
     class Meta:
-        ordering: ClassVar = ["pk"]
         default_permissions = ()
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["event", "path", "value"], name="amqp_search_unique"),
@@ -306,7 +305,7 @@ class ArchivedFailure(models.Model):
     Attributes:
         id: derived from the message, so that storing it twice makes one row.
         replay: the replay that failed, ``None`` for the first run.
-        attempts, failed_at: of this run; *failed_at* is its last attempt.
+        failed_at: of the last attempt of this run.
         late: it arrived after the event was settled, or belongs to an older replay.
         document: the header ``event-archive``: traceback, frames, attempts, deaths.
     """
@@ -317,7 +316,6 @@ class ArchivedFailure(models.Model):
     reason = models.CharField(max_length=32)
     exception = models.CharField(max_length=LENGTH)
     message = models.CharField(max_length=LENGTH)
-    attempts = models.PositiveIntegerField(default=1)
     failed_at = Moment()
     mirrored_at = Moment()
     late = models.BooleanField(default=False)
@@ -340,9 +338,9 @@ class ArchiveAction(AppendOnly):
     """An action on an archived event. Append-only.
 
     Attributes:
-        replay: the replay that the action started.
-        batch: the batch of the replay; its id stays when the batch is deleted.
-        group: the event's failure group at that time.
+        replay_id: of the replay that the action started.
+        batch_id: of the replay's batch; it stays when the batch is deleted.
+        group_id: of the event's failure group at that time.
     """
 
     class Action(models.TextChoices):
@@ -353,33 +351,18 @@ class ArchiveAction(AppendOnly):
         RESOLVE = "resolve", _("marked as resolved")
         RESTORE = "restore", _("restored")
 
+    id = models.BigAutoField(primary_key=True)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="action_set")
     action = ChoiceField(max_length=16, choices=Action)
     reason = models.TextField()
-    # These without a constraint, so that deleting a row changes no action.
-    replay = models.ForeignKey(
-        "Replay", models.DO_NOTHING, null=True, related_name="+", db_constraint=False
-    )
-    batch = models.ForeignKey(
-        "ReplayBatch",
-        models.DO_NOTHING,
-        null=True,
-        related_name="+",
-        db_constraint=False,
-        db_index=False,
-    )
-    group = models.ForeignKey(
-        FailureGroup,
-        models.DO_NOTHING,
-        null=True,
-        related_name="+",
-        db_constraint=False,
-        db_index=False,
-    )
+    # Not foreign keys, so that deleting a row changes no action.
+    replay_id = models.UUIDField(null=True)
+    batch_id = models.UUIDField(null=True)
+    group_id = models.UUIDField(null=True)
 
     class Meta(AppendOnly.Meta):
         indexes: ClassVar = [
-            models.Index(fields=["group", "-at", "-id"], name="amqp_action_group"),
+            models.Index(fields=["group_id", "-at", "-id"], name="amqp_action_group"),
         ]
 
     def __str__(self) -> str:

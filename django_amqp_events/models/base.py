@@ -126,7 +126,6 @@ class AppendOnly(models.Model):
         by: a user's name, or a command's.
     """
 
-    id = models.BigAutoField(primary_key=True)
     at = Moment()
     by = models.CharField(max_length=LENGTH)
 

@@ -79,6 +79,7 @@ class GroupAction(AppendOnly):
         ASSIGN = "assign", _("assigned")
         TICKET = "ticket", _("ticket")
 
+    id = models.BigAutoField(primary_key=True)
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
     action = ChoiceField(max_length=16, choices=Action)
     text = models.TextField()
@@ -96,10 +97,7 @@ class GroupHour(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    # No constraint, here and below: every transaction inserts rows, and they go with their group.
-    group = models.ForeignKey(
-        FailureGroup, models.CASCADE, related_name="hour_set", db_constraint=False, db_index=False
-    )
+    group_id = models.UUIDField()
     hour = Moment()
     archived = models.PositiveIntegerField(default=0)
     succeeded = models.PositiveIntegerField(default=0)
@@ -108,7 +106,7 @@ class GroupHour(models.Model):
     class Meta:
         default_permissions = ()
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["group", "hour"], name="amqp_tally_hour"),
+            models.UniqueConstraint(fields=["group_id", "hour"], name="amqp_tally_hour"),
         ]
         indexes: ClassVar = [models.Index(fields=["hour"], name="amqp_tally_by_hour")]
 
@@ -128,6 +126,7 @@ class GroupCountChange(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
+    # No constraint: every transaction inserts rows, and they go with their group.
     group = models.ForeignKey(
         FailureGroup, models.CASCADE, related_name="change_set", db_constraint=False, db_index=False
     )
@@ -142,7 +141,6 @@ class GroupCountChange(models.Model):
     last_at = Moment(null=True)
 
     class Meta:
-        ordering: ClassVar = ["pk"]
         default_permissions = ()
         indexes: ClassVar = [models.Index(fields=["group"], name="amqp_change_group")]
 

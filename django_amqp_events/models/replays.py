@@ -120,6 +120,7 @@ class ReplayBatchAction(AppendOnly):
         CANCEL = "cancel", _("cancelled")
         FINISH = "finish", _("finished")
 
+    id = models.BigAutoField(primary_key=True)
     batch = models.ForeignKey(ReplayBatch, models.CASCADE, related_name="action_set")
     action = ChoiceField(max_length=16, choices=Action)
     note = ReasonField()

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events import conf, databases
+from django_amqp_events import databases
 from django_amqp_events.apps import CHECKS
 from django_amqp_events.archive import replay, row_writer, selection, states
 from django_amqp_events.archive.eligibility import Examined
@@ -36,6 +36,7 @@ from tests.archive_rows import make
 from tests.conftest import POSTGRESQL, ROW_LOCKS, Database
 
 from .archiving import archived, received, taken
+from .archiving import store as store_all
 
 MEBIBYTE = 1024 * 1024
 
@@ -48,7 +49,7 @@ def _billing(settings: Any) -> None:
 
 
 def store(*messages: Message) -> row_writer.Counts:
-    return row_writer.store([taken(each) for each in messages], conf.get_settings())
+    return store_all([taken(each) for each in messages])
 
 
 def test_migrate_prints_no_warning(archive_database: Database) -> None:

@@ -219,7 +219,7 @@ def history(group: FailureGroup, limit: int) -> list[HistoryEntry]:
         HistoryEntry(at=row.at, what=row.get_action_display(), by=row.by, text=row.text)
         for row in written
     ]
-    decided = ArchiveAction.objects.using(using).filter(group=group).order_by("-at", "-pk")
+    decided = ArchiveAction.objects.using(using).filter(group_id=group.pk).order_by("-at", "-pk")
     decisions = groupby(
         decided[:DECISIONS], key=lambda row: (row.action, row.by, row.reason, row.batch_id)
     )

@@ -144,7 +144,7 @@ def hourly_counts(
 ) -> dict[UUID, dict[datetime, dict[str, int]]]:
     """Return the outcomes of each group's events by hour, without hours that have none."""
     by_group: dict[UUID, dict[datetime, dict[str, int]]] = {}
-    hours = _hours("group", "hour", since=since, using=using, group__in=list(groups))
+    hours = _hours("group_id", "hour", since=since, using=using, group_id__in=list(groups))
     for (group, hour), counts in hours.items():
         by_group.setdefault(group, {})[hour] = counts
     return by_group
@@ -267,7 +267,7 @@ def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -
     rows = GroupHour.objects.using(using)
     # The lock of its group protects an hour, so no other process adds to it meanwhile.
     for row in rows.filter(
-        group__in={group for group, _ in sums}, hour__in={hour for _, hour in sums}
+        group_id__in={group for group, _ in sums}, hour__in={hour for _, hour in sums}
     ):
         if (row.group_id, row.hour) in sums:
             for name in _OF_HOUR:
@@ -281,7 +281,7 @@ def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -
     rows.bulk_create(
         made,
         update_conflicts=True,
-        unique_fields=["group", "hour"] if named else None,
+        unique_fields=["group_id", "hour"] if named else None,
         update_fields=_OF_HOUR,
         batch_size=ROWS_PER_STATEMENT,
     )

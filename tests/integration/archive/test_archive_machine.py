@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from django_amqp_events import conf, databases, service_loop
-from django_amqp_events.archive import eligibility, replay, retention, row_writer, states, tables
+from django_amqp_events.archive import eligibility, replay, retention, states, tables
 from django_amqp_events.archive.batches import batch_states, runner
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.groups import failure_groups, group_counts
@@ -56,7 +56,7 @@ from tests.conftest import EACH, Database, Vhost
 from tests.simulated import Process, Shifted, effect, running
 from tests.stateful import TIMEOUT, examples, without_disk
 
-from ..archiving import FAILURE, archived, outcome, received
+from ..archiving import FAILURE, archived, outcome, received, store
 from ..conftest import Service
 from ..wire import close_pools
 
@@ -231,7 +231,7 @@ class Archive(RuleBasedStateMachine):
             messages.append(message)
         if not messages:
             return
-        row_writer.store(
+        store(
             [
                 Received(
                     queue=ARCHIVE,
@@ -248,7 +248,6 @@ class Archive(RuleBasedStateMachine):
                 )
                 for message in messages
             ],
-            conf.get_settings(),
         )
         for message in messages:
             if dies:

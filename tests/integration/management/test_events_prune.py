@@ -60,7 +60,7 @@ def event(state: State, days: float, **fields) -> ArchivedEvent:
     ArchivedFailure.objects.create(
         pk=uuid4(), event=row, replay=replay, reason="failed", failed_at=since, mirrored_at=since
     )
-    ArchiveAction.objects.create(event=row, at=since, action="replay", replay=replay)
+    ArchiveAction.objects.create(event=row, at=since, action="replay", replay_id=replay.pk)
     return row
 
 

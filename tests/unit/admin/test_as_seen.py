@@ -421,7 +421,6 @@ def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
         event=row,
         replay=world.add_replay(row, state=Replay.State.FAILED),
         reason="exhausted",
-        attempts=1,
         failed_at=now,
         mirrored_at=now,
         document=json.dumps(world.document(traceback="of the replay")),

@@ -326,7 +326,7 @@ def test_series_and_groups_are_those_of_the_tallies():
         (made[0], 24, (9, 9, 9)),
     ):  # fmt: skip
         GroupHour.objects.create(
-            group=each, hour=this - timedelta(hours=hours),
+            group_id=each.pk, hour=this - timedelta(hours=hours),
             **dict(zip(("archived", "succeeded", "discarded"), numbers, strict=True)),
         )  # fmt: skip
     # Changes that are not added up yet count too.

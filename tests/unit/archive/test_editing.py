@@ -262,7 +262,7 @@ def test_an_edited_replay_is_the_event_with_another_body(broker: Broker) -> None
     assert bytes(revision.body) == message.body
     assert revision.payload == {"order_id": 7, "country": "FR"}
     action = ArchiveAction.objects.get()
-    assert (action.action, action.by, action.replay) == ("edit", "ada", made)
+    assert (action.action, action.by, action.replay_id) == ("edit", "ada", made.pk)
 
 
 @ONE

@@ -86,8 +86,8 @@ def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> Archi
     row.refresh_from_db()
     for action in ("discard", "restore", "edit"):
         ArchiveAction.objects.create(
-            event=row, at=NOW, action=action, by="ada", reason=f"to {action}", group=row.group,
-            replay=replay if action == "edit" else None,
+            event=row, at=NOW, action=action, by="ada", reason=f"to {action}",
+            group_id=row.group_id, replay_id=replay.pk if action == "edit" else None,
         )  # fmt: skip
     return row
 

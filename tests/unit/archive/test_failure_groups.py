@@ -42,6 +42,7 @@ from tests.integration.archiving import (
     archived,
     outcome,
     received,
+    store,
     taken,
 )
 
@@ -69,7 +70,7 @@ def failure(name: str = "TaxError", function: str = "rate", line: int = 28) -> F
 
 
 def keep(*messages: Any) -> row_writer.Counts:
-    return row_writer.store([taken(message) for message in messages], conf.get_settings())
+    return store([taken(message) for message in messages])
 
 
 def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
@@ -534,7 +535,7 @@ def test_old_hours_are_forgotten() -> None:
     failure_groups.fold_all_counts()
     group = FailureGroup.objects.get()
     long_ago = datetime.now(UTC) - timedelta(hours=group_counts.KEPT_HOURS + 2)
-    GroupHour.objects.create(group=group, hour=long_ago, archived=1)
+    GroupHour.objects.create(group_id=group.pk, hour=long_ago, archived=1)
     GroupCountChange.objects.create(group=group, at=long_ago, hour=long_ago, archived=1)
     failure_groups.prune(before=NOW, service="billing")
     assert GroupHour.objects.count() == 1

@@ -77,7 +77,7 @@ def fill(number: int) -> None:
         SearchValue.objects.create(event=row, path="order_id", value="17")
         replay = add_replay(row)
         ArchiveAction.objects.create(
-            event=row, at=datetime.now(UTC), action="replay", by="ada", replay=replay
+            event=row, at=datetime.now(UTC), action="replay", by="ada", replay_id=replay.pk
         )
         OutboxEvent.objects.create(
             pk=outbox_rows.new_id(), service="billing", event_id=str(uuid4()),

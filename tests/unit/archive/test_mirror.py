@@ -17,7 +17,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import row_writer, states
 from django_amqp_events.archive.entries import read_entries
 from django_amqp_events.archive.mirror import Mirror
-from django_amqp_events.archive.row_writer import Counts, store, store_items
+from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -25,14 +25,14 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from tests.integration.archiving import archived, outcome, received, taken
+from tests.integration.archiving import archived, outcome, received, store, store_items, taken
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EARLIER, LATER = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
 
 
 def keep(*messages: Any) -> Counts:
-    return store([taken(message) for message in messages], conf.get_settings())
+    return store([taken(message) for message in messages])
 
 
 def claim(row: Any, **more: Any) -> Any:
@@ -257,7 +257,7 @@ MESSAGE = st.builds(
 )
 @given(messages=st.lists(MESSAGE, min_size=1, max_size=4))
 def test_any_messages_are_stored_and_counted(messages):
-    counts = store(messages, conf.get_settings())
+    counts = store(messages)
     assert counts.messages == len(messages)
     assert counts.unreadable == sum(bool(message.unreadable) for message in messages)
     for row in ArchivedEvent.objects.all():

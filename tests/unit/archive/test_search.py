@@ -9,7 +9,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from django_amqp_events import conf
 from django_amqp_events.archive import (
     replay,
     search_index,
@@ -17,7 +16,6 @@ from django_amqp_events.archive import (
     selection,
     tables,
 )
-from django_amqp_events.archive.row_writer import store
 from django_amqp_events.archive.selection import SearchTerm, Selection
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue
@@ -26,7 +24,7 @@ from tests import archive_rows
 from tests.archive_rows import Broker
 from tests.commands import run_command
 from tests.conftest import ONE, Database, Replicas, routed_by
-from tests.integration.archiving import archived, received, taken
+from tests.integration.archiving import archived, received, store, taken
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what no database has a part in.
@@ -93,8 +91,8 @@ def boxed(text: str) -> set[UUID]:
 
 def test_the_mirror_stores_the_values_of_a_new_event() -> None:
     message = received("1", name=PAID, payload={"order_id": 17, "customer": {"email": "ann@x.org"}})
-    store([taken(archived(message))], conf.get_settings())
-    store([taken(archived(message))], conf.get_settings())
+    store([taken(archived(message))])
+    store([taken(archived(message))])
     row = ArchivedEvent.objects.get()
     assert values(row) == {("order_id", "17"), ("customer.email", "ann@x.org")}
 

@@ -150,7 +150,7 @@ def test_claim_records_user_reason_and_replay_id() -> None:
     assert again(event).replays == 1
     states.published([claimed], now=NOW)
     action = ArchiveAction.objects.get()
-    assert (action.action, action.by, action.replay) == ("replay", "ada", replay)
+    assert (action.action, action.by, action.replay_id) == ("replay", "ada", replay.pk)
 
 
 # -- publishing ---------------------------------------------------------------------------
