@@ -81,7 +81,8 @@ def _count(versions: Iterable[tuple[Handler, Version | None]]) -> int | None:
             return None
         for key, version in keyed:
             row = latest.get(key)
-            same_kind = row is not None and row.is_time == version.is_time
-            if same_kind and version.number <= row.version:
+            if row is None or row.is_time != version.is_time:
+                continue
+            if version.number <= row.version:
                 count += 1
     return count
