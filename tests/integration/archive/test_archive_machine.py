@@ -491,7 +491,7 @@ class Archive(RuleBasedStateMachine):
         actions = list(
             ArchiveAction.objects.using(tables.database())
             .order_by("pk")
-            .values_list("pk", "event_id", "action", "by", "reason", "replay", "at")
+            .values_list("pk", "event_id", "action", "by", "reason", "replay_id", "at")
         )
         assert actions[: len(self.actions)] == self.actions, "the history has changed"
         self.actions = actions

@@ -199,7 +199,7 @@ def test_a_version_is_kept_while_an_older_event_may_arrive(books: Handler, where
         name = {"renamed": "books.former", "unknown": ""}[where]
         make(handler=name, queue=books.queue, name="shop.order", event_id="1-3")
     before = datetime.now(UTC) - timedelta(days=40)
-    sum(inbox_retention.prune(before=before))
+    sum(inbox_retention.prune(before=before, service="billing"))
     assert handle(books, 1, 3) is None, "a stale event overwrote a newer one"
 
 
@@ -209,6 +209,6 @@ def test_old_versions_are_pruned(books: Handler) -> None:
     old = datetime.now(UTC) - timedelta(days=60)
     LatestVersion.objects.using(ALIAS).filter(thing="1").update(handled_at=old)
     before = datetime.now(UTC) - timedelta(days=40)
-    assert inbox_retention.due(before=before) == 1
-    assert sum(inbox_retention.prune(before=before)) == 1
+    assert inbox_retention.due(before=before, service="billing") == 1
+    assert sum(inbox_retention.prune(before=before, service="billing")) == 1
     assert LatestVersion.objects.using(ALIAS).get().thing == "2"

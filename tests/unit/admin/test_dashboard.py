@@ -371,7 +371,8 @@ def test_figures_end_at_a_cap(monkeypatch, ada):
 # -- retention
 
 
-def test_old_snapshots_and_alerts_are_pruned():
+def test_old_snapshots_and_alerts_are_pruned(monkeypatch):
+    monkeypatch.setattr(retention, "ROWS_PER_TRANSACTION", 2)
     now = datetime.now(UTC)
     for days in (1, 6, 8, 9, 10):
         snapshot(now - timedelta(days=days))
@@ -385,7 +386,7 @@ def test_old_snapshots_and_alerts_are_pruned():
     counted = retention.due(ages, service="billing").counts
     steps: list[int] = []
     pruned = retention.prune(
-        ages, service="billing", batch_size=2, progress=lambda so_far: steps.append(so_far.total)
+        ages, service="billing", progress=lambda so_far: steps.append(so_far.total)
     ).counts
     assert (counted["snapshots"], counted["alerts"]) == (3, 1)
     assert (pruned["snapshots"], pruned["alerts"]) == (3, 1)
