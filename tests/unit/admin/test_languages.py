@@ -322,7 +322,7 @@ def _written(language: str) -> list[Any]:
     )
     for model in written:
         model._base_manager.all()._raw_delete("default")
-    for skipped in stored[0]["skipped"]:
+    for skipped in stored[0]:
         del skipped["title"]
     return stored
 
