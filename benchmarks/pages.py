@@ -103,10 +103,10 @@ FROM made JOIN noise ON noise.i = n % 500
 """
 FAILURES = """
 INSERT INTO django_amqp_events_archivedfailure (
-    id, event_id, reason, exception, message, attempts, failed_at, mirrored_at, late, document)
+    id, event_id, reason, exception, message, failed_at, mirrored_at, late, document)
 SELECT
     md5('failure' || n)::uuid, md5('row' || n)::uuid, 'exhausted', 'billing.errors.Error',
-    'there is no tax rate', 3, now(), now(), false, document
+    'there is no tax rate', now(), now(), false, document
 FROM generate_series({first}, {last}) n JOIN noise ON noise.i = n % 500
 """
 REPLAYS = """
@@ -142,16 +142,15 @@ FILL = (ROWS, FAILURES, REPLAYS, WAITING, HANDLED)
 
 GROUPS = """
 INSERT INTO django_amqp_events_failuregroup (
-    id, algorithm, service, handler, exception, frame, reason, first_seen, last_seen, open, again,
+    id, service, handler, exception, frame, reason, first_seen, last_seen, open,
     going, note, assignee, ticket, edits, reopened_at, resolved_at)
-SELECT group_id, 1, 'billing', handler, exception, location, '',
+SELECT group_id, 'billing', handler, exception, location, '',
     min(first_failed_at), max(last_failed_at), count(*) FILTER (WHERE state = 'archived'),
-    count(*) FILTER (WHERE state = 'archived' AND replays > 0),
     count(*) FILTER (WHERE state = 'replaying'), '', '', '', 0,
     CASE WHEN left(md5(exception), 1) = '7' THEN now() END, now()
 FROM django_amqp_events_archivedevent GROUP BY group_id, handler, exception, location
 ON CONFLICT (id) DO UPDATE
-SET open = excluded.open, again = excluded.again, going = excluded.going
+SET open = excluded.open, going = excluded.going
 """
 TALLIES = """
 INSERT INTO django_amqp_events_grouphour (group_id, hour, archived, succeeded, discarded)
@@ -161,8 +160,8 @@ ON CONFLICT DO NOTHING
 """
 CHANGED = """
 INSERT INTO django_amqp_events_groupcountchange (
-    group_id, at, hour, open, again, going, archived, succeeded, discarded)
-SELECT id, now(), date_trunc('hour', now()), 0, 0, 0, 1, 0, 0
+    group_id, at, hour, open, going, archived, succeeded, discarded)
+SELECT id, now(), date_trunc('hour', now()), 0, 0, 1, 0, 0
 FROM django_amqp_events_failuregroup LIMIT {changes}
 """
 

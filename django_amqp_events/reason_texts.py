@@ -226,7 +226,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     "outcomes-missing": ngettext_lazy(
         "%(count)s event did not report back", "%(count)s events did not report back", "count"
     ),
-    "queues-missing": _("there is no queue %(queues)s; run `manage.py events_declare`"),
     "waiting-for-canary": _("waiting for the outcomes of the canary"),
     "waiting-for-mirror": _("waiting for queued replays, which the mirror publishes"),
     "waiting-to-retry": _("waiting to retry: %(why)s"),

@@ -49,24 +49,23 @@ class Database:
     def group_counts(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         """Return each failure group, what it counts and what its events are.
 
-        These are open, open again, and in progress.
+        These are open, and in progress.
         """
-        counted: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        counted: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for group, *numbers in self.query(
-            "SELECT id, open, again, going FROM django_amqp_events_failuregroup UNION ALL "
-            "SELECT group_id, open, again, going FROM django_amqp_events_groupcountchange"
+            "SELECT id, open, going FROM django_amqp_events_failuregroup UNION ALL "
+            "SELECT group_id, open, going FROM django_amqp_events_groupcountchange"
         ):
             known = counted[hex_id(group)]
             known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]
-        actual: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-        for group, state, replays in self.query(
-            "SELECT group_id, state, replays FROM django_amqp_events_archivedevent "
+        actual: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for group, state in self.query(
+            "SELECT group_id, state FROM django_amqp_events_archivedevent "
             "WHERE group_id IS NOT NULL"
         ):
             numbers = actual[hex_id(group)]
             numbers[0] += state == "archived"
-            numbers[1] += state == "archived" and replays > 0
-            numbers[2] += state in ("queued", "replaying")
+            numbers[1] += state in ("queued", "replaying")
         return [
             (group, tuple(counted[group]), tuple(actual[group])) for group in {**counted, **actual}
         ]

@@ -35,7 +35,7 @@ def _action(rule: Rule, **options: Any) -> EventAction:
 
 
 def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
-    examined = eligibility.examine(seen, ACTIONS[action.name].rule, rows)
+    examined = eligibility.examine(seen, ACTIONS[action.name].rule)
     if not action.publishes:
         return list(examined.events), examined.skipped, {}
     by_handler: dict[Handler, list[UUID]] = {}
@@ -85,16 +85,13 @@ def _replay(decision: Decision) -> Result:
         by=decision.by,
         reason=decision.reason,
         force=decision.action.name == "force",
-        rows=decision.rows,
     )
     return of_report(report)
 
 
 def _decide(decision: Decision) -> Result:
     rule = ACTIONS[decision.action.name].rule
-    report = replay.decide(
-        decision.seen, rule, by=decision.by, reason=decision.reason, rows=decision.rows
-    )
+    report = replay.decide(decision.seen, rule, by=decision.by, reason=decision.reason)
     return of_report(report)
 
 

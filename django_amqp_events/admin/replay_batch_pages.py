@@ -230,11 +230,7 @@ class ReplayBatchAdmin(Pages):
             "left": []
             if draft
             else [
-                (
-                    skip,
-                    _Replay(skip.state).label,
-                    self.url_of(ArchivedEvent, "change", skip.first) if skip.first else "",
-                )
+                (skip, _Replay(skip.state).label)
                 for skip in batch_states.skipped_by_reason(batch.pk, LEFT)
             ],
             "deleted": batch.deleted,

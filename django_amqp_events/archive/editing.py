@@ -25,9 +25,8 @@ from ..worker import inbox
 from ..worker.binding import bind, upcast, version_of
 from ..worker.verdict import InvalidArguments
 
-#: Most lines of one side that are compared; longer texts are shown as changed.
-COMPARED_LINES: Final = 2_000
-DIFF_LINES: Final = 2_000
+#: Most lines of one side that are compared.
+COMPARED_LINES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,22 +205,16 @@ def diff(before: str, after: str) -> list[Line]:
         return []
     first, tail = max(0, start - 3), max(0, end - 3)
     old, new = old[first : len(old) - tail], new[first : len(new) - tail]
+    more = max(0, len(old) - COMPARED_LINES) + max(0, len(new) - COMPARED_LINES)
     lines = list(_left_out(first))
-    if max(len(old), len(new)) > COMPARED_LINES:
-        lines += [Line(kind="-", text=text) for text in old[:COMPARED_LINES]]
-        lines += _left_out(len(old) - COMPARED_LINES)
-        lines += [Line(kind="+", text=text) for text in new[:COMPARED_LINES]]
-        lines += _left_out(len(new) - COMPARED_LINES)
-        return lines
     # Without the two file names; @@ separates the parts.
-    for number, text in enumerate(list(difflib.unified_diff(old, new, lineterm=""))[2:]):
+    compared = difflib.unified_diff(old[:COMPARED_LINES], new[:COMPARED_LINES], lineterm="")
+    for number, text in enumerate(list(compared)[2:]):
         if not text.startswith("@@"):
             lines.append(Line(kind=text[0], text=text[1:]))
         elif number:
             lines.append(Line(kind="…", text=""))
-    if len(lines) > DIFF_LINES:
-        lines = [*lines[:DIFF_LINES], *_left_out(len(lines) - DIFF_LINES)]
-    return [*lines, *_left_out(tail)]
+    return [*lines, *_left_out(more), *_left_out(tail)]
 
 
 def _left_out(count: int) -> Iterator[Line]:

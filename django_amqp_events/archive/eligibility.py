@@ -5,7 +5,7 @@ Nothing here changes or publishes anything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -206,23 +206,16 @@ def overdue(now: datetime | None = None) -> Q:
 # -- examining ----------------------------------------------------------------------------
 
 
-def examine(seen: Seen, rule: Rule, rows: Mapping[UUID, ArchivedEvent] | None = None) -> Examined:
-    """Return the events that a decision would change now; read only the bodies that decide.
-
-    Args:
-        rows: the events, if the caller has read them; those that are missing are deleted.
-    """
+def examine(seen: Seen, rule: Rule) -> Examined:
+    """Return the events that a decision would change now; read only the bodies that decide."""
     examined = Examined()
     for part in parts(list(seen), CHUNK):
-        chunk = {pk: seen[pk] for pk in part}
-        there = {event.pk: event for event in _light(chunk)} if rows is None else rows
-        _examine(chunk, rule, there, examined)
+        _examine({pk: seen[pk] for pk in part}, rule, examined)
     return examined
 
 
-def _examine(
-    chunk: Seen, rule: Rule, rows: Mapping[UUID, ArchivedEvent], examined: Examined
-) -> None:
+def _examine(chunk: Seen, rule: Rule, examined: Examined) -> None:
+    rows = {event.pk: event for event in _light(chunk)}
     unchanged, changed = [], []
     for pk, version in chunk.items():
         event = rows.get(pk)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.db import models
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 
 from ..databases import error_line
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision
@@ -25,13 +25,13 @@ from . import redaction, tables
 #: Version of a document.
 FORMAT: Final = 1
 KIND: Final = "archived-event"
-#: The rows of an event, and their order.
-_PARTS: Final[tuple[tuple[str, Any, str], ...]] = (
-    ("revisions", Revision, "number"),
-    ("replays", Replay, "number"),
-    ("failures", ArchivedFailure, "failed_at"),
-    ("actions", ArchiveAction, "at"),
-)
+#: The rows of an event, by their related name, in their order.
+_PARTS: Final[Mapping[str, tuple[str, QuerySet[Any]]]] = {
+    "revisions": ("revision_set", Revision.objects.order_by("number")),
+    "replays": ("replay_set", Replay.objects.exclude(number=None).order_by("number")),
+    "failures": ("failure_set", ArchivedFailure.objects.order_by("failed_at", "pk")),
+    "actions": ("action_set", ArchiveAction.objects.order_by("at", "pk")),
+}
 #: Columns that contain the payload.
 _SECRET: Final = frozenset({"body", "headers_raw"})
 #: Columns that refer to other rows of the database, or are derived. An action's group is exported:
@@ -58,31 +58,19 @@ def export(
 def _documents(
     using: str, ids: list[UUID], sight: Callable[[ArchivedEvent], redaction.Sight]
 ) -> Iterator[dict[str, Any]]:
-    events = ArchivedEvent.objects.using(using).filter(pk__in=ids).order_by("pk")
-    parts: dict[str, dict[UUID, list[Any]]] = {}
-    for name, model, order in _PARTS:
-        of: dict[UUID, list[Any]] = {}
-        children: Any = model.objects.using(using).filter(event_id__in=ids)
-        if model is Replay:
-            children = (
-                children.exclude(number=None).select_related("revision").defer("revision__body")
-            )
-        for child in children.order_by(order, "pk"):
-            of.setdefault(child.event_id, []).append(child)
-        parts[name] = of
-    for event in events:
+    children = [Prefetch(related, rows.using(using)) for related, rows in _PARTS.values()]
+    events = ArchivedEvent.objects.using(using).filter(pk__in=ids).prefetch_related(*children)
+    for event in events.order_by("pk"):
         if (seen := sight(event)) == "none":
             continue
         hidden = seen == "redacted"
         document: dict[str, Any] = {"version": FORMAT, "kind": KIND, "redacted": hidden}
         document["event"] = _columns(event, hidden=hidden)
-        for revision in parts["revisions"].get(event.pk, ()):
-            revision.event = event  # without a query for each
         if hidden:
             document["payload"], document["problem"] = _redacted(event.name, event.payload)
-        for name, *_ in _PARTS:
+        for name, (related, _) in _PARTS.items():
             document[name] = [
-                _child(child, event, hidden=hidden) for child in parts[name].get(event.pk, ())
+                _child(child, event, hidden=hidden) for child in getattr(event, related).all()
             ]
         yield document
 
@@ -110,9 +98,6 @@ def _columns(row: models.Model, *, hidden: bool) -> dict[str, Any]:
 
 def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str, Any]:
     written = _columns(row, hidden=hidden)
-    if isinstance(row, Replay):
-        # For people; the id is a column.
-        written["revision_number"] = row.revision.number if row.revision else None
     if hidden and isinstance(row, Revision):
         written["payload"], written["problem"] = _redacted(event.name, row.payload)
     return written

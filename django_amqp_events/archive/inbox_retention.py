@@ -1,8 +1,4 @@
-"""Delete old rows of the inbox.
-
-A row must outlive everything that may deliver its event again: queues, delays, the archive and this
-service's own outbox.
-"""
+"""Delete old rows of the inbox."""
 
 from __future__ import annotations
 
@@ -11,13 +7,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from django.db import router
 from django.db.models import Q, QuerySet
 
 from ..conf import INBOX_MIN, get_settings
 from ..databases import check_commits, delete_by_id, with_table
 from ..declare.registry import get_registry
-from ..models import ArchivedEvent, InboxEntry, LatestVersion
+from ..models import ArchivedEvent, InboxEntry, LatestVersion, State
 from ..publish import outbox_rows
 from ..worker.inbox import aliases
 from . import tables
@@ -43,19 +38,14 @@ def databases() -> list[str]:
     return with_table(InboxEntry, *aliases())
 
 
-def due(*, before: datetime, service: str | None = None) -> int:
+def due(*, before: datetime, service: str) -> int:
     """Return the number of rows that :func:`prune` would delete."""
-    batches = (_pages(_rows(alias, service), before, ROWS_PER_DELETE) for alias in databases())
+    batches = (_pages(_rows(alias, service), before) for alias in databases())
     versions = sum(_versions(alias, service, before).count() for alias in databases())
     return versions + sum(len(gone) for pages in batches for gone in pages)
 
 
-def prune(
-    *,
-    before: datetime,
-    service: str | None = None,
-    batch_size: int = ROWS_PER_DELETE,
-) -> Iterator[int]:
+def prune(*, before: datetime, service: str) -> Iterator[int]:
     """Delete old rows in short transactions; yield the number of each.
 
     A row must outlive everything that may deliver its event again: queues, delays, the archive and
@@ -63,8 +53,7 @@ def prune(
 
     Args:
         before: aware, at least :func:`minimum_retention` ago by the archive's clock.
-        service: whose rows; this service's by default.
-        batch_size: largest number of rows in a transaction.
+        service: whose rows.
 
     Raises:
         ValueError: *before* is too late.
@@ -79,22 +68,21 @@ def prune(
     for alias in databases():
         check_commits(alias)
         rows = _rows(alias, service)
-        for gone in _pages(rows, before, batch_size):
+        for gone in _pages(rows, before):
             yield delete_by_id(rows.model, alias, gone) if gone else 0
         versions = _versions(alias, service, before)
-        while gone := list(versions.values_list("pk", flat=True)[:batch_size]):
+        while gone := list(versions.values_list("pk", flat=True)[:ROWS_PER_DELETE]):
             # One that was handled meanwhile is newer.
             yield versions.filter(pk__in=gone).delete()[0]
 
 
-def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
-    return InboxEntry.objects.using(alias).filter(service=service or get_settings().service)
+def _rows(alias: str, service: str) -> QuerySet[InboxEntry]:
+    return InboxEntry.objects.using(alias).filter(service=service)
 
 
-def _versions(alias: str, service: str | None, before: datetime) -> QuerySet[LatestVersion]:
+def _versions(alias: str, service: str, before: datetime) -> QuerySet[LatestVersion]:
     """Return old rows of handlers that no open event may reach: it may be older than the row."""
     settings, registry = get_settings(), get_registry()
-    service = service or settings.service
     archived = _open_archived().filter(service=service).order_by()
     handlers = set(archived.values_list("handler", flat=True).distinct())
     # A replay goes to the handler's new name, or to one that matches now.
@@ -108,11 +96,11 @@ def _versions(alias: str, service: str | None, before: datetime) -> QuerySet[Lat
     return rows.exclude(handler__in=handlers)
 
 
-def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[list[UUID]]:
+def _pages(rows: QuerySet[InboxEntry], before: datetime) -> Iterator[list[UUID]]:
     """Return the ids of rows that can be deleted, oldest first, page by page."""
     open_events = _open_events()
     page = rows.filter(handled_at__lt=before).order_by("handled_at", "pk")
-    while expired := list(page.values_list("pk", "event_id", "handled_at")[:size]):
+    while expired := list(page.values_list("pk", "event_id", "handled_at")[:ROWS_PER_DELETE]):
         kept: set[str] = set()
         for events in open_events:
             ids = {row[1] for row in expired} - kept
@@ -139,5 +127,4 @@ def _outboxes() -> list[QuerySet[Any]]:
 
 
 def _open_archived() -> QuerySet[ArchivedEvent]:
-    archive = ArchivedEvent.objects.using(router.db_for_write(ArchivedEvent))
-    return archive.exclude(state="succeeded")
+    return tables.rows().exclude(state=State.SUCCEEDED)

@@ -10,21 +10,18 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from typing import Final
-from uuid import uuid4
 
 from celery import Celery
-from django.db import Error, connections, transaction
+from django.db import Error, connections
 
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
 from ..callables import nothing
 from ..conf import Settings
-from ..databases import error_line, exceeds_packet, table_missing
+from ..databases import error_kind, error_line, exceeds_packet
 from ..exceptions import AmqpEventsError
-from ..models import ArchivedEvent
 from ..service_loop import ServiceLoop
 from . import replay, row_writer, tables
 from .entries import Item, read_entries
@@ -48,11 +45,8 @@ class Mirror:
     """Mirrors the archive of this service until it is stopped.
 
     Args:
-        size: messages in a batch at most.
         tell: called with a line of text about each change of the mirror's condition.
         mirrored: called after each batch with its counts.
-        stop: returns True to end.
-        total: the counts of all batches.
         aside: number of messages that could not be stored and are not acked.
     """
 
@@ -125,8 +119,11 @@ class Mirror:
         Raises:
             Exception: the database is unreachable.
         """
-        if table_missing(exc) or not _takes_rows() or self.aside >= self.size:
+        passing = isinstance(exc, Error) and error_kind(exc) in ("missing", "locked", "read-only")
+        if passing or self.aside >= self.size:
             raise exc
+        connections[tables.database()].close_if_unusable_or_obsolete()
+        tables.rows().exists()
         if item is None:
             return
         self.aside += 1
@@ -161,27 +158,3 @@ class Mirror:
             return
         self._folded = time.monotonic()
         failure_groups.fold_all_counts(self._loop.stop)
-
-
-def _takes_rows() -> bool:
-    """Return True if the database stores a row now; the row is rolled back."""
-    alias = tables.database()
-    now = datetime.now(UTC)
-    row = ArchivedEvent(
-        pk=uuid4(),
-        first_failed_at=now,
-        last_failed_at=now,
-        mirrored_at=now,
-        state_since=now,
-        body=b"",
-        body_size=0,
-        headers_raw=b"",
-    )
-    try:
-        connections[alias].close_if_unusable_or_obsolete()
-        with transaction.atomic(using=alias):
-            row.save(using=alias, force_insert=True)
-            transaction.set_rollback(True, using=alias)
-    except Error:
-        return False
-    return True

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -128,7 +128,6 @@ def recover(
     *,
     limit: int | None = None,
     force: bool = False,
-    size: int = BATCH,
     progress: Callable[[Recovered], object] = nothing,
     stop: Callable[[], bool] = nothing,
 ) -> Recovered:
@@ -136,10 +135,6 @@ def recover(
 
     Args:
         force: accept a queue with consumers.
-        limit: messages at most.
-        size: messages that are confirmed together at most.
-        progress: called after each batch.
-        stop: returns True to end.
 
     Raises:
         BrokerUnavailableError: no connection.
@@ -149,13 +144,7 @@ def recover(
     done = Recovered()
     copies = RecoveredCopies(settings, registry, queue)
     most = sys.maxsize if limit is None else limit
-    reader = BatchReader(
-        app,
-        queue,
-        settings,
-        size=min(size, most),
-        most=most,
-    )
+    reader = BatchReader(app, queue, settings, size=min(BATCH, most), most=most)
     pool = PublisherPool(app, timeout=settings.confirm_timeout)
     try:
         while done.seen < most:
@@ -241,12 +230,9 @@ class RecoveredCopies:
         came = before_death(received, deaths, names, self.registry)
         if deaths:
             reason = "poison"
-            way = " → ".join(
-                dict.fromkeys((came.queue, *(str(d["queue"]) for d in _in_order(deaths, names))))
-            )
             detail = (
                 f"it was found in {self.queue!r}: no consumer acknowledged it before it "
-                f"reached the delivery limit ({way})"
+                f"reached the delivery limit"
             )
         else:
             reason = "recovered"
@@ -327,9 +313,3 @@ def _own_deaths(received: Received, names: Names) -> list[dict[str, Any]]:
     if received.exchange not in (names.graveyard, names.dead, names.abyss):
         return []
     return [death for death in received.deaths if death["reason"] in ("delivery_limit", "rejected")]
-
-
-def _in_order(deaths: Iterable[dict[str, Any]], names: Names) -> list[dict[str, Any]]:
-    """Sort deaths along the chain; RabbitMQ does not always list the newest first."""
-    chain = [names.graveyard, names.dead, names.abyss]
-    return sorted(deaths, key=lambda d: chain.index(d["queue"]) if d["queue"] in chain else -1)

@@ -33,7 +33,7 @@ from ..exceptions import (
 from ..logs import event_fields
 from ..message import encoding
 from ..message.types import Message
-from ..models import ArchivedEvent, Revision
+from ..models import Replay, Revision
 from ..publish import publisher
 from ..reasons import Reason
 from ..service_loop import sleep
@@ -51,7 +51,7 @@ from .eligibility import (
     examine,
     skipped_since,
 )
-from .states import ClaimedReplay, Seen, UnpublishedReplay
+from .states import Seen, UnpublishedReplay
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,6 @@ class Report:
         published: confirmed by the broker.
         returned: back in the archive, because they were not published or not confirmed.
         unconfirmed: how many of the returned may have been published.
-        skipped: not changed.
         stopped: why the rest was not attempted; ``None`` if all events were.
     """
 
@@ -119,21 +118,15 @@ def replay(
     progress: Callable[[Report], object] = nothing,
     stop: Callable[[], bool] = nothing,
     batch: UUID | None = None,
-    rows: Mapping[UUID, ArchivedEvent] | None = None,
 ) -> Report:
     """Replay archived events, each once however many callers ask for it at a time.
 
     An unreachable broker, or an unreachable or locked database, ends it: :attr:`Report.stopped`.
 
     Args:
-        seen: the version of each event by its id, as the caller saw it.
-        by: a user's name, or a command's.
         force: replay events whose replay is overdue instead; their handlers may run twice.
         rate: events per second at most.
         progress: called after each chunk; an exception from it ends the replay.
-        stop: asked before each chunk whether to end.
-        batch: the batch that publishes the events.
-        rows: the events, if the caller has just read them; those that are missing are deleted.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or a transaction is open.
@@ -143,7 +136,7 @@ def replay(
     if rate is not None and not rate > 0:
         raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
     report = Report()
-    chunks = _chunks(seen, FORCE if force else REPLAY, rate, report, rows)
+    chunks = _chunks(seen, FORCE if force else REPLAY, rate, report)
     began, sent = time.monotonic(), 0
     try:
         for chunk, handlers in chunks:
@@ -172,16 +165,12 @@ def replay(
 
 
 def _chunks(
-    seen: Seen,
-    rule: Rule,
-    rate: float | None,
-    report: Report,
-    rows: Mapping[UUID, ArchivedEvent] | None,
+    seen: Seen, rule: Rule, rate: float | None, report: Report
 ) -> Iterator[tuple[Seen, Mapping[UUID, Handler]]]:
     """Yield the events to replay together, with their handlers; report those that are skipped."""
     size = CHUNK if rate is None else max(1, int(min(CHUNK, rate)))
     for part in parts(list(seen), size):
-        examined = examine({pk: seen[pk] for pk in part}, rule, rows)
+        examined = examine({pk: seen[pk] for pk in part}, rule)
         report.skipped += examined.skipped
         sized = ((pk, event.body_size) for pk, event in examined.events.items())
         for piece in list(pieces(sized, count=size, size=CHUNK_BYTES)) or [[]]:
@@ -197,8 +186,6 @@ def edit(
     are one transaction, so that of an edit and another replay at the same time one wins.
 
     Args:
-        version: of the event, as the caller saw it.
-        by: a user's name, or a command's.
         reason: required.
         base: the revision that the edit began with, 0 for the event's own body.
 
@@ -235,11 +222,11 @@ def edit(
 
 def _claim(
     seen: Seen, targets: Mapping[UUID, Handler], report: Report, **options: Any
-) -> list[ClaimedReplay]:
+) -> list[Replay]:
     """Claim events, and report those that changed meanwhile."""
     handlers = {pk: targets[pk].name for pk in seen}
     claimed = states.claim(seen, handlers=handlers, now=tables.clock(), **options)
-    report.skipped += skipped_since(seen, [taken.event.pk for taken in claimed])
+    report.skipped += skipped_since(seen, [replay.event_id for replay in claimed])
     return claimed
 
 
@@ -278,14 +265,7 @@ def resume(*, lease: float | None = None) -> int:
     return len(report.published)
 
 
-def decide(
-    seen: Seen,
-    rule: Rule,
-    *,
-    by: str,
-    reason: str,
-    rows: Mapping[UUID, ArchivedEvent] | None = None,
-) -> Report:
+def decide(seen: Seen, rule: Rule, *, by: str, reason: str) -> Report:
     """Discard, resolve or restore events; nothing is published.
 
     The events that changed are *published* in the report. A later outcome of a resolved event is
@@ -293,9 +273,8 @@ def decide(
 
     Args:
         rule: ``DISCARD``, ``RESOLVE`` or ``RESTORE``.
-        rows: as for :func:`replay`.
     """
-    examined = examine(seen, rule, rows)
+    examined = examine(seen, rule)
     allowed = {pk: seen[pk] for pk in examined.events}
     done = _DECISIONS[rule](allowed, by=by, reason=reason, now=tables.clock())
     return Report(published=done, skipped=examined.skipped + skipped_since(allowed, done))
@@ -304,21 +283,21 @@ def decide(
 # -- publishing ---------------------------------------------------------------------------
 
 
-def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
+def _publish(claimed: list[Replay], report: Report) -> None:
     """Publish claimed replays and record the result of each."""
-    sent: list[tuple[ClaimedReplay, Message]] = []
-    confirmed: list[ClaimedReplay] = []
+    sent: list[tuple[Replay, Message]] = []
+    confirmed: list[Replay] = []
     back: list[UnpublishedReplay] = []
 
     def give_back(
-        taken: ClaimedReplay, error: Reason, *, known: bool = True, general: bool = False
+        replay: Replay, error: Reason, *, known: bool = True, general: bool = False
     ) -> None:
         # An earlier publish of the same replay may have arrived although this one did not.
-        unconfirmed = not known or taken.replay.publishes > 1
+        unconfirmed = not known or replay.publishes > 1
         back.append(
-            UnpublishedReplay(claimed=taken, error=error, unconfirmed=unconfirmed, general=general)
+            UnpublishedReplay(replay=replay, error=error, unconfirmed=unconfirmed, general=general)
         )
-        report.returned.append(Skipped.of(taken.event, error))
+        report.returned.append(Skipped.of(replay.event, error))
         report.unconfirmed += unconfirmed
 
     for taken in claimed:
@@ -342,11 +321,11 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         known, general = error.published is False, error.scope in _GENERAL
         give_back(taken, error.reason, known=known, general=general)
     if confirmed:
-        report.published += [taken.event.pk for taken in confirmed]
+        report.published += [replay.event_id for replay in confirmed]
         _record(lambda: states.published(confirmed, now=tables.clock()))
-        for taken in confirmed:
+        for replay in confirmed:
             signals.event_replayed.send_robust(
-                get_settings().service, handler=taken.replay.handler, event=taken.event.event
+                get_settings().service, handler=replay.handler, event=replay.event.event
             )
     if back:
         _record(lambda: states.returned(back, now=tables.clock()))
@@ -354,29 +333,29 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         report.stopped = report.returned[-len(sent)].why
 
 
-def _message(claimed: ClaimedReplay) -> Message | Reason:
+def _message(replay: Replay) -> Message | Reason:
     """Build the message of a replay, or return why that is impossible."""
-    handler = get_registry().handlers.get(claimed.replay.handler)
+    handler, event = get_registry().handlers.get(replay.handler), replay.event
     if handler is None:
         # Another version of the project has claimed it.
-        return Reason("handler-missing", name=repr(claimed.replay.handler))
+        return Reason("handler-missing", name=repr(replay.handler))
     try:
         return encoding.replay_message(
-            claimed.replay.received,
-            claimed.event.event,
+            replay.received,
+            event.event,
             exchange=Names.of(get_settings()).replay,
             routing_key=handler.key,
-            service=claimed.event.service,
+            service=event.service,
             handler=handler.name,
-            replay_id=str(claimed.replay.pk),
-            forced=claimed.replay.forced,
+            replay_id=str(replay.pk),
+            forced=replay.forced,
         )
     except Exception as exc:
         # A row that was changed by hand must not block the others.
         logger.exception(
             "cannot build the message of %s",
-            claimed.event,
-            extra=event_fields(claimed.event.event, handler.name),
+            event,
+            extra=event_fields(event.event, handler.name),
         )
         return Reason("message-unbuildable", error=f"{type(exc).__name__}: {exc}")
 

@@ -80,7 +80,6 @@ def prune(
     ages: Ages,
     *,
     service: str,
-    batch_size: int = ROWS_PER_TRANSACTION,
     now: datetime | None = None,
     progress: Callable[[Pruned], object] = nothing,
     stop: Callable[[], bool] = nothing,
@@ -92,11 +91,7 @@ def prune(
     Args:
         ages: by :data:`NAMES`. The age of an event counts from ``state_since``; drafts of batches
             are kept for a day.
-        service: the owner of the rows.
-        batch_size: most rows in one transaction.
         now: the same time for the whole run.
-        progress: called after each transaction.
-        stop: called before each transaction; True ends.
 
     Raises:
         ValueError: a name has no age, or the inbox is not kept long enough.
@@ -105,7 +100,7 @@ def prune(
     """
     now = now or tables.clock()
     pruned = Pruned()
-    deletions = _deletions(ages, service, now, batch_size)
+    deletions = _deletions(ages, service, now)
     while not stop():
         if (deletion := next(deletions, None)) is None:
             age = ages.get(State.DISCARDED)
@@ -119,13 +114,13 @@ def prune(
     return pruned
 
 
-def _deletions(ages: Ages, service: str, now: datetime, size: int) -> Iterator[tuple[str, int]]:
+def _deletions(ages: Ages, service: str, now: datetime) -> Iterator[tuple[str, int]]:
     """Delete rows in short transactions; yield the name and the number of each."""
     for name, rows in _old(ages, service, now):
-        yield from ((name, count) for count in _delete(rows, size))
+        yield from ((name, count) for count in _delete(rows))
     if (age := ages.get("inbox")) is not None:
         before = now - timedelta(seconds=age)
-        for count in inbox_retention.prune(before=before, service=service, batch_size=size):
+        for count in inbox_retention.prune(before=before, service=service):
             yield "inbox", count
 
 
@@ -154,7 +149,7 @@ def _old(ages: Ages, service: str, now: datetime) -> Iterator[tuple[str, QuerySe
             yield name, batch_states.ended_before(service=service, age=age, now=now)
 
 
-def _delete(old: QuerySet[Any], size: int) -> Iterator[int]:
+def _delete(old: QuerySet[Any]) -> Iterator[int]:
     """Delete rows in short transactions; yield the number of each."""
     check_commits(old.db)
     if old.model is ReplayBatch:
@@ -162,7 +157,7 @@ def _delete(old: QuerySet[Any], size: int) -> Iterator[int]:
             yield batch_states.delete_batch(old)
         return
     delete = _delete_events if old.model is ArchivedEvent else _delete_rows
-    while ids := list(old.values_list("pk", flat=True)[:size]):
+    while ids := list(old.values_list("pk", flat=True)[:ROWS_PER_TRANSACTION]):
         yield delete(old, ids)
 
 
@@ -176,7 +171,7 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
     """Delete those of *ids* that are still *old*, and their rows; return how many."""
     using = tables.database()
     with transaction.atomic(using=using):
-        before = tables.lock(ids)
+        events = tables.lock(ids)
         # Locked: earlier changes are committed, and later ones wait.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
         # Rows that refer to replays first, so that no table is searched twice.
@@ -188,6 +183,6 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         SearchValue.objects.using(using).filter(event_id__in=ids).delete()
         # Django would read the bodies before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
-        gone = {pk: before[pk] for pk in ids if pk in before}
+        gone = {pk: group_counts.counted_event(events[pk]) for pk in ids if pk in events}
         group_counts.record_changes(gone, {}, now=tables.clock(), using=using)
     return len(ids)

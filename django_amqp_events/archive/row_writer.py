@@ -17,16 +17,15 @@ from uuid import UUID
 from django.db import Error, IntegrityError, transaction
 from django.db.models import QuerySet
 
-from ..conf import Settings
 from ..databases import check_commits, error_line, is_refusal, retry_on_conflict
 from ..logs import event_fields
 from ..message.archive_message import Archived
-from ..message.types import Received, derived_id
+from ..message.text import counted
+from ..message.types import derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import search_values, states, tables
-from .entries import Entry, Item, Outcome, bare_entry, read_entries, valid_moment
+from .entries import Entry, Item, Outcome, bare_entry, valid_moment
 from .groups import failure_groups, group_counts
-from .groups.group_counts import CountedEvent
 from .selection import parse_uuid
 
 logger = logging.getLogger(__name__)
@@ -65,45 +64,31 @@ class Counts:
 
     def __str__(self) -> str:
         """Write the counts for a console: ``3 new events, 1 replay succeeded``."""
-        words = {
-            "events": ("new event", "new events"),
-            "failures": ("failed again", "failed again"),
-            "outcomes": ("replay succeeded", "replays succeeded"),
-            "known": ("known already", "known already"),
-            "foreign": ("outcome of an unknown replay", "outcomes of unknown replays"),
-            "unreadable": ("unreadable", "unreadable"),
-        }
-        shown = [
-            f"{count} {one if count == 1 else many}"
-            for key, (one, many) in words.items()
-            if (count := getattr(self, key))
-        ]
-        return ", ".join(shown) or "nothing"
+        texts = (
+            (self.events, counted(self.events, "new event")),
+            (self.failures, f"{self.failures} failed again"),
+            (self.outcomes, f"{counted(self.outcomes, 'replay')} succeeded"),
+            (self.known, f"{self.known} known already"),
+            (self.foreign, f"{counted(self.foreign, 'outcome')} of unknown replays"),
+            (self.unreadable, f"{self.unreadable} unreadable"),
+        )
+        return ", ".join(text for count, text in texts if count) or "nothing"
 
 
 Blame = Callable[[Exception, Item | None], None]
 
 
-def _raise(error: Exception, _item: Item | None) -> None:
-    raise error
+def store_items(items: Sequence[Item], blame: Blame) -> Counts:
+    """Store what :func:`.read_entries` has returned, in one transaction.
 
-
-def store(messages: Sequence[Received], settings: Settings) -> Counts:
-    """Store messages of the archive queue; of one that the database refuses, its bytes.
-
-    Raises:
-        Error: the database is unreachable, or has no tables.
-        ConfigurationError: nothing would be committed, so nothing may be acked.
-    """
-    return store_items(read_entries(messages, settings))
-
-
-def store_items(items: Sequence[Item], blame: Blame = _raise) -> Counts:
-    """Store what :func:`.read_entries` has returned, in one transaction; see :func:`store`.
+    Of a message that the database refuses, its bytes are stored.
 
     Args:
         blame: called with an error that the bytes of a message do not avoid, and with the item if
             it was alone; unless it raises the error, the other items are stored.
+
+    Raises:
+        ConfigurationError: nothing would be committed, so nothing may be acked.
     """
     check_commits(tables.database())
     return _store(items, blame)
@@ -161,11 +146,12 @@ def _together(items: Sequence[Item]) -> Counts:
     counts.known += len(entries) - len(failures)
     with transaction.atomic(using=tables.database()):
         # All at once: two processes that lock in two rounds can deadlock.
-        before = tables.lock(
-            {entry.id for entry in failures.values()} | {replay.event_id for replay in replays}
+        rows = tables.lock(
+            {entry.id for entry in failures.values()} | {replay.event_id for replay in replays},
+            without=("body", "headers_raw"),
         )
         if failures:
-            _store_events(list(failures.values()), before, counts, now)
+            _store_events(list(failures.values()), rows, counts, now)
         if ends:
             counts.outcomes = states.finish(ends, now=now)
             counts.foreign = len(ends) - counts.outcomes
@@ -177,7 +163,7 @@ def _together(items: Sequence[Item]) -> Counts:
 
 
 def _store_events(
-    entries: list[Entry], before: Mapping[UUID, CountedEvent], counts: Counts, now: datetime
+    entries: list[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts, now: datetime
 ) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
@@ -188,12 +174,7 @@ def _store_events(
         key=lambda entry: (entry.id, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
-    existing = tables.rows().filter(pk__in={entry.id for entry in fresh})
-    rows = {row.pk: row for row in existing.defer("body", "headers_raw")}
-    unlocked = rows.keys() - before.keys()
-    if unlocked:
-        # They are not locked, see tables.lock(); when the batch is stored again, they are.
-        raise IntegrityError(f"another mirror has stored {len(unlocked)} of these events")
+    before = {pk: group_counts.counted_event(row) for pk, row in rows.items()}
     changes = _changes(fresh, rows, counts)
     touched = [*changes.new.values(), *changes.changed.values()]
     failure_groups.assign_groups(touched, changes.failed, now=now)
@@ -287,7 +268,7 @@ def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
     elif row.state == State.DISCARDED and failed_at > row.state_since:
         # It was published again after the discard.
         attempts = row.attempts + archived.attempts
-        row.unconfirmed = states.is_unconfirmed(row)
+        row.unconfirmed = states.has_unconfirmed_replay(row)
     elif row.state == State.ARCHIVED:
         # A second copy of the same run, such as after a lost connection.
         attempts = max(row.attempts, archived.attempts)
@@ -397,7 +378,6 @@ def _failure(entry: Entry, *, late: bool) -> ArchivedFailure:
         reason=words["reason"],
         exception=words["exception"],
         message=words["message"],
-        attempts=archived.attempts,
         failed_at=entry.failed_at,
         mirrored_at=entry.now,
         late=late,

@@ -20,13 +20,7 @@ _COLUMNS: Final = ("event_id", "path", "value")
 
 @dataclass(slots=True, kw_only=True)
 class Indexed:
-    """The result of a rebuild.
-
-    Attributes:
-        events: events examined.
-        changed: those whose values were missing or outdated.
-        stopped: it was stopped before the end.
-    """
+    """The result of a rebuild: events examined, and those whose values were wrong."""
 
     events: int = 0
     changed: int = 0
@@ -71,8 +65,7 @@ def _correct(ids: list[UUID]) -> int:
         locked = tables.lock(ids)
         rows = SearchValue.objects.using(using).filter(event_id__in=locked)
         stored = {tuple(value): pk for pk, *value in rows.values_list("pk", *_COLUMNS)}
-        names = tables.rows().filter(pk__in=locked).values_list("pk", "name")
-        searched = [pk for pk, name in names if search_values.paths_of(name)]
+        searched = [pk for pk, event in locked.items() if search_values.paths_of(event.name)]
         events = tables.rows().filter(pk__in=searched).defer("detail")
         # Without a database, a router might choose a replica.
         revisions = Revision.objects.using(using)

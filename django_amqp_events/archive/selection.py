@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db import connections
 from django.db.models import OrderBy, Q, QuerySet
-from django.db.models.functions import Coalesce, Length, Right
+from django.db.models.functions import Coalesce, Right
 from django.db.models.lookups import Exact
 
 from ..databases import parts
@@ -20,8 +20,6 @@ from ..reasons import Reason
 from . import tables
 from .search_values import KEPT_CHARACTERS, as_text, declared_paths
 
-#: Shortest beginning of a UUID that may stand for the whole.
-SHORTEST_UUID: Final = 8
 #: Most search values whose events are read first.
 FEW_VALUES: Final = 2_000
 
@@ -210,39 +208,6 @@ def starts_with(column: str, text: str, using: str | None = None) -> Q:
         return Q(**{f"{column}__startswith": text})
     # SQLite's LIKE ignores case, so it ignores the index too.
     return Q(**{f"{column}__gte": text, f"{column}__lt": text + "\U0010ffff"})
-
-
-def expand_id(text: str) -> list[str]:
-    """Return the ids of events and of rows that begin with *text*, at most three of each.
-
-    Only UUIDs are looked up. Any other id that a publisher chose may be the beginning of another
-    one, so it stands for itself alone.
-    """
-    digits = text.replace("-", "").lower()
-    bounds = uuid_range(digits)
-    if bounds is None or not SHORTEST_UUID <= len(digits) < 32:
-        return []
-    if tables.rows().filter(event_id=text).exists():
-        return [text]
-    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    dashed = "-".join(filter(None, parts))
-    events = tables.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
-    events = events.annotate(length=Length("event_id")).filter(length=36).order_by()
-    ids = list(events.values_list("event_id", flat=True).distinct()[:3])
-    rows = tables.rows().filter(pk__range=bounds).exclude(event_id__in=ids)
-    return ids + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:3]]
-
-
-def uuid_range(text: str) -> tuple[UUID, UUID] | None:
-    """Return the first and the last UUID that begin with *text*, of those of derived_id().
-
-    MariaDB orders other versions in another way.
-    """
-    digits = text.replace("-", "").lower()
-    if len(digits) > 32 or set(digits) - set("0123456789abcdef"):
-        return None
-    first, last = "0000000000008000a000000000000000", "ffffffffffff8fffbfffffffffffffff"
-    return UUID(digits + first[len(digits) :]), UUID(digits + last[len(digits) :])
 
 
 def parse_uuid(text: str) -> UUID | None:

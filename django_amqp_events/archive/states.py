@@ -39,14 +39,6 @@ _Replay = Replay.State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedReplay:
-    """A queued event that only this operation may publish, and its replay."""
-
-    event: ArchivedEvent
-    replay: Replay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UnpublishedReplay:
     """A claimed replay that was not confirmed.
 
@@ -55,7 +47,7 @@ class UnpublishedReplay:
         general: the error does not concern this event, so a batch may try it again.
     """
 
-    claimed: ClaimedReplay
+    replay: Replay
     error: Reason
     unconfirmed: bool
     general: bool = False
@@ -112,15 +104,15 @@ def claim(
     force: bool = False,
     batch: UUID | None = None,
     edit: Revision | None = None,
-) -> list[ClaimedReplay]:
+) -> list[Replay]:
     """Queue events for replay; skip those that are not *archived* with the version seen.
 
-    It is committed when this returns. A forced replay publishes what the one before it did, edited
-    or not. A replay that was not confirmed is published again, under its id, and leaves its batch.
-    The audit has a replay when it is published, or may be.
+    Only the caller may publish the replays that it returns, with their events; they are committed.
+    A forced replay publishes what the one before it did, edited or not. A replay that was not
+    confirmed is published again, under its id, and leaves its batch. The audit has a replay when it
+    is published, or may be.
 
     Args:
-        handlers: the handler of each event.
         force: queue events that are *replaying* instead; the caller checks that they are overdue.
         batch: the batch to which the events belong; only those that are pending in it are queued.
         edit: an unsaved revision with the body of the only event. An event whose last replay was
@@ -157,8 +149,8 @@ def claim(
         started = _start(
             new, pending, seen, handlers, last, edit, force=force, by=by, reason=reason, now=now
         )
-        claimed = {pk: replay for pk in events if (replay := again.get(pk) or started.get(pk))}
-    return _claimed(claimed)
+        replays = again | started
+        return [replays[pk] for pk in events if pk in replays]
 
 
 @tables.retry_on_conflict
@@ -170,7 +162,7 @@ def reclaim(
     limit: int,
     size: int,
     now: datetime,
-) -> list[ClaimedReplay]:
+) -> list[Replay]:
     """Claim what a dead process left *queued*: the same replays, for this operation.
 
     Args:
@@ -202,14 +194,14 @@ def reclaim(
         _change(orphans, State.ARCHIVED, now, error=Reason("replay-deleted"))
         old = {pk: replay.handler for pk, replay in replays.items()}
         _queue(replays, {pk: handlers.get(name, name) for pk, name in old.items()})
-    return _claimed(replays)
+    return list(replays.values())
 
 
 @tables.retry_on_conflict
-def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
+def published(claimed: Collection[Replay], *, now: datetime) -> None:
     """Record that the broker has confirmed replays; an outcome that came before is kept."""
-    ids = [taken.replay.pk for taken in claimed]
-    with tables.locking([taken.event.pk for taken in claimed], now=now) as events:
+    ids = [replay.pk for replay in claimed]
+    with tables.locking([replay.event_id for replay in claimed], now=now) as events:
         _record_published(_replays().filter(pk__in=ids), now=now)
         ended = When(state__in=(_Replay.SUCCEEDED, _Replay.FAILED), then=F("state"))
         _replays().filter(pk__in=ids).update(
@@ -237,17 +229,17 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
     error are pending again, unless they may have been published.
     Those with an outcome, and those claimed by another process since, are not changed.
     """
-    given = {unsent.claimed.event.pk: unsent for unsent in unpublished}
+    given = {unsent.replay.event_id: unsent for unsent in unpublished}
     with tables.locking(given, now=now) as events:
-        claimed = {pk: unsent.claimed.event.version for pk, unsent in given.items()}
+        claimed = {pk: unsent.replay.event.version for pk, unsent in given.items()}
         back = _as_seen(claimed, events, State.QUEUED)
-        maybe = [given[pk].claimed.replay.pk for pk in back if given[pk].unconfirmed]
+        maybe = [given[pk].replay.pk for pk in back if given[pk].unconfirmed]
         _record_published(_replays().filter(pk__in=maybe), now=now)
-        forced = [pk for pk in back if given[pk].claimed.replay.forced]
+        forced = [pk for pk in back if given[pk].replay.forced]
         earlier = _replays().filter(event__in=forced, number=F("event__replays") - 1)
         current = {old.event_id: old for old in earlier} if forced else {}
         for pk, event in back.items():
-            unsent, replay = given[pk], given[pk].claimed.replay
+            unsent, replay = given[pk], given[pk].replay
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
             event.unconfirmed = unsent.unconfirmed
             event.error = replay.error = unsent.error
@@ -263,7 +255,7 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
             if unsent.general and replay.batch_id is not None:
                 replay.state, replay.publishes, replay.version = _Replay.PENDING, 0, event.version
         _replays().bulk_update(
-            [given[pk].claimed.replay for pk in back],
+            [given[pk].replay for pk in back],
             ["state", "number", "version", "publishes", "error"],
         )
         tables.rows().bulk_update(
@@ -310,10 +302,6 @@ def _current_replays(events: Mapping[UUID, ArchivedEvent]) -> dict[UUID, Any]:
     for pk, replay in current.items():
         replay.event = events[pk]
     return current
-
-
-def _claimed(replays: Mapping[UUID, Any]) -> list[ClaimedReplay]:
-    return [ClaimedReplay(event=replay.event, replay=replay) for replay in replays.values()]
 
 
 def _is_unconfirmed(replay: Replay | None) -> bool:
@@ -437,7 +425,7 @@ def _pending(batch: UUID | None, events: Iterable[UUID]) -> dict[UUID, Replay]:
     return {row.event_id: row for row in pending}
 
 
-def is_unconfirmed(event: ArchivedEvent) -> bool:
+def has_unconfirmed_replay(event: ArchivedEvent) -> bool:
     """Return True if the current replay of an event may have been published."""
     return _is_unconfirmed(_current_replays({event.pk: event}).get(event.pk))
 
@@ -528,7 +516,7 @@ def action_of(replay: Replay, at: datetime) -> ArchiveAction:
         action=_Action.FORCE if replay.forced else _Action.EDIT if edited else _Action.REPLAY,
         by=replay.requested_by,
         reason=replay.reason,
-        replay=replay,
+        replay_id=replay.pk,
         batch_id=replay.batch_id,
         group_id=replay.event.group_id,
     )

@@ -16,7 +16,7 @@ from ..exceptions import ConfigurationError
 from ..models import ArchivedEvent
 from ..reasons import Reason
 from .groups import group_counts
-from .groups.group_counts import CountedEvent, counted_event
+from .groups.group_counts import counted_event
 
 M = TypeVar("M", bound=Model)
 
@@ -67,23 +67,21 @@ def check_no_transaction() -> None:
 retry_on_conflict: Final = databases.retry_on_conflict(database)
 
 
-def lock(ids: Iterable[UUID]) -> dict[UUID, CountedEvent]:
-    """Lock rows in the order of their ids, and return what counts depend on of those that exist.
+def lock(
+    ids: Iterable[UUID], *, without: Iterable[str] = ArchivedEvent.LARGE
+) -> dict[UUID, ArchivedEvent]:
+    """Lock events in the order of their ids; return them, without the columns *without*.
 
     Every transaction of several rows begins with it; otherwise a mirror and a replay of the same
     events could deadlock. SQLite has one writer at a time and fails a transaction that begins by
     reading while another one writes, so it begins with an UPDATE of nothing.
     """
-    return group_counts.counted_events(locked(ids))
-
-
-def locked(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
-    """Return a query that locks rows in the order of their ids."""
-    events = rows().filter(pk__in=list(ids)).order_by("pk")
+    events = rows().filter(pk__in=list(ids)).order_by("pk").defer(*without)
     if connections[database()].features.has_select_for_update:
-        return events.select_for_update()
-    rows().filter(pk=UUID(int=0)).update(version=F("version"))
-    return events
+        events = events.select_for_update()
+    else:
+        rows().filter(pk=UUID(int=0)).update(version=F("version"))
+    return {event.pk: event for event in events}
 
 
 @contextmanager
@@ -92,11 +90,10 @@ def locking(
 ) -> Iterator[dict[UUID, ArchivedEvent]]:
     """Lock events in a transaction, and record how the block changes the group counts.
 
-    It changes the events here and in the database alike. They are read once, in the order of
-    their ids, without the columns *without*.
+    It changes the events here and in the database alike.
     """
     with transaction.atomic(using=database()):
-        events = {event.pk: event for event in locked(ids).defer(*without)}
+        events = lock(ids, without=without)
         before = {pk: counted_event(event) for pk, event in events.items()}
         yield events
         after = {pk: counted_event(event) for pk, event in events.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..archive import eligibility, selection
+from ..archive import eligibility
 from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..declare.registry import Handler
@@ -104,9 +104,7 @@ class Result:
 def show_missing(command: ReportCommand, ids: Iterable[str]) -> None:
     """Print the ids that no archived event has."""
     for event_id in ids:
-        short = len(event_id) < selection.SHORTEST_UUID
-        hint = f"; give the full id, or at least its first {selection.SHORTEST_UUID} characters"
-        command.stderr.write(f"no archived event has the id {event_id!r}{hint if short else ''}")
+        command.stderr.write(f"no archived event has the id {event_id!r}; give the full id")
 
 
 def show_reasons(command: ReportCommand, what: str, left: list[Skipped]) -> None:

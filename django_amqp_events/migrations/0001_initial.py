@@ -17,25 +17,19 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Alert",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
                 ("kind", models.CharField(max_length=32)),
-                ("key", models.CharField(blank=True, max_length=255)),
+                ("key", models.CharField(max_length=255)),
                 ("since", models.DateTimeField()),
                 ("last", models.DateTimeField()),
-                ("ended", models.DateTimeField(blank=True, null=True)),
-                ("open", models.BooleanField(default=True, editable=False, null=True)),
+                ("ended", models.DateTimeField(null=True)),
+                ("open", models.BooleanField(default=True, null=True)),
                 ("details", models.TextField()),
             ],
             options={
                 "ordering": ["-since", "-pk"],
                 "default_permissions": (),
-                "indexes": [models.Index(fields=["service", "ended"], name="amqp_alert_ended")],
                 "constraints": [
                     models.UniqueConstraint(
                         fields=("service", "kind", "key", "open"),
@@ -47,32 +41,21 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="FailureGroup",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ("algorithm", models.PositiveIntegerField()),
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
-                ("handler", models.CharField(blank=True, max_length=255)),
-                ("exception", models.CharField(blank=True, max_length=255)),
-                (
-                    "frame",
-                    models.CharField(blank=True, max_length=255, verbose_name="failing function"),
-                ),
-                ("reason", models.CharField(blank=True, max_length=32)),
-                ("first_seen", models.DateTimeField(verbose_name="first seen")),
-                ("last_seen", models.DateTimeField(verbose_name="last seen")),
+                ("handler", models.CharField(max_length=255)),
+                ("exception", models.CharField(max_length=255)),
+                ("frame", models.CharField(max_length=255)),
+                ("reason", models.CharField(max_length=32)),
+                ("first_seen", models.DateTimeField()),
+                ("last_seen", models.DateTimeField()),
                 ("open", models.IntegerField(default=0)),
-                ("again", models.IntegerField(default=0)),
                 ("going", models.IntegerField(default=0)),
-                (
-                    "resolved_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="resolved"),
-                ),
-                (
-                    "reopened_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="reopened"),
-                ),
-                ("note", models.TextField(blank=True)),
-                ("assignee", models.CharField(blank=True, max_length=255)),
-                ("ticket", models.CharField(blank=True, max_length=255)),
+                ("resolved_at", models.DateTimeField(null=True)),
+                ("reopened_at", models.DateTimeField(null=True)),
+                ("note", models.TextField()),
+                ("assignee", models.CharField(max_length=255)),
+                ("ticket", models.CharField(max_length=255)),
                 ("edits", models.PositiveIntegerField(default=0)),
             ],
             options={
@@ -85,83 +68,46 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
-                    models.Index(
-                        fields=["handler", "-last_seen", "-id"], name="amqp_group_handler"
-                    ),
-                    models.Index(fields=["exception", "-last_seen", "-id"], name="amqp_group_exc"),
-                    models.Index(
-                        fields=["assignee", "-last_seen", "-id"], name="amqp_group_assignee"
-                    ),
                 ],
             },
         ),
         migrations.CreateModel(
             name="ArchivedEvent",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
-                ("handler", models.CharField(blank=True, max_length=255)),
-                ("queue", models.CharField(blank=True, max_length=255)),
-                ("name", models.CharField(max_length=255, verbose_name="event")),
-                ("event_id", models.CharField(max_length=255, verbose_name="event id")),
-                (
-                    "source",
-                    models.CharField(blank=True, max_length=255, verbose_name="published by"),
-                ),
-                (
-                    "correlation_id",
-                    models.CharField(blank=True, max_length=255, verbose_name="correlation id"),
-                ),
-                (
-                    "causation_id",
-                    models.CharField(blank=True, max_length=255, verbose_name="causation id"),
-                ),
-                (
-                    "published_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="published"),
-                ),
-                ("first_failed_at", models.DateTimeField(verbose_name="first failed")),
-                ("last_failed_at", models.DateTimeField(verbose_name="last failed")),
-                ("mirrored_at", models.DateTimeField(verbose_name="mirrored")),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("archived", "archived"),
-                            ("queued", "queued"),
-                            ("replaying", "replaying"),
-                            ("succeeded", "succeeded"),
-                            ("discarded", "discarded"),
-                        ],
-                        default="archived",
-                        max_length=16,
-                    ),
-                ),
-                ("state_since", models.DateTimeField(verbose_name="in this state since")),
+                ("handler", models.CharField(max_length=255)),
+                ("queue", models.CharField(max_length=255)),
+                ("name", models.CharField(max_length=255)),
+                ("event_id", models.CharField(max_length=255)),
+                ("source", models.CharField(max_length=255)),
+                ("correlation_id", models.CharField(max_length=255)),
+                ("causation_id", models.CharField(max_length=255)),
+                ("published_at", models.DateTimeField(null=True)),
+                ("first_failed_at", models.DateTimeField()),
+                ("last_failed_at", models.DateTimeField()),
+                ("mirrored_at", models.DateTimeField()),
+                ("state", models.CharField(default="archived", max_length=16)),
+                ("state_since", models.DateTimeField()),
                 ("version", models.PositiveIntegerField(default=0)),
                 ("reason", models.CharField(max_length=32)),
-                ("detail", models.TextField(blank=True)),
-                ("exception", models.CharField(blank=True, max_length=255)),
-                ("message", models.CharField(blank=True, max_length=255)),
-                (
-                    "location",
-                    models.CharField(blank=True, max_length=255, verbose_name="failing line"),
-                ),
+                ("detail", models.TextField()),
+                ("exception", models.CharField(max_length=255)),
+                ("message", models.CharField(max_length=255)),
+                ("location", models.CharField(max_length=255)),
                 ("attempts", models.PositiveIntegerField(default=1)),
                 ("replays", models.PositiveIntegerField(default=0)),
                 ("unconfirmed", models.BooleanField(default=False)),
                 ("error", models.TextField()),
                 ("body", models.BinaryField()),
-                ("body_size", models.PositiveIntegerField(verbose_name="bytes")),
+                ("body_size", models.PositiveIntegerField()),
                 ("headers_raw", models.BinaryField()),
-                ("content_type", models.CharField(blank=True, max_length=255)),
-                ("content_encoding", models.CharField(blank=True, max_length=255)),
+                ("content_type", models.CharField(max_length=255)),
+                ("content_encoding", models.CharField(max_length=255)),
                 (
                     "group",
                     models.ForeignKey(
-                        blank=True,
                         db_index=False,
-                        editable=False,
                         null=True,
                         on_delete=django.db.models.deletion.DO_NOTHING,
                         related_name="event_set",
@@ -222,9 +168,6 @@ class Migration(migrations.Migration):
                         name="amqp_events_correlation",
                         opclasses=["varchar_pattern_ops"],
                     ),
-                    models.Index(
-                        fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"
-                    ),
                     PartialIndex(
                         where={"unconfirmed": True},
                         fields=["id"],
@@ -238,48 +181,17 @@ class Migration(migrations.Migration):
                         fields=["group", "-last_failed_at", "-id"],
                         name="amqp_events_group_open",
                     ),
-                    PartialIndex(
-                        where={"state": "archived"},
-                        fields=["handler", "-last_failed_at", "-id"],
-                        name="amqp_events_handler_open",
-                    ),
-                    PartialIndex(
-                        where={"state": "archived"},
-                        fields=["name", "-last_failed_at", "-id"],
-                        name="amqp_events_name_open",
-                    ),
-                    PartialIndex(
-                        where={"state": "archived"},
-                        fields=["exception", "-last_failed_at", "-id"],
-                        name="amqp_events_exc_open",
-                    ),
-                    PartialIndex(
-                        where={"state": "archived"},
-                        fields=["reason", "-last_failed_at", "-id"],
-                        name="amqp_events_reason_open",
-                    ),
                 ],
             },
         ),
         migrations.CreateModel(
             name="GroupAction",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
-                (
-                    "action",
-                    models.CharField(
-                        choices=[("note", "note"), ("assign", "assigned"), ("ticket", "ticket")],
-                        max_length=16,
-                    ),
-                ),
-                ("by", models.CharField(blank=True, max_length=255)),
-                ("text", models.TextField(blank=True)),
+                ("action", models.CharField(max_length=16)),
+                ("by", models.CharField(max_length=255)),
+                ("text", models.TextField()),
                 (
                     "group",
                     models.ForeignKey(
@@ -298,16 +210,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="GroupCountChange",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
                 ("hour", models.DateTimeField()),
                 ("open", models.IntegerField(default=0)),
-                ("again", models.IntegerField(default=0)),
                 ("going", models.IntegerField(default=0)),
                 ("archived", models.PositiveIntegerField(default=0)),
                 ("succeeded", models.PositiveIntegerField(default=0)),
@@ -326,7 +232,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "ordering": ["pk"],
                 "default_permissions": (),
                 "indexes": [
                     models.Index(fields=["group"], name="amqp_change_group"),
@@ -336,26 +241,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="GroupHour",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("hour", models.DateTimeField()),
                 ("archived", models.PositiveIntegerField(default=0)),
                 ("succeeded", models.PositiveIntegerField(default=0)),
                 ("discarded", models.PositiveIntegerField(default=0)),
-                (
-                    "group",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="hour_set",
-                        to="django_amqp_events.failuregroup",
-                    ),
-                ),
+                ("group_id", models.UUIDField()),
             ],
             options={
                 "default_permissions": (),
@@ -363,24 +254,21 @@ class Migration(migrations.Migration):
                     models.Index(fields=["hour"], name="amqp_tally_by_hour"),
                 ],
                 "constraints": [
-                    models.UniqueConstraint(fields=("group", "hour"), name="amqp_tally_hour"),
+                    models.UniqueConstraint(fields=("group_id", "hour"), name="amqp_tally_hour"),
                 ],
             },
         ),
         migrations.CreateModel(
             name="InboxEntry",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
                 ("handler", models.CharField(max_length=255)),
-                (
-                    "source",
-                    models.CharField(blank=True, max_length=255, verbose_name="published by"),
-                ),
-                ("event_id", models.CharField(max_length=255, verbose_name="event id")),
-                ("name", models.CharField(max_length=255, verbose_name="event")),
-                ("handled_at", models.DateTimeField(verbose_name="handled")),
-                ("superseded", models.BooleanField(default=False, verbose_name="superseded")),
+                ("source", models.CharField(max_length=255)),
+                ("event_id", models.CharField(max_length=255)),
+                ("name", models.CharField(max_length=255)),
+                ("handled_at", models.DateTimeField()),
+                ("superseded", models.BooleanField(default=False)),
             ],
             options={
                 "verbose_name": "inbox entry",
@@ -400,7 +288,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="LatestVersion",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
                 ("handler", models.CharField(max_length=255)),
                 ("thing", models.CharField(max_length=255)),
@@ -419,28 +307,22 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OutboxEvent",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
-                ("event_id", models.CharField(max_length=255, verbose_name="event id")),
-                ("name", models.CharField(max_length=255, verbose_name="event")),
+                ("event_id", models.CharField(max_length=255)),
+                ("name", models.CharField(max_length=255)),
                 ("exchange", models.CharField(max_length=255)),
                 ("envelope", models.TextField()),
                 ("body", models.BinaryField()),
-                ("size", models.PositiveIntegerField(verbose_name="bytes")),
-                ("created_at", models.DateTimeField(verbose_name="published")),
-                ("due_at", models.DateTimeField(verbose_name="due")),
-                (
-                    "claim",
-                    models.CharField(blank=True, editable=False, max_length=80, null=True),
-                ),
+                ("size", models.PositiveIntegerField()),
+                ("created_at", models.DateTimeField()),
+                ("due_at", models.DateTimeField()),
+                ("claim", models.CharField(max_length=80, null=True)),
                 ("attempts", models.PositiveIntegerField(default=0)),
                 ("error", models.TextField()),
-                (
-                    "discarded_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="discarded"),
-                ),
-                ("discarded_by", models.CharField(blank=True, max_length=255)),
-                ("discard_reason", models.TextField(blank=True)),
+                ("discarded_at", models.DateTimeField(null=True)),
+                ("discarded_by", models.CharField(max_length=255)),
+                ("discard_reason", models.TextField()),
             ],
             options={
                 "verbose_name": "outbox event",
@@ -471,49 +353,27 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ReplayBatch",
             fields=[
-                (
-                    "id",
-                    models.UUIDField(
-                        default=uuid.uuid4, editable=False, primary_key=True, serialize=False
-                    ),
-                ),
+                ("id", models.UUIDField(default=uuid.uuid4, primary_key=True, serialize=False)),
                 ("service", models.CharField(max_length=255)),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("draft", "not started"),
-                            ("running", "running"),
-                            ("paused", "paused"),
-                            ("done", "done"),
-                            ("cancelled", "cancelled"),
-                        ],
-                        default="draft",
-                        max_length=16,
-                        verbose_name="state",
-                    ),
-                ),
+                ("state", models.CharField(default="draft", max_length=16)),
                 ("title", models.TextField()),
-                ("group", models.UUIDField(blank=True, null=True)),
-                ("plan", models.JSONField(blank=True, null=True)),
-                ("reason", models.TextField(blank=True, verbose_name="reason")),
-                ("rate", models.FloatField(blank=True, null=True)),
-                ("canary", models.PositiveIntegerField(blank=True, null=True)),
+                ("group", models.UUIDField(null=True)),
+                ("plan", models.JSONField(null=True)),
+                ("reason", models.TextField()),
+                ("rate", models.FloatField(null=True)),
+                ("canary", models.PositiveIntegerField(null=True)),
                 ("trusted", models.BooleanField(default=False)),
-                ("threshold", models.PositiveSmallIntegerField(blank=True, null=True)),
+                ("threshold", models.PositiveSmallIntegerField(null=True)),
                 ("note", models.TextField()),
                 ("version", models.PositiveIntegerField(default=0)),
-                ("created_at", models.DateTimeField(verbose_name="created")),
-                (
-                    "created_by",
-                    models.CharField(blank=True, max_length=255, verbose_name="created by"),
-                ),
-                ("started_at", models.DateTimeField(blank=True, null=True)),
-                ("started_by", models.CharField(blank=True, max_length=255)),
-                ("resumed_at", models.DateTimeField(blank=True, null=True)),
-                ("finished_at", models.DateTimeField(blank=True, null=True)),
-                ("runner", models.UUIDField(blank=True, editable=False, null=True)),
-                ("leased_until", models.DateTimeField(blank=True, null=True)),
+                ("created_at", models.DateTimeField()),
+                ("created_by", models.CharField(max_length=255)),
+                ("started_at", models.DateTimeField(null=True)),
+                ("started_by", models.CharField(max_length=255)),
+                ("resumed_at", models.DateTimeField(null=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                ("runner", models.UUIDField(null=True)),
+                ("leased_until", models.DateTimeField(null=True)),
                 ("total", models.PositiveIntegerField(default=0)),
                 ("pending", models.PositiveIntegerField(default=0)),
                 ("queued", models.PositiveIntegerField(default=0)),
@@ -523,29 +383,25 @@ class Migration(migrations.Migration):
                 ("unconfirmed", models.PositiveIntegerField(default=0)),
                 ("returned", models.PositiveIntegerField(default=0)),
                 ("skipped", models.PositiveIntegerField(default=0)),
-                ("counted_at", models.DateTimeField(blank=True, null=True)),
+                ("counted_at", models.DateTimeField(null=True)),
             ],
             options={
                 "verbose_name": "replay batch",
                 "verbose_name_plural": "replay batches",
                 "ordering": ["-created_at", "-pk"],
                 "default_permissions": ("view",),
-                "indexes": [
-                    models.Index(fields=["-created_at", "-id"], name="amqp_batch_created"),
-                    models.Index(fields=["state", "-created_at", "-id"], name="amqp_batch_state"),
-                ],
             },
         ),
         migrations.CreateModel(
             name="Revision",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("number", models.PositiveIntegerField()),
                 ("base", models.PositiveIntegerField(default=0)),
                 ("body", models.BinaryField()),
-                ("by", models.CharField(blank=True, max_length=255)),
+                ("by", models.CharField(max_length=255)),
                 ("at", models.DateTimeField()),
-                ("reason", models.TextField(blank=True)),
+                ("reason", models.TextField()),
                 (
                     "event",
                     models.ForeignKey(
@@ -569,35 +425,19 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Replay",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ("position", models.PositiveIntegerField(blank=True, null=True)),
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
+                ("position", models.PositiveIntegerField(null=True)),
                 ("version", models.PositiveIntegerField(default=0)),
-                ("number", models.PositiveIntegerField(blank=True, null=True)),
+                ("number", models.PositiveIntegerField(null=True)),
                 ("forced", models.BooleanField(default=False)),
-                ("handler", models.CharField(blank=True, max_length=255)),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("pending", "pending"),
-                            ("queued", "queued"),
-                            ("published", "in progress"),
-                            ("succeeded", "succeeded"),
-                            ("failed", "failed again"),
-                            ("unconfirmed", "not confirmed"),
-                            ("returned", "not published"),
-                            ("skipped", "skipped"),
-                        ],
-                        default="queued",
-                        max_length=16,
-                    ),
-                ),
+                ("handler", models.CharField(max_length=255)),
+                ("state", models.CharField(default="queued", max_length=16)),
                 ("requested_at", models.DateTimeField()),
-                ("requested_by", models.CharField(blank=True, max_length=255)),
-                ("reason", models.TextField(blank=True)),
-                ("published_at", models.DateTimeField(blank=True, null=True)),
-                ("finished_at", models.DateTimeField(blank=True, null=True)),
-                ("settled_at", models.DateTimeField(blank=True, null=True)),
+                ("requested_by", models.CharField(max_length=255)),
+                ("reason", models.TextField()),
+                ("published_at", models.DateTimeField(null=True)),
+                ("finished_at", models.DateTimeField(null=True)),
+                ("settled_at", models.DateTimeField(null=True)),
                 ("publishes", models.PositiveIntegerField(default=0)),
                 ("error", models.TextField()),
                 (
@@ -612,7 +452,6 @@ class Migration(migrations.Migration):
                 (
                     "batch",
                     models.ForeignKey(
-                        blank=True,
                         db_index=False,
                         null=True,
                         on_delete=django.db.models.deletion.DO_NOTHING,
@@ -623,7 +462,6 @@ class Migration(migrations.Migration):
                 (
                     "revision",
                     models.ForeignKey(
-                        blank=True,
                         null=True,
                         on_delete=django.db.models.deletion.RESTRICT,
                         related_name="replay_set",
@@ -651,15 +489,14 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ArchivedFailure",
             fields=[
-                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("reason", models.CharField(max_length=32)),
-                ("exception", models.CharField(blank=True, max_length=255)),
-                ("message", models.CharField(blank=True, max_length=255)),
-                ("attempts", models.PositiveIntegerField(default=1)),
+                ("exception", models.CharField(max_length=255)),
+                ("message", models.CharField(max_length=255)),
                 ("failed_at", models.DateTimeField()),
                 ("mirrored_at", models.DateTimeField()),
                 ("late", models.BooleanField(default=False)),
-                ("document", models.TextField(blank=True)),
+                ("document", models.TextField()),
                 (
                     "event",
                     models.ForeignKey(
@@ -671,7 +508,6 @@ class Migration(migrations.Migration):
                 (
                     "replay",
                     models.ForeignKey(
-                        blank=True,
                         null=True,
                         on_delete=django.db.models.deletion.SET_NULL,
                         related_name="failure_set",
@@ -687,29 +523,11 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ArchiveAction",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
-                (
-                    "action",
-                    models.CharField(
-                        choices=[
-                            ("replay", "replayed"),
-                            ("edit", "edited and replayed"),
-                            ("force", "replayed by force"),
-                            ("discard", "discarded"),
-                            ("resolve", "marked as resolved"),
-                            ("restore", "restored"),
-                        ],
-                        max_length=16,
-                    ),
-                ),
-                ("by", models.CharField(blank=True, max_length=255)),
-                ("reason", models.TextField(blank=True)),
+                ("action", models.CharField(max_length=16)),
+                ("by", models.CharField(max_length=255)),
+                ("reason", models.TextField()),
                 (
                     "event",
                     models.ForeignKey(
@@ -718,76 +536,26 @@ class Migration(migrations.Migration):
                         to="django_amqp_events.archivedevent",
                     ),
                 ),
-                (
-                    "replay",
-                    models.ForeignKey(
-                        blank=True,
-                        db_constraint=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
-                        related_name="+",
-                        to="django_amqp_events.replay",
-                    ),
-                ),
-                (
-                    "batch",
-                    models.ForeignKey(
-                        blank=True,
-                        db_constraint=False,
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
-                        related_name="+",
-                        to="django_amqp_events.replaybatch",
-                    ),
-                ),
-                (
-                    "group",
-                    models.ForeignKey(
-                        blank=True,
-                        db_constraint=False,
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.DO_NOTHING,
-                        related_name="+",
-                        to="django_amqp_events.failuregroup",
-                    ),
-                ),
+                ("replay_id", models.UUIDField(null=True)),
+                ("batch_id", models.UUIDField(null=True)),
+                ("group_id", models.UUIDField(null=True)),
             ],
             options={
                 "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
                 "indexes": [
-                    models.Index(fields=["group", "-at", "-id"], name="amqp_action_group"),
+                    models.Index(fields=["group_id", "-at", "-id"], name="amqp_action_group"),
                 ],
             },
         ),
         migrations.CreateModel(
             name="ReplayBatchAction",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
-                (
-                    "action",
-                    models.CharField(
-                        choices=[
-                            ("freeze", "created"),
-                            ("start", "started"),
-                            ("pause", "paused"),
-                            ("resume", "resumed"),
-                            ("cancel", "cancelled"),
-                            ("finish", "finished"),
-                        ],
-                        max_length=16,
-                    ),
-                ),
-                ("by", models.CharField(blank=True, max_length=255)),
+                ("action", models.CharField(max_length=16)),
+                ("by", models.CharField(max_length=255)),
                 ("note", models.TextField()),
                 (
                     "batch",
@@ -807,12 +575,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="SearchValue",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("path", models.CharField(max_length=255)),
                 ("value", models.CharField(max_length=255)),
                 (
@@ -826,7 +589,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "ordering": ["pk"],
                 "default_permissions": (),
                 "indexes": [
                     models.Index(
@@ -845,12 +607,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Snapshot",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.DateTimeField()),
                 ("service", models.CharField(max_length=255)),
                 ("seen", models.BooleanField(default=False)),
@@ -875,11 +632,7 @@ class Migration(migrations.Migration):
                 "permissions": [("view_dashboard", "Can view the dashboard")],
                 "proxy": True,
                 "default_permissions": (),
-                "indexes": [],
-                "constraints": [],
             },
             bases=("django_amqp_events.snapshot",),
         ),
-        migrations.RunPython(_databases.compress, migrations.RunPython.noop),
-        migrations.RunPython(_databases.correlate, migrations.RunPython.noop),
     ]

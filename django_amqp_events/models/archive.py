@@ -18,7 +18,15 @@ from ..message.formats import STRUCTURED, media_type
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE, EVENT_FORMAT
 from ..message.text import visible
 from ..message.types import Payload, Received, task_id
-from .base import LENGTH, AppendOnly, DocumentField, Moment, PartialIndex, read_document
+from .base import (
+    LENGTH,
+    AppendOnly,
+    ChoiceField,
+    DocumentField,
+    Moment,
+    PartialIndex,
+    read_document,
+)
 from .groups import FailureGroup
 from .reason_field import ReasonField
 
@@ -39,11 +47,8 @@ class ArchivedEvent(models.Model):
     Attributes:
         id: derived from the message, so that the same message always makes the same row
             (:meth:`django_amqp_events.message.archive_message.Archived.identity`).
-        service: the service of the handler.
         handler: ``""`` if none was found.
-        queue: the queue in which the message was.
         event_id: as published; a message without an id gets one.
-        first_failed_at, last_failed_at: of all failures.
         version: counts changes of state; a decision names the version that it is about.
         reason, detail, exception, message, location: of the last failure; *location* is its
             innermost frame outside of installed packages.
@@ -59,35 +64,33 @@ class ArchivedEvent(models.Model):
     #: Columns that are read only where they are shown or published.
     LARGE: ClassVar = ("body", "headers_raw", "detail")
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
-    handler = models.CharField(max_length=LENGTH, blank=True)
-    queue = models.CharField(max_length=LENGTH, blank=True)
-    name = models.CharField(_("event"), max_length=LENGTH)
-    event_id = models.CharField(_("event id"), max_length=LENGTH)
-    source = models.CharField(_("published by"), max_length=LENGTH, blank=True)
-    correlation_id = models.CharField(_("correlation id"), max_length=LENGTH, blank=True)
-    causation_id = models.CharField(_("causation id"), max_length=LENGTH, blank=True)
-    published_at = Moment(_("published"), null=True, blank=True)
-    first_failed_at = Moment(_("first failed"))
-    last_failed_at = Moment(_("last failed"))
-    mirrored_at = Moment(_("mirrored"))
-    state = models.CharField(max_length=16, choices=State, default=State.ARCHIVED)
-    state_since = Moment(_("in this state since"))
+    handler = models.CharField(max_length=LENGTH)
+    queue = models.CharField(max_length=LENGTH)
+    name = models.CharField(max_length=LENGTH)
+    event_id = models.CharField(max_length=LENGTH)
+    source = models.CharField(max_length=LENGTH)
+    correlation_id = models.CharField(max_length=LENGTH)
+    causation_id = models.CharField(max_length=LENGTH)
+    published_at = Moment(null=True)
+    first_failed_at = Moment()
+    last_failed_at = Moment()
+    mirrored_at = Moment()
+    state = ChoiceField(max_length=16, choices=State, default=State.ARCHIVED)
+    state_since = Moment()
     version = models.PositiveIntegerField(default=0)
     reason = models.CharField(max_length=32)
-    detail = models.TextField(blank=True)
-    exception = models.CharField(max_length=LENGTH, blank=True)
-    message = models.CharField(max_length=LENGTH, blank=True)
-    location = models.CharField(_("failing line"), max_length=LENGTH, blank=True)
+    detail = models.TextField()
+    exception = models.CharField(max_length=LENGTH)
+    message = models.CharField(max_length=LENGTH)
+    location = models.CharField(max_length=LENGTH)
     # A group with events is never deleted.
     group = models.ForeignKey(
         FailureGroup,
         models.DO_NOTHING,
         related_name="event_set",
         null=True,
-        blank=True,
-        editable=False,
         db_index=False,
     )
     attempts = models.PositiveIntegerField(default=1)
@@ -95,10 +98,10 @@ class ArchivedEvent(models.Model):
     unconfirmed = models.BooleanField(default=False)
     error = ReasonField()
     body = models.BinaryField()
-    body_size = models.PositiveIntegerField(_("bytes"))
+    body_size = models.PositiveIntegerField()
     headers_raw = models.BinaryField()
-    content_type = models.CharField(max_length=LENGTH, blank=True)
-    content_encoding = models.CharField(max_length=LENGTH, blank=True)
+    content_type = models.CharField(max_length=LENGTH)
+    content_encoding = models.CharField(max_length=LENGTH)
 
     class Meta:
         verbose_name = _("archived event")
@@ -134,8 +137,6 @@ class ArchivedEvent(models.Model):
                 name="amqp_events_correlation",
                 opclasses=["varchar_pattern_ops"],
             ),
-            # For alerts, which are of one service.
-            models.Index(fields=["service", "-last_failed_at", "-id"], name="amqp_events_service"),
             # Partial: it is empty while every publish is confirmed.
             PartialIndex(
                 fields=["id"],
@@ -144,19 +145,10 @@ class ArchivedEvent(models.Model):
             ),
             models.Index(fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"),
             # For open events, where nearly all others are settled.
-            *(
-                PartialIndex(
-                    fields=[column, "-last_failed_at", "-id"],
-                    name=f"amqp_events_{name}_open",
-                    where={"state": "archived"},
-                )
-                for column, name in (
-                    ("group", "group"),
-                    ("handler", "handler"),
-                    ("name", "name"),
-                    ("exception", "exc"),
-                    ("reason", "reason"),
-                )
+            PartialIndex(
+                fields=["group", "-last_failed_at", "-id"],
+                name="amqp_events_group_open",
+                where={"state": "archived"},
             ),
         ]
 
@@ -239,6 +231,7 @@ class SearchValue(models.Model):
             :func:`django_amqp_events.archive.search_values.as_text`.
     """
 
+    id = models.BigAutoField(primary_key=True)
     event = models.ForeignKey(
         ArchivedEvent, models.CASCADE, related_name="search_values", db_index=False
     )
@@ -246,7 +239,6 @@ class SearchValue(models.Model):
     value = models.CharField(max_length=LENGTH)
 
     class Meta:
-        ordering: ClassVar = ["pk"]
         default_permissions = ()
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["event", "path", "value"], name="amqp_search_unique"),
@@ -268,17 +260,15 @@ class Revision(AppendOnly):
     """A payload published in place of an event's own; the event keeps its body. Append-only.
 
     Attributes:
-        number: 1 for the first revision of the event.
         base: the revision that the edit began with, 0 for the event's own body.
-        body: as published.
     """
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="revision_set")
     number = models.PositiveIntegerField()
     base = models.PositiveIntegerField(default=0)
     body = models.BinaryField()
-    reason = models.TextField(blank=True)
+    reason = models.TextField()
 
     class Meta(AppendOnly.Meta):
         ordering: ClassVar = ["number"]
@@ -315,24 +305,21 @@ class ArchivedFailure(models.Model):
     Attributes:
         id: derived from the message, so that storing it twice makes one row.
         replay: the replay that failed, ``None`` for the first run.
-        attempts, failed_at: of this run; *failed_at* is its last attempt.
+        failed_at: of the last attempt of this run.
         late: it arrived after the event was settled, or belongs to an older replay.
         document: the header ``event-archive``: traceback, frames, attempts, deaths.
     """
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="failure_set")
-    replay = models.ForeignKey(
-        "Replay", models.SET_NULL, related_name="failure_set", null=True, blank=True
-    )
+    replay = models.ForeignKey("Replay", models.SET_NULL, related_name="failure_set", null=True)
     reason = models.CharField(max_length=32)
-    exception = models.CharField(max_length=LENGTH, blank=True)
-    message = models.CharField(max_length=LENGTH, blank=True)
-    attempts = models.PositiveIntegerField(default=1)
+    exception = models.CharField(max_length=LENGTH)
+    message = models.CharField(max_length=LENGTH)
     failed_at = Moment()
     mirrored_at = Moment()
     late = models.BooleanField(default=False)
-    document = DocumentField(blank=True)
+    document = DocumentField()
 
     class Meta:
         ordering: ClassVar = ["failed_at"]
@@ -351,9 +338,9 @@ class ArchiveAction(AppendOnly):
     """An action on an archived event. Append-only.
 
     Attributes:
-        replay: the replay that the action started.
-        batch: the batch of the replay; its id stays when the batch is deleted.
-        group: the event's failure group at that time.
+        replay_id: of the replay that the action started.
+        batch_id: of the replay's batch; it stays when the batch is deleted.
+        group_id: of the event's failure group at that time.
     """
 
     class Action(models.TextChoices):
@@ -364,35 +351,18 @@ class ArchiveAction(AppendOnly):
         RESOLVE = "resolve", _("marked as resolved")
         RESTORE = "restore", _("restored")
 
+    id = models.BigAutoField(primary_key=True)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="action_set")
-    action = models.CharField(max_length=16, choices=Action)
-    reason = models.TextField(blank=True)
-    # These without a constraint, so that deleting a row changes no action.
-    replay = models.ForeignKey(
-        "Replay", models.DO_NOTHING, null=True, blank=True, related_name="+", db_constraint=False
-    )
-    batch = models.ForeignKey(
-        "ReplayBatch",
-        models.DO_NOTHING,
-        null=True,
-        blank=True,
-        related_name="+",
-        db_constraint=False,
-        db_index=False,
-    )
-    group = models.ForeignKey(
-        FailureGroup,
-        models.DO_NOTHING,
-        null=True,
-        blank=True,
-        related_name="+",
-        db_constraint=False,
-        db_index=False,
-    )
+    action = ChoiceField(max_length=16, choices=Action)
+    reason = models.TextField()
+    # Not foreign keys, so that deleting a row changes no action.
+    replay_id = models.UUIDField(null=True)
+    batch_id = models.UUIDField(null=True)
+    group_id = models.UUIDField(null=True)
 
     class Meta(AppendOnly.Meta):
         indexes: ClassVar = [
-            models.Index(fields=["group", "-at", "-id"], name="amqp_action_group"),
+            models.Index(fields=["group_id", "-at", "-id"], name="amqp_action_group"),
         ]
 
     def __str__(self) -> str:

@@ -19,9 +19,19 @@ LENGTH: Final = 255
 
 
 if TYPE_CHECKING:
+    _CharField = models.CharField[str, str]
     _TextField = models.TextField[str, str]
 else:
-    _TextField = models.TextField
+    _CharField, _TextField = models.CharField, models.TextField
+
+
+class ChoiceField(_CharField):
+    """A name of a ``TextChoices``; migrations do not have the names."""
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        kwargs.pop("choices", None)
+        return name, "django.db.models.CharField", args, kwargs
 
 
 class DocumentField(_TextField):
@@ -93,9 +103,6 @@ class AppendOnlyRows(models.QuerySet[M]):
     def delete(self) -> NoReturn:
         raise AppendOnlyError.of(self.model.__name__)
 
-    def bulk_update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise AppendOnlyError.of(self.model.__name__)
-
     def bulk_create(self, *args: Any, update_conflicts: bool = False, **kwargs: Any) -> list[M]:
         if update_conflicts:
             raise AppendOnlyError.of(self.model.__name__)
@@ -120,7 +127,7 @@ class AppendOnly(models.Model):
     """
 
     at = Moment()
-    by = models.CharField(max_length=LENGTH, blank=True)
+    by = models.CharField(max_length=LENGTH)
 
     objects = _AppendOnlyManager()
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..message.text import visible
 from ..reasons import Reason
-from .base import LENGTH, AppendOnly, Moment
+from .base import LENGTH, AppendOnly, ChoiceField, Moment
 
 
 class FailureGroup(models.Model):
@@ -19,11 +19,9 @@ class FailureGroup(models.Model):
     :mod:`django_amqp_events.archive.groups.group_counts`.
 
     Attributes:
-        id: derived from the next six
+        id: derived from the next five
             (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
-        reason: ``""`` if there is an exception.
         open: archived events.
-        again: open events that were replayed before.
         going: queued and replaying events.
         resolved_at: when its last open event was settled; ``None`` after a restore.
         reopened_at: when it failed again after that.
@@ -32,24 +30,22 @@ class FailureGroup(models.Model):
         edits: counts changes of note, assignee and ticket; a change names the one that it is about.
     """
 
-    id = models.UUIDField(primary_key=True, editable=False)
-    algorithm = models.PositiveIntegerField()
+    id = models.UUIDField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
-    handler = models.CharField(max_length=LENGTH, blank=True)
-    exception = models.CharField(max_length=LENGTH, blank=True)
-    frame = models.CharField(_("failing function"), max_length=LENGTH, blank=True)
-    reason = models.CharField(max_length=32, blank=True)
-    first_seen = Moment(_("first seen"))
-    last_seen = Moment(_("last seen"))
+    handler = models.CharField(max_length=LENGTH)
+    exception = models.CharField(max_length=LENGTH)
+    frame = models.CharField(max_length=LENGTH)
+    reason = models.CharField(max_length=32)
+    first_seen = Moment()
+    last_seen = Moment()
     # Signed: changes folded out of order may be negative for a moment.
     open = models.IntegerField(default=0)
-    again = models.IntegerField(default=0)
     going = models.IntegerField(default=0)
-    resolved_at = Moment(_("resolved"), null=True, blank=True)
-    reopened_at = Moment(_("reopened"), null=True, blank=True)
-    note = models.TextField(blank=True)
-    assignee = models.CharField(max_length=LENGTH, blank=True)
-    ticket = models.CharField(max_length=LENGTH, blank=True)
+    resolved_at = Moment(null=True)
+    reopened_at = Moment(null=True)
+    note = models.TextField()
+    assignee = models.CharField(max_length=LENGTH)
+    ticket = models.CharField(max_length=LENGTH)
     edits = models.PositiveIntegerField(default=0)
 
     class Meta:
@@ -62,9 +58,6 @@ class FailureGroup(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
-            models.Index(fields=["handler", "-last_seen", "-id"], name="amqp_group_handler"),
-            models.Index(fields=["exception", "-last_seen", "-id"], name="amqp_group_exc"),
-            models.Index(fields=["assignee", "-last_seen", "-id"], name="amqp_group_assignee"),
         ]
 
     def __str__(self) -> str:
@@ -86,9 +79,10 @@ class GroupAction(AppendOnly):
         ASSIGN = "assign", _("assigned")
         TICKET = "ticket", _("ticket")
 
+    id = models.BigAutoField(primary_key=True)
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
-    action = models.CharField(max_length=16, choices=Action)
-    text = models.TextField(blank=True)
+    action = ChoiceField(max_length=16, choices=Action)
+    text = models.TextField()
 
     def __str__(self) -> str:
         return f"{self.get_action_display()} by {self.by or 'unknown'}"
@@ -102,10 +96,8 @@ class GroupHour(models.Model):
         succeeded, discarded: events that changed to this state.
     """
 
-    # No constraint, here and below: every transaction inserts rows, and they go with their group.
-    group = models.ForeignKey(
-        FailureGroup, models.CASCADE, related_name="hour_set", db_constraint=False, db_index=False
-    )
+    id = models.BigAutoField(primary_key=True)
+    group_id = models.UUIDField()
     hour = Moment()
     archived = models.PositiveIntegerField(default=0)
     succeeded = models.PositiveIntegerField(default=0)
@@ -114,7 +106,7 @@ class GroupHour(models.Model):
     class Meta:
         default_permissions = ()
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["group", "hour"], name="amqp_tally_hour"),
+            models.UniqueConstraint(fields=["group_id", "hour"], name="amqp_tally_hour"),
         ]
         indexes: ClassVar = [models.Index(fields=["hour"], name="amqp_tally_by_hour")]
 
@@ -129,17 +121,18 @@ class GroupCountChange(models.Model):
 
     Attributes:
         hour, archived, succeeded, discarded: as in :class:`GroupHour`.
-        open, again, going: added to those of the group.
+        open, going: added to those of the group.
         first_at, last_at: of the failures among them.
     """
 
+    id = models.BigAutoField(primary_key=True)
+    # No constraint: every transaction inserts rows, and they go with their group.
     group = models.ForeignKey(
         FailureGroup, models.CASCADE, related_name="change_set", db_constraint=False, db_index=False
     )
     at = Moment()
     hour = Moment()
     open = models.IntegerField(default=0)
-    again = models.IntegerField(default=0)
     going = models.IntegerField(default=0)
     archived = models.PositiveIntegerField(default=0)
     succeeded = models.PositiveIntegerField(default=0)
@@ -148,7 +141,6 @@ class GroupCountChange(models.Model):
     last_at = Moment(null=True)
 
     class Meta:
-        ordering: ClassVar = ["pk"]
         default_permissions = ()
         indexes: ClassVar = [models.Index(fields=["group"], name="amqp_change_group")]
 

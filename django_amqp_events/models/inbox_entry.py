@@ -20,14 +20,14 @@ class InboxEntry(models.Model):
         superseded: the handler did not run, since a newer event of the same thing was handled.
     """
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
     handler = models.CharField(max_length=LENGTH)
-    source = models.CharField(_("published by"), max_length=LENGTH, blank=True)
-    event_id = models.CharField(_("event id"), max_length=LENGTH)
-    name = models.CharField(_("event"), max_length=LENGTH)
-    handled_at = Moment(_("handled"))
-    superseded = models.BooleanField(_("superseded"), default=False)
+    source = models.CharField(max_length=LENGTH)
+    event_id = models.CharField(max_length=LENGTH)
+    name = models.CharField(max_length=LENGTH)
+    handled_at = Moment()
+    superseded = models.BooleanField(default=False)
 
     class Meta:
         verbose_name = _("inbox entry")
@@ -54,7 +54,7 @@ class LatestVersion(models.Model):
         version: an integer, or microseconds since 1970 (*is_time*).
     """
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
     handler = models.CharField(max_length=LENGTH)
     thing = models.CharField(max_length=LENGTH)

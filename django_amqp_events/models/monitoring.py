@@ -22,6 +22,7 @@ class Snapshot(models.Model):
         document: everything else, JSON.
     """
 
+    id = models.BigAutoField(primary_key=True)
     at = Moment()
     service = models.CharField(max_length=LENGTH)
     seen = models.BooleanField(default=False)
@@ -68,23 +69,21 @@ class Alert(models.Model):
         details: the problem and its remedy, as last seen.
     """
 
+    id = models.BigAutoField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
     kind = models.CharField(max_length=32)
-    key = models.CharField(max_length=LENGTH, blank=True)
+    key = models.CharField(max_length=LENGTH)
     since = Moment()
     last = Moment()
-    ended = Moment(null=True, blank=True)
+    ended = Moment(null=True)
     # MySQL has no conditional constraints. Not a GeneratedField: projects that patch
     # Field.deconstruct() could no longer run makemigrations.
-    open = models.BooleanField(null=True, default=True, editable=False)
+    open = models.BooleanField(null=True, default=True)
     details = ReasonField()
 
     class Meta:
         ordering: ClassVar = ["-since", "-pk"]
         default_permissions = ()
-        indexes: ClassVar = [
-            models.Index(fields=["service", "ended"], name="amqp_alert_ended"),
-        ]
         constraints: ClassVar = [
             # One row per problem, however many processes see it.
             models.UniqueConstraint(

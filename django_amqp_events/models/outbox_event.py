@@ -32,22 +32,22 @@ class OutboxEvent(models.Model):
     #: Columns that are read only where they are shown or published.
     LARGE: ClassVar = ("body", "envelope")
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     service = models.CharField(max_length=LENGTH)
-    event_id = models.CharField(_("event id"), max_length=LENGTH)
-    name = models.CharField(_("event"), max_length=LENGTH)
+    event_id = models.CharField(max_length=LENGTH)
+    name = models.CharField(max_length=LENGTH)
     exchange = models.CharField(max_length=LENGTH)
     envelope = models.TextField()
     body = models.BinaryField()
-    size = models.PositiveIntegerField(_("bytes"))
-    created_at = Moment(_("published"))
-    due_at = Moment(_("due"))
-    claim = models.CharField(max_length=80, null=True, blank=True, editable=False)  # noqa: DJ001
+    size = models.PositiveIntegerField()
+    created_at = Moment()
+    due_at = Moment()
+    claim = models.CharField(max_length=80, null=True)  # noqa: DJ001
     attempts = models.PositiveIntegerField(default=0)
     error = ReasonField()
-    discarded_at = Moment(_("discarded"), null=True, blank=True)
-    discarded_by = models.CharField(max_length=LENGTH, blank=True)
-    discard_reason = models.TextField(blank=True)
+    discarded_at = Moment(null=True)
+    discarded_by = models.CharField(max_length=LENGTH)
+    discard_reason = models.TextField()
 
     class Meta:
         verbose_name = _("outbox event")

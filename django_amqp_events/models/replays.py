@@ -12,7 +12,7 @@ from ..message.text import visible
 from ..message.types import Received, task_id
 from ..reasons import Reason
 from .archive import ArchivedEvent, Revision
-from .base import LENGTH, AppendOnly, Moment, PartialIndex
+from .base import LENGTH, AppendOnly, ChoiceField, Moment, PartialIndex
 from .reason_field import ReasonField
 
 
@@ -25,7 +25,6 @@ class ReplayBatch(models.Model):
         title: which events, for people; ``None`` if they were selected one by one.
         group: the failure group whose events were selected, if it was one.
         plan: the last preview (:mod:`django_amqp_events.archive.batches.preview`).
-        reason: recorded in the history of each event.
         rate: events per second at most.
         canary: events that are published first.
         trusted: the canary succeeded, or a person resumed the batch.
@@ -34,7 +33,6 @@ class ReplayBatch(models.Model):
         version: counts changes of state; an action names the one that its page showed.
         resumed_at: earlier outcomes do not count for the threshold.
         runner, leased_until: the process that holds it, and the end of its lease.
-        total: events in the batch.
         pending, queued, …: events by :class:`Replay.State` at *counted_at*.
     """
 
@@ -48,27 +46,27 @@ class ReplayBatch(models.Model):
         DONE = "done", _("done")
         CANCELLED = "cancelled", _("cancelled")
 
-    id = models.UUIDField(primary_key=True, default=uuid4, editable=False)
+    id = models.UUIDField(primary_key=True, default=uuid4)
     service = models.CharField(max_length=LENGTH)
-    state = models.CharField(_("state"), max_length=16, choices=State, default=State.DRAFT)
+    state = ChoiceField(max_length=16, choices=State, default=State.DRAFT)
     title = ReasonField()
-    group = models.UUIDField(null=True, blank=True)
-    plan = models.JSONField(null=True, blank=True)
-    reason = models.TextField(_("reason"), blank=True)
-    rate = models.FloatField(null=True, blank=True)
-    canary = models.PositiveIntegerField(null=True, blank=True)
+    group = models.UUIDField(null=True)
+    plan = models.JSONField(null=True)
+    reason = models.TextField()
+    rate = models.FloatField(null=True)
+    canary = models.PositiveIntegerField(null=True)
     trusted = models.BooleanField(default=False)
-    threshold = models.PositiveSmallIntegerField(null=True, blank=True)
+    threshold = models.PositiveSmallIntegerField(null=True)
     note = ReasonField()
     version = models.PositiveIntegerField(default=0)
-    created_at = Moment(_("created"))
-    created_by = models.CharField(_("created by"), max_length=LENGTH, blank=True)
-    started_at = Moment(null=True, blank=True)
-    started_by = models.CharField(max_length=LENGTH, blank=True)
-    resumed_at = Moment(null=True, blank=True)
-    finished_at = Moment(null=True, blank=True)
-    runner = models.UUIDField(null=True, blank=True, editable=False)
-    leased_until = Moment(null=True, blank=True)
+    created_at = Moment()
+    created_by = models.CharField(max_length=LENGTH)
+    started_at = Moment(null=True)
+    started_by = models.CharField(max_length=LENGTH)
+    resumed_at = Moment(null=True)
+    finished_at = Moment(null=True)
+    runner = models.UUIDField(null=True)
+    leased_until = Moment(null=True)
     total = models.PositiveIntegerField(default=0)
     pending = models.PositiveIntegerField(default=0)
     queued = models.PositiveIntegerField(default=0)
@@ -78,17 +76,13 @@ class ReplayBatch(models.Model):
     unconfirmed = models.PositiveIntegerField(default=0)
     returned = models.PositiveIntegerField(default=0)
     skipped = models.PositiveIntegerField(default=0)
-    counted_at = Moment(null=True, blank=True)
+    counted_at = Moment(null=True)
 
     class Meta:
         verbose_name = _("replay batch")
         verbose_name_plural = _("replay batches")
         ordering: ClassVar = ["-created_at", "-pk"]
         default_permissions = ("view",)
-        indexes: ClassVar = [
-            models.Index(fields=["-created_at", "-id"], name="amqp_batch_created"),
-            models.Index(fields=["state", "-created_at", "-id"], name="amqp_batch_state"),
-        ]
 
     def __str__(self) -> str:
         return f"{visible(self.name.translated())} ({str(self.pk)[:8]})"
@@ -126,8 +120,9 @@ class ReplayBatchAction(AppendOnly):
         CANCEL = "cancel", _("cancelled")
         FINISH = "finish", _("finished")
 
+    id = models.BigAutoField(primary_key=True)
     batch = models.ForeignKey(ReplayBatch, models.CASCADE, related_name="action_set")
-    action = models.CharField(max_length=16, choices=Action)
+    action = ChoiceField(max_length=16, choices=Action)
     note = ReasonField()
 
     def __str__(self) -> str:
@@ -143,14 +138,12 @@ class Replay(models.Model):
         id: also in the published message.
         event: deleting it deletes its replays; the batch counts these as deleted.
         batch: the one that claimed it last, ``None`` for a replay of its own.
-        position: in the batch.
         version: the event is replayed only if it has this version.
         number: 1 for the first replay of the event; ``None`` if it is pending, skipped or was not
             published.
         revision: published in place of the event's own body, if set.
         forced: it may run although an earlier replay has not reported back.
         handler: the destination, which may be the new name of the event's handler.
-        state: changed in the transaction that changes the state of the event.
         requested_by: a user's name, or a command's.
         published_at: time of the last confirm.
         finished_at: by the worker's clock.
@@ -169,7 +162,7 @@ class Replay(models.Model):
         RETURNED = "returned", _("not published")
         SKIPPED = "skipped", _("skipped")
 
-    id = models.UUIDField(primary_key=True, editable=False)
+    id = models.UUIDField(primary_key=True)
     # Its index is the one of the number.
     event = models.ForeignKey(
         ArchivedEvent, models.CASCADE, related_name="replay_set", db_index=False
@@ -179,25 +172,22 @@ class Replay(models.Model):
         models.DO_NOTHING,
         related_name="replay_set",
         null=True,
-        blank=True,
         db_index=False,
     )
-    position = models.PositiveIntegerField(null=True, blank=True)
+    position = models.PositiveIntegerField(null=True)
     version = models.PositiveIntegerField(default=0)
-    number = models.PositiveIntegerField(null=True, blank=True)
+    number = models.PositiveIntegerField(null=True)
     # Not SET_NULL: the event's own body would be published instead.
-    revision = models.ForeignKey(
-        Revision, models.RESTRICT, related_name="replay_set", null=True, blank=True
-    )
+    revision = models.ForeignKey(Revision, models.RESTRICT, related_name="replay_set", null=True)
     forced = models.BooleanField(default=False)
-    handler = models.CharField(max_length=LENGTH, blank=True)
-    state = models.CharField(max_length=16, choices=State, default=State.QUEUED)
+    handler = models.CharField(max_length=LENGTH)
+    state = ChoiceField(max_length=16, choices=State, default=State.QUEUED)
     requested_at = Moment()
-    requested_by = models.CharField(max_length=LENGTH, blank=True)
-    reason = models.TextField(blank=True)
-    published_at = Moment(null=True, blank=True)
-    finished_at = Moment(null=True, blank=True)
-    settled_at = Moment(null=True, blank=True)
+    requested_by = models.CharField(max_length=LENGTH)
+    reason = models.TextField()
+    published_at = Moment(null=True)
+    finished_at = Moment(null=True)
+    settled_at = Moment(null=True)
     publishes = models.PositiveIntegerField(default=0)
     error = ReasonField()
 

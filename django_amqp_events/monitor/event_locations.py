@@ -16,7 +16,7 @@ from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from ..archive import eligibility, inbox_retention, tables
-from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid, sort_few
+from ..archive.selection import SearchTerm, matching, parse_uuid, sort_few
 from ..broker import topology
 from ..broker.topology import Queue
 from ..callables import nothing
@@ -114,7 +114,7 @@ def locate(
     """Find events by the id of an event, replay or archived row, or by a search value.
 
     Args:
-        value: an id of an archived event may be shortened; a search value is ``17``,
+        value: an id, or a search value: ``17``,
             ``order_id=17`` or ``customer.email=ann@*``.
         kinds: the tables to read.
         events: the archived events that may be found, by default all of them.
@@ -197,10 +197,6 @@ def _matching(value: str, using: str, *, by_value: bool) -> Q:
         replays = Replay.objects.using(using).filter(pk=uuid)
         condition |= Q(pk__in=[uuid, *replays.values_list("event_id", flat=True)])
         condition |= Q(event_id=str(uuid))
-    for short in expand_id(value):
-        condition |= Q(event_id=short)
-        if (uuid := parse_uuid(short)) is not None:
-            condition |= Q(pk=uuid)
     term = SearchTerm.parse_any(value) if by_value else None
     return condition if term is None else condition | matching([term], using, too_many=nothing)
 

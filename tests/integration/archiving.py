@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from django_amqp_events.archive import mirror
+from django_amqp_events.archive import mirror, row_writer
+from django_amqp_events.archive.entries import Item, read_entries
 from django_amqp_events.archive.mirror import Mirror
 from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.broker.confirms import ConfirmChannel
+from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import archive_message, decoding, encoding
 from django_amqp_events.message.types import (
@@ -36,6 +38,19 @@ FAILURE = Failure(
         },
     ),
 )
+
+
+def store_items(items: Sequence[Item]) -> Counts:
+    """Store items as a mirror does whose errors end it."""
+
+    def blame(error: Exception, _item: Item | None) -> None:
+        raise error
+
+    return row_writer.store_items(items, blame)
+
+
+def store(messages: Sequence[Received]) -> Counts:
+    return store_items(read_entries(messages, get_settings()))
 
 
 def received(

@@ -84,7 +84,7 @@ def resume(row: ArchivedEvent) -> int:
 def batch(_: ArchivedEvent) -> int:
     made = batch_states.freeze(ArchivedEvent.objects.all(), by="ada")
     batch_states.start(made.pk, by="ada", reason="fixed")
-    runner = Runner(app=celery_app.app, settings=get_settings(), stop=lambda: runner.published > 0)
+    runner = Runner(settings=get_settings(), stop=lambda: runner.published > 0)
     return runner.run()
 
 

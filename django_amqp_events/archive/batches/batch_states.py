@@ -29,7 +29,6 @@ from django.db.models import (
     Count,
     F,
     Max,
-    Min,
     Q,
     QuerySet,
     UUIDField,
@@ -54,8 +53,6 @@ WINDOW: Final = 50
 RATES: Final = (0.01, 10_000.0)
 #: Most reasons in a report.
 REASONS: Final = 50
-#: Batches without a runner that are counted at a time.
-BATCHES_PER_COUNT: Final = 100
 ROWS_PER_DELETE: Final = 5_000
 DRAFT_SECONDS: Final = 86_400.0
 
@@ -67,12 +64,11 @@ _ENDS: Final = (_Batch.DONE, _Batch.CANCELLED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedEvents:
-    """Events of a batch that were skipped or not published for one reason; *first* is an id."""
+    """Events of a batch that were skipped or not published for one reason."""
 
     state: str
     why: Reason
     count: int
-    first: str
 
 
 def rows() -> QuerySet[ReplayBatch]:
@@ -106,7 +102,6 @@ def freeze(
     Args:
         events_to_copy: any queryset of archived events; its slice counts, its order does not.
         title: which events these are; by default their number.
-        group: the failure group of the events.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
@@ -202,7 +197,6 @@ def start(
     """Start a draft; return True if this call did it.
 
     Args:
-        reason: recorded in the history of each event.
         seen: the version that the user saw; ``None`` for any, here and below.
         rate: events per second at most.
         canary: events that are published first; the others follow when all of these succeeded.
@@ -408,8 +402,7 @@ def count(pk: UUID) -> dict[str, int]:
 def awaiting_outcomes(service: str) -> list[UUID]:
     """Return batches that publish nothing but may still receive outcomes.
 
-    Those whose counts are the oldest come first, so that each has its turn. A runner that died has
-    not counted the last events of a batch that was cancelled.
+    A runner that died has not counted the last events of a batch that was cancelled.
     """
     recent = tables.clock() - timedelta(days=7)
     uncounted = Q(counted_at=None) | Q(counted_at__lt=F("finished_at"))
@@ -419,8 +412,7 @@ def awaiting_outcomes(service: str) -> list[UUID]:
         service=service,
         state__in=(_Batch.PAUSED, *_ENDS),
     )
-    oldest = F("counted_at").asc(nulls_first=True)
-    return list(unfinished.order_by(oldest, "pk").values_list("pk", flat=True)[:BATCHES_PER_COUNT])
+    return list(unfinished.order_by("pk").values_list("pk", flat=True))
 
 
 # -- reporting ----------------------------------------------------------------------------
@@ -438,28 +430,13 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
         alone = events(pk).filter(pk__in=sliced(first))
     by_reason = (
         alone.order_by()
-        .values("state", "error")
-        .annotate(count=Count("pk"), first=Min("position"))
-        .order_by("-count", "first")[:REASONS]
-    )
-    groups = list(by_reason)
-    # By their states too: that is the index.
-    firsts = dict(
-        events(pk)
-        .filter(
-            state__in={group["state"] for group in groups},
-            position__in=[group["first"] for group in groups],
-        )
-        .values_list("position", "event_id")
+        .values_list("state", "error")
+        .annotate(count=Count("pk"))
+        .order_by("-count", "state", "error")[:REASONS]
     )
     return [
-        SkippedEvents(
-            state=group["state"],
-            why=Reason.of(group["error"] or ""),
-            count=group["count"],
-            first=str(firsts.get(group["first"], "")),
-        )
-        for group in groups
+        SkippedEvents(state=state, why=Reason.of(error or ""), count=count)
+        for state, error, count in by_reason
     ]
 
 

@@ -18,15 +18,13 @@ from functools import partial
 from typing import Final
 from uuid import UUID, uuid4
 
-from celery import Celery
 from django.db import DatabaseError, InterfaceError
 
 from ...backoff import Backoff
-from ...broker.provisioning.amqp_api import session
 from ...callables import nothing
 from ...conf import Settings
 from ...declare.registry import get_registry
-from ...exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
+from ...exceptions import AmqpEventsError, ConfigurationError
 from ...models import ReplayBatch, visible
 from ...reasons import Reason
 from ...service_loop import ServiceLoop
@@ -47,8 +45,6 @@ OUTCOMES_SECONDS: Final = 5.0
 LEASE: Final = 60.0
 #: Seconds before the next attempt after one that published nothing.
 BACKOFF: Final = Backoff(1.0, 60.0)
-#: Attempts refused by a reachable broker after which a batch pauses.
-REFUSED_ATTEMPTS: Final = 5
 #: Events in a row that could not be published, each with its own error, after which it pauses.
 UNPUBLISHED_IN_A_ROW: Final = 10
 #: Longest time that a batch waits for outcomes, whatever the retries of its handlers.
@@ -62,20 +58,15 @@ class _Work:
     Attributes:
         due: time of its next step.
         counted: time of the next count of its events.
-        judged: time of the last judgement.
-        counts: the last count.
         tries: attempts since an event was published.
-        refused: those that a reachable broker refused.
         fruitless: events in a row that could not be published.
     """
 
     pk: UUID
     due: float = 0.0
     counted: float = -math.inf
-    judged: float = -math.inf
     counts: Mapping[str, int] = field(default_factory=dict)
     tries: int = 0
-    refused: int = 0
     fruitless: int = 0
 
     @property
@@ -87,14 +78,8 @@ class _Work:
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """Publishes the batches of this service until it is stopped.
+    """Publishes the batches of this service until it is stopped."""
 
-    Args:
-        tell: called with a line of text about each change of a batch or of the runner.
-        stop: returns True to end.
-    """
-
-    app: Celery
     settings: Settings
     tell: Callable[[str], object] = logger.info
     stop: Callable[[], bool] = nothing
@@ -172,17 +157,15 @@ class Runner:
         careful = batch.canary is not None and not batch.trusted
         if careful or time.monotonic() >= work.counted:
             self._count(work)
-        if careful or time.monotonic() >= work.judged + INTERVAL:
-            work.judged = time.monotonic()
-            if why := self._doubt(batch, work):
-                self._pause(work, why)
-                return
+        if why := self._doubt(batch, work):
+            self._pause(work, why)
+            return
         room = self._room(batch, work)
         seen = batch_states.next_events(work.pk, room) if room else {}
-        if not seen:
-            self._wait(batch, work)
-        elif self._reachable(batch, work):
+        if seen:
             self._publish(batch, work, seen)
+        else:
+            self._wait(batch, work)
 
     def _publish(self, batch: ReplayBatch, work: _Work, seen: dict[UUID, int]) -> None:
         began = time.monotonic()
@@ -195,9 +178,11 @@ class Runner:
         batch_states.skip(work.pk, report.skipped)
         self.published += len(report.published)
         if report.published:
-            work.tries = work.refused = work.fruitless = 0
+            work.tries = work.fruitless = 0
             batch_states.set_note(batch, None)
-        elif report.stopped:
+        elif report.stopped and not (report.unconfirmed and work.tries):
+            # A broker that stops may leave one chunk without confirms. One that confirms nothing,
+            # such as a blocked one, would get chunk after chunk.
             self._retry(batch, work, report.stopped)
             return
         elif report.returned:
@@ -280,29 +265,12 @@ class Runner:
         now = time.monotonic()
         work.counted = now + max(INTERVAL, COUNT_PAUSE_FACTOR * (now - began))
 
-    def _reachable(self, batch: ReplayBatch, work: _Work) -> bool:
-        """Return True if RabbitMQ answers; asked after a failure, before events are claimed."""
+    def _retry(self, batch: ReplayBatch, work: _Work, why: Reason) -> None:
         if not work.tries:
-            return True
-        try:
-            with session(self.app, self.settings):
-                return True
-        except BrokerUnavailableError as exc:
-            self._retry(batch, work, Reason.of(exc), refused=False)
-            return False
-
-    def _retry(self, batch: ReplayBatch, work: _Work, why: Reason, *, refused: bool = True) -> None:
-        wait = BACKOFF.delay(work.tries)
-        # The first refusal may be a broker that is shutting down.
-        work.refused += refused and bool(work.tries)
-        work.tries += 1
-        if work.refused >= REFUSED_ATTEMPTS:
-            self._pause(work, Reason("nothing-published", why=why))
-            return
-        if work.tries == 1:
             self.tell(f"batch {str(work.pk)[:8]} is waiting: {visible(why, 300)}")
         batch_states.set_note(batch, Reason("waiting-to-retry", why=why))
-        work.due = time.monotonic() + wait
+        work.due = time.monotonic() + BACKOFF.delay(work.tries)
+        work.tries += 1
 
     @property
     def _lease(self) -> float:

@@ -21,7 +21,7 @@ from ...databases import check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
 from . import group_counts
-from .fingerprint import VERSION, Fingerprint, fingerprint
+from .fingerprint import Fingerprint, fingerprint
 
 #: Most events whose newest decisions a group's history reads.
 DECISIONS: Final = 2_000
@@ -62,7 +62,6 @@ def assign_groups(
         if group is None:
             group = by_id[identity.id] = FailureGroup(
                 **asdict(identity),
-                algorithm=VERSION,
                 first_seen=moments[0],
                 last_seen=moments[0],
             )
@@ -86,11 +85,9 @@ class Rebuilt:
     """The result of a rebuild.
 
     Attributes:
-        seen: events examined.
-        moved: those that were in another group, or in none.
+        moved: those that were in another group.
         corrected: groups whose numbers were wrong.
-        gone: deleted groups of older versions of the algorithm.
-        stopped: it was stopped before the end.
+        gone: deleted groups, whose last event was moved.
     """
 
     seen: int = 0
@@ -120,13 +117,14 @@ def rebuild(
         rebuilt.seen += len(ids)
         events = tables.rows().filter(pk__in=ids).only("group_id", *_PARTS)
         if wrong := [event.pk for event in events if event.group_id != fingerprint_of(event).id]:
-            rebuilt.moved += _move(wrong)
+            moved = _move(wrong)
+            rebuilt.moved += len(moved)
+            emptied = _empty().filter(pk__in=set(moved.values()))
+            rebuilt.gone += _delete(list(emptied.values_list("pk", flat=True)))
         progress(rebuilt)
     correct = tables.retry_on_conflict(group_counts.recount)
     rebuilt.corrected = correct(using=using, now=tables.clock())
     fold_all_counts(stop)
-    outdated = _empty().exclude(algorithm=VERSION)
-    rebuilt.gone = _delete(list(outdated.values_list("pk", flat=True)))
     return rebuilt
 
 
@@ -196,7 +194,6 @@ class HistoryEntry:
     """An entry of a group's history.
 
     Attributes:
-        what: the label of the action.
         text: what was written, or the reason.
         events: how many events were decided about in a row; ``None`` for a text.
         batch: the replay batch that did it.
@@ -222,7 +219,7 @@ def history(group: FailureGroup, limit: int) -> list[HistoryEntry]:
         HistoryEntry(at=row.at, what=row.get_action_display(), by=row.by, text=row.text)
         for row in written
     ]
-    decided = ArchiveAction.objects.using(using).filter(group=group).order_by("-at", "-pk")
+    decided = ArchiveAction.objects.using(using).filter(group_id=group.pk).order_by("-at", "-pk")
     decisions = groupby(
         decided[:DECISIONS], key=lambda row: (row.action, row.by, row.reason, row.batch_id)
     )
@@ -242,15 +239,14 @@ def history(group: FailureGroup, limit: int) -> list[HistoryEntry]:
 
 
 @tables.retry_on_conflict
-def _move(ids: Collection[UUID]) -> int:
+def _move(ids: Collection[UUID]) -> dict[UUID, UUID | None]:
+    """Move events to their groups; return the old group of each."""
     now = tables.clock()
     using = tables.database()
     with transaction.atomic(using=using):
-        before = tables.lock(ids)
-        listed = list(
-            tables.rows().filter(pk__in=before).only(*_PARTS, "group_id", "last_failed_at")
-        )
-        moved = [event for event in listed if event.group_id != fingerprint_of(event).id]
+        events = tables.lock(ids)
+        moved = [event for event in events.values() if event.group_id != fingerprint_of(event).id]
+        before = {event.pk: group_counts.counted_event(event) for event in moved}
         failed = {event.pk: [event.last_failed_at] for event in moved}
         assign_groups(moved, failed, now=now)
         together: defaultdict[UUID, list[UUID]] = defaultdict(list)
@@ -260,13 +256,13 @@ def _move(ids: Collection[UUID]) -> int:
             tables.rows().filter(pk__in=members).update(group=group)
             _copy_notes({before[pk].group for pk in members}, group)
         group_counts.record_changes(
-            {pk: before[pk] for pk in failed},
-            {event.pk: before[event.pk]._replace(group=event.group_id) for event in moved},
+            before,
+            {event.pk: group_counts.counted_event(event) for event in moved},
             failed=failed,
             now=now,
             using=using,
         )
-    return len(moved)
+    return {pk: event.group for pk, event in before.items()}
 
 
 def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:

@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.db.models import F, Model, QuerySet, Sum
+from django.db.models import Count, F, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
 from ...databases import delete_by_id
 from ...models import ArchivedEvent, FailureGroup, GroupCountChange, GroupHour, State
-
-M = TypeVar("M", bound=Model)
 
 KEPT_HOURS: Final = 30 * 24
 CHANGES_PER_FOLD: Final = 2_000
@@ -29,25 +27,7 @@ ROWS_PER_STATEMENT: Final = 500
 #: States of events that are on their way to a handler.
 IN_PROGRESS: Final = (State.QUEUED, State.REPLAYING)
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
-_OF_GROUP: Final = ("open", "again", "going")
-
-
-# Each table is read once: a subquery for each group would look for its events one by one.
-_ERRORS: Final = """
-WITH is_so AS (
-    SELECT group_id, SUM(CASE WHEN state = 'archived' THEN 1 ELSE 0 END) AS opened,
-        SUM(CASE WHEN state = 'archived' AND replays > 0 THEN 1 ELSE 0 END) AS again,
-        SUM(CASE WHEN state IN ('queued', 'replaying') THEN 1 ELSE 0 END) AS going
-    FROM django_amqp_events_archivedevent WHERE group_id IS NOT NULL GROUP BY group_id),
-to_add AS (
-    SELECT group_id, SUM(open) AS opened, SUM(again) AS again, SUM(going) AS going
-    FROM django_amqp_events_groupcountchange GROUP BY group_id)
-SELECT g.id, COALESCE(i.opened, 0) - g.open - COALESCE(a.opened, 0),
-    COALESCE(i.again, 0) - g.again - COALESCE(a.again, 0),
-    COALESCE(i.going, 0) - g.going - COALESCE(a.going, 0)
-FROM django_amqp_events_failuregroup g
-LEFT JOIN is_so i ON i.group_id = g.id LEFT JOIN to_add a ON a.group_id = g.id ORDER BY g.id
-"""
+_OF_GROUP: Final = ("open", "going")
 
 
 class CountedEvent(NamedTuple):
@@ -55,18 +35,11 @@ class CountedEvent(NamedTuple):
 
     group: UUID | None
     state: str
-    replays: int
 
 
 def counted_event(event: ArchivedEvent) -> CountedEvent:
-    """Return what the counts depend on, of an event in memory."""
-    return CountedEvent(event.group_id, event.state, event.replays)
-
-
-def counted_events(rows: QuerySet[ArchivedEvent]) -> dict[UUID, CountedEvent]:
-    """Read what the counts depend on, in the order of the ids."""
-    columns = rows.order_by("pk").values_list("pk", "group_id", "state", "replays")
-    return {pk: CountedEvent(group, state, replays) for pk, group, state, replays in columns}
+    """Return what the counts depend on."""
+    return CountedEvent(event.group_id, event.state)
 
 
 def record_changes(
@@ -126,8 +99,6 @@ def record_changes(
 def _count(change: GroupCountChange, event: CountedEvent, sign: int) -> None:
     if event.state == State.ARCHIVED:
         change.open += sign
-        if event.replays:
-            change.again += sign
     elif event.state in IN_PROGRESS:
         change.going += sign
 
@@ -148,13 +119,9 @@ def fold_changes(*, using: str, now: datetime) -> int:
             if (group := groups.get(change.group_id)) is not None:
                 _add(group, change)
         _add_hours([change for change in oldest if change.group_id in groups], using, now)
-        # An upsert of locked rows: bulk_update() is a CASE with a branch for each row and column.
-        _upsert(
-            FailureGroup.objects.using(using),
-            groups.values(),
-            key=["id"],
-            changed=[*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"],
-        )
+        changed = [*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"]
+        for group in groups.values():
+            group.save(using=using, update_fields=changed)
         delete_by_id(GroupCountChange, using, [change.pk for change in oldest])
     return len(oldest)
 
@@ -162,7 +129,7 @@ def fold_changes(*, using: str, now: datetime) -> int:
 def with_exact_counts(
     groups: QuerySet[FailureGroup], names: Sequence[str] = _OF_GROUP
 ) -> QuerySet[Any]:
-    """Annotate groups with their exact numbers: ``open_now``, ``again_now``, ``going_now``.
+    """Annotate groups with their exact numbers: ``open_now``, ``going_now``.
 
     One statement sees one moment, so a change that is folded meanwhile is counted once.
     """
@@ -177,7 +144,7 @@ def hourly_counts(
 ) -> dict[UUID, dict[datetime, dict[str, int]]]:
     """Return the outcomes of each group's events by hour, without hours that have none."""
     by_group: dict[UUID, dict[datetime, dict[str, int]]] = {}
-    hours = _hours("group", "hour", since=since, using=using, group__in=list(groups))
+    hours = _hours("group_id", "hour", since=since, using=using, group_id__in=list(groups))
     for (group, hour), counts in hours.items():
         by_group.setdefault(group, {})[hour] = counts
     return by_group
@@ -218,18 +185,26 @@ def recount(*, using: str, now: datetime) -> int:
         # One process at a time: two would correct the same error twice.
         _begin_writing(using)
         _locked(using, None)
-        wrong = []
-        with connections[using].cursor() as cursor:
-            cursor.execute(_ERRORS)
-            for pk, *errors in cursor.fetchall():
-                if any(errors):
-                    group = pk if isinstance(pk, UUID) else UUID(pk)
-                    values = dict(zip(_OF_GROUP, map(int, errors), strict=True))
-                    wrong.append(
-                        GroupCountChange(group_id=group, at=now, hour=hour_of(now), **values)
-                    )
+        groups = with_exact_counts(FailureGroup.objects.using(using)).order_by("pk")
+        errors = groups.values_list(
+            "pk",
+            _number_of(State.ARCHIVED) - F("open_now"),
+            _number_of(*IN_PROGRESS) - F("going_now"),
+        )
+        wrong = [
+            GroupCountChange(group_id=pk, at=now, hour=hour_of(now), open=open_, going=going)
+            for pk, open_, going in errors
+            if open_ or going
+        ]
         GroupCountChange.objects.using(using).bulk_create(wrong)
     return len(wrong)
+
+
+def _number_of(*states: State) -> Any:
+    """Express the number of a group's events in some states."""
+    events = ArchivedEvent.objects.filter(group=OuterRef("pk"), state__in=states).order_by()
+    number = Subquery(events.values("group").annotate(number=Count("pk")).values("number"))
+    return Coalesce(number, 0)
 
 
 def delete_old_hours(*, using: str, before: datetime) -> int:
@@ -292,7 +267,7 @@ def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -
     rows = GroupHour.objects.using(using)
     # The lock of its group protects an hour, so no other process adds to it meanwhile.
     for row in rows.filter(
-        group__in={group for group, _ in sums}, hour__in={hour for _, hour in sums}
+        group_id__in={group for group, _ in sums}, hour__in={hour for _, hour in sums}
     ):
         if (row.group_id, row.hour) in sums:
             for name in _OF_HOUR:
@@ -301,19 +276,12 @@ def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -
         GroupHour(group_id=group, hour=hour, **values)
         for (group, hour), values in sorted(sums.items())
     ]
-    _upsert(rows, made, key=["group", "hour"], changed=_OF_HOUR)
-
-
-def _upsert(
-    rows: QuerySet[M], made: Iterable[M], *, key: Sequence[str], changed: Sequence[str]
-) -> None:
-    """Insert rows; of those whose key exists, change these columns."""
     # MySQL takes any unique key.
-    named = connections[rows.db].features.supports_update_conflicts_with_target
+    named = connections[using].features.supports_update_conflicts_with_target
     rows.bulk_create(
         made,
         update_conflicts=True,
-        unique_fields=key if named else None,
-        update_fields=changed,
+        unique_fields=["group_id", "hour"] if named else None,
+        update_fields=_OF_HOUR,
         batch_size=ROWS_PER_STATEMENT,
     )

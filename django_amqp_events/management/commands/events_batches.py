@@ -95,8 +95,8 @@ class Command(ServiceCommand):
 
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
-        app = connection.broker_app(settings)
-        runner = Runner(app=app, settings=settings, tell=self.tell, stop=self.stopped)
+        connection.broker_app(settings)  # its errors come before the start
+        runner = Runner(settings=settings, tell=self.tell, stop=self.stopped)
         self.tell(f"running the batches of {settings.service}")
         published = runner.run(until_done=options["until_done"])
         self.tell(f"stopped; {counted(published, 'event')} published in all")
@@ -129,9 +129,9 @@ class Command(ServiceCommand):
         lines = [describe(batch)]
         for reason in skipped:
             state = Replay.State(reason.state).label
-            lines.append(f"  {reason.count} {state}: {reason.why} (for example {reason.first})")
+            lines.append(f"  {reason.count} {state}: {reason.why}")
         reasons = [
-            {"events": reason.count, "why": str(reason.why), **columns(reason, "state", "first")}
+            {"events": reason.count, "why": str(reason.why), "state": reason.state}
             for reason in skipped
         ]
         return self._finish({**document(batch), "left": reasons}, lines)

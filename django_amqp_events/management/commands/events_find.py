@@ -1,8 +1,7 @@
 """Print where an event is now: its rows, its handlers, and the queues that it may be in.
 
 value: the id of an event, a replay or an archived row; or a search value (SEARCH of
-AMQP_EVENTS["EVENTS"]): 17, order_id=17, customer.email=ann@* for its start. A UUID of
-the archive may be shortened to its first 8 or more characters.
+AMQP_EVENTS["EVENTS"]): 17, order_id=17, customer.email=ann@* for its start.
 
 Search values find archived events, and rows of outbox and inbox with the same event
 ids. Other rows are found by the event id only.

@@ -103,7 +103,6 @@ def _document(group: FailureGroup) -> dict[str, Any]:
     return {
         "id": group.pk,
         "open": counts.open_now,
-        "open_replayed_before": counts.again_now,
         "on_their_way": counts.going_now,
         **columns(group, "service", "handler", "exception", "frame", "reason"),
         **columns(group, "first_seen", "last_seen", "resolved_at", "reopened_at"),

@@ -4,8 +4,7 @@ A replay goes only to the handler that failed. The matching events are determine
 when the command starts and replayed oldest failure first; an event that changes
 before its turn is skipped. Delivery is at least once.
 
-ids: of an event (all handlers for which it is archived) or of a row. A UUID may
-be shortened to its first 8 or more characters, if they are unique.
+ids: of an event (all handlers for which it is archived) or of a row.
 
 times: ISO 8601 (2026-11-20, 2026-11-20T13:30, …+01:00; without an offset in the
 project's time zone), or an age: 45m, 2h, 3d.
@@ -200,7 +199,7 @@ class Command(ReportCommand):
         return filters
 
     def _check(self, chosen: Selection) -> Selection:
-        """Refuse handlers and groups that do not exist; complete shortened ids."""
+        """Refuse handlers, reasons and groups that do not exist."""
         handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
         for name in chosen.handlers:
             if name not in handlers and not tables.rows().filter(handler=name).exists():
@@ -209,14 +208,7 @@ class Command(ReportCommand):
         for pk in chosen.groups:
             if not failure_groups.groups().filter(pk=pk).exists():
                 raise self.wrong(f"there is no failure group {pk}; see `manage.py events_groups`")
-        return replace(chosen, ids=list(dict.fromkeys(map(self._whole_id, chosen.ids))))
-
-    def _whole_id(self, text: str) -> str:
-        """Return the id that begins with *text*, or *text* if there is none."""
-        ids = selection.expand_id(text)
-        if len(ids) > 1:
-            raise self.wrong(f"more than one id begins with {text!r}: {', '.join(ids)}")
-        return ids[0] if ids else text
+        return replace(chosen, ids=list(dict.fromkeys(chosen.ids)))
 
     # -- which events
 

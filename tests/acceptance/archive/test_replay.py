@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from ..conftest import Make
-from ..harness import Eyes, Service, task_id, until
+from ..harness import Eyes, Service, until
 from ..replaying import (
     fix,
     make,
     mirror,
-    mirror_once,
     mirrored,
     replay,
     rows,
@@ -75,40 +74,6 @@ def test_an_event_fails_is_archived_replayed_and_succeeds(
     fresh_eyes.empty("replays.testproject.act", "replays:archive")
 
 
-def test_a_project_without_time_zones(fresh_eyes: Eyes, service: Make) -> None:
-    """Its clock is New York's; --since and --until are by that clock."""
-    local = make(
-        service,
-        fresh_eyes,
-        events={"PUBLISH": "outbox"},
-        environ={"TESTPROJECT_NO_TZ": "yes"},
-    )
-    local.migrate()
-    local.worker("threads", 2)
-    mirror(local)
-    local.python(
-        "from django_amqp_events import publish_event\n"
-        f"publish_event({ACT!r}, {{'plan': ['unless:fixed']}})"
-    )
-    wait_for(local, state="archived", attempts=2)
-    fix(local)
-    local.python(
-        "from datetime import UTC, datetime, timedelta\n"
-        "from django.core.management import call_command\n"
-        "from django_amqp_events.models import ArchivedEvent, OutboxEvent\n"
-        "event, now = ArchivedEvent.objects.get(), datetime.now(UTC)\n"
-        "times = event.published_at, event.first_failed_at, event.last_failed_at, now\n"
-        "assert now - timedelta(minutes=2) < times[0] and list(times) == sorted(times), times\n"
-        "assert not OutboxEvent.objects.exists()\n"
-        "for minutes, published in ((-2, 0), (2, 1)):\n"
-        "    since = datetime.now() - timedelta(minutes=minutes)\n"
-        "    until = since + timedelta(minutes=4)\n"
-        "    call_command('events_replay', '--since', str(since), '--until', str(until))\n"
-    )
-    (row,) = wait_for(local, state="succeeded")
-    assert row["replays"] == 1
-
-
 def test_only_the_handler_that_failed_sees_the_replay(
     fresh_eyes: Eyes, service: Make, replays: Service
 ) -> None:
@@ -133,52 +98,3 @@ def test_only_the_handler_that_failed_sees_the_replay(
     assert states == {FAILING: "succeeded", KEPT: "archived"}
     calls = Counter(line["handler"] for line in [*replays.runs(event_id), *watching.runs(event_id)])
     assert calls == {FAILING: 2, KEPT: 1, "testproject.watch": 1}
-
-
-def test_a_handler_that_was_renamed(fresh_eyes: Eyes, service: Make) -> None:
-    """The event failed under the old name; its replay is handled, and reported, under the new."""
-
-    def deployed(name: str, **more: Any) -> Service:
-        handlers = {
-            name: {
-                "EVENTS": ["replays.renamed"],
-                "HANDLER": "testproject.renaming.plain",
-                "MAX_RETRIES": 0,
-            }
-        }
-        options: dict[str, Any] = {"handlers": "renaming", "events": {"HANDLERS": handlers, **more}}
-        made: Service = make(service, fresh_eyes, where=where, **options)
-        return made
-
-    where = None
-    before = deployed("billing.old")
-    where = before.where
-    worker = before.worker("threads", 1)
-    event_id = fresh_eyes.event("replays.renamed", {"plan": ["unless:fixed"]})
-    until(lambda: fresh_eyes.ready("replays:archive"))
-    mirror_once(before)
-    worker.stop()
-    unaware = deployed("billing.new")
-    report = replay(unaware)
-    assert report is not None
-    assert "there is no handler 'billing.old'" in report["skipped"][0]
-    assert "RENAMED_HANDLERS" in report["skipped"][0]
-    after = deployed("billing.new", RENAMED_HANDLERS={"billing.old": "billing.new"})
-    after.worker("threads", 1)
-    report = replay(after)
-    assert report is not None
-    assert report["published"] == 1
-    until(lambda: len(replayed(after, event_id)) == 1)
-    (failed,) = mirrored(after, state="archived", failures=2)
-    (first,) = failed["replay_set"]
-    assert (failed["state"], failed["handler"], first["handler"]) == (
-        "archived", "billing.old", "billing.new"
-    )  # fmt: skip
-    fix(after)
-    replay(after)
-    (done,) = mirrored(after, state="succeeded")
-    assert done["id"] == failed["id"]
-    second = done["replay_set"][1]
-    assert second["task_id"] == task_id(
-        event_id, "replays.renamed", "billing.new", "replays", second["id"]
-    )

@@ -319,11 +319,12 @@ def test_the_inbox_of_handlers_that_are_gone_is_pruned_too(archive_database: Dat
 
 
 @ONE
-def test_the_inbox_is_deleted_in_batches(books: None) -> None:
+def test_the_inbox_is_deleted_in_batches(books: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_retention, "ROWS_PER_DELETE", 2)
     for _ in range(5):
         InboxEntry.objects.using(ALIAS).create(
             pk=uuid4(), service="billing", handler="books.write", event_id="x", name=NAME,
             handled_at=datetime.now(UTC) - timedelta(days=400),
         )  # fmt: skip
     before = datetime.now(UTC) - timedelta(days=200)
-    assert list(inbox_retention.prune(before=before, batch_size=2)) == [2, 2, 1]
+    assert list(inbox_retention.prune(before=before, service="billing")) == [2, 2, 1]

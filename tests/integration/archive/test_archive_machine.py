@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from django_amqp_events import conf, databases, service_loop
-from django_amqp_events.archive import eligibility, replay, retention, row_writer, states, tables
+from django_amqp_events.archive import eligibility, replay, retention, states, tables
 from django_amqp_events.archive.batches import batch_states, runner
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.groups import failure_groups, group_counts
@@ -56,7 +56,7 @@ from tests.conftest import EACH, Database, Vhost
 from tests.simulated import Process, Shifted, effect, running
 from tests.stateful import TIMEOUT, examples, without_disk
 
-from ..archiving import FAILURE, archived, outcome, received
+from ..archiving import FAILURE, archived, outcome, received, store
 from ..conftest import Service
 from ..wire import close_pools
 
@@ -231,7 +231,7 @@ class Archive(RuleBasedStateMachine):
             messages.append(message)
         if not messages:
             return
-        row_writer.store(
+        store(
             [
                 Received(
                     queue=ARCHIVE,
@@ -248,7 +248,6 @@ class Archive(RuleBasedStateMachine):
                 )
                 for message in messages
             ],
-            conf.get_settings(),
         )
         for message in messages:
             if dies:
@@ -343,7 +342,6 @@ class Archive(RuleBasedStateMachine):
         clock = vars(runner)["time"]
         end = clock.monotonic() + seconds
         running = Runner(
-            app=self.service.app,
             settings=conf.get_settings(),
             tell=lambda text: None,
             stop=lambda: clock.monotonic() > end,
@@ -493,7 +491,7 @@ class Archive(RuleBasedStateMachine):
         actions = list(
             ArchiveAction.objects.using(tables.database())
             .order_by("pk")
-            .values_list("pk", "event_id", "action", "by", "reason", "replay", "at")
+            .values_list("pk", "event_id", "action", "by", "reason", "replay_id", "at")
         )
         assert actions[: len(self.actions)] == self.actions, "the history has changed"
         self.actions = actions
@@ -540,11 +538,10 @@ class Archive(RuleBasedStateMachine):
             assert row.group_id is not None
             counts = wanted.setdefault(row.group_id, Counter())
             counts["open"] += row.state == State.ARCHIVED
-            counts["again"] += row.state == State.ARCHIVED and row.replays > 0
             counts["going"] += row.state in group_counts.IN_PROGRESS
         for group in group_counts.with_exact_counts(failure_groups.groups()):
             counts = wanted.pop(group.pk, Counter())
-            for name in ("open", "again", "going"):
+            for name in ("open", "going"):
                 assert getattr(group, f"{name}_now") == counts[name], name
         assert not wanted, "events whose group does not exist"
 
@@ -604,7 +601,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
         for each in claimed:
             pk = each.event.pk
             assert each.event.version == seen[pk] + 1, "decided by an old page"
-            assert each.replay.pk == unconfirmed.get(pk, each.replay.pk), "it may run twice"
+            assert each.pk == unconfirmed.get(pk, each.pk), "it may run twice"
         assert len({each.event.pk for each in claimed}) == len(claimed)
         return claimed
 

@@ -139,21 +139,3 @@ def test_application_cannot_change_its_audit_rows(
     code, _, err = billing.command("events_prune")
     assert code == 2
     assert "permission denied" in err
-
-
-def test_the_owner_prunes(service, fresh_vhost, archive_database: Database) -> None:
-    billing = service(
-        fresh_vhost,
-        HANDLERS={"send_invoice": ["shop.#"]},
-        EDITING=True,
-        RETENTION={"SUCCEEDED": 0.001},
-    )
-    billing.declare()
-    publish(billing, archived(received("order-1")))
-    mirror_all(billing)
-    decide()
-    ArchivedEvent.objects.update(state="succeeded")
-    code, _, err = billing.command("events_prune")
-    assert (code, err) == (0, "")
-    assert not ArchiveAction.objects.exists()
-    assert not Revision.objects.exists()

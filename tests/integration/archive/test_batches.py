@@ -6,17 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from django_amqp_events.archive import replay, tables
-from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
 from tests.archive_rows import build
-from tests.conftest import EACH, ONE, ROW_LOCKS, Database
+from tests.conftest import EACH, ONE, Database
 
 from ..archiving import mirror_all, outcome, publish
 from ..conftest import Service, wait_until
@@ -112,28 +111,6 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     assert follower.stop() == 0
 
 
-@ROW_LOCKS
-def test_a_database_that_fails_over(
-    billing: Service, running: Processes, archive_database: Database
-) -> None:
-    batch = begun(2000)
-    process = running.start()
-    wait_until(partial(enough, billing, 300), "some are published", 60)
-    archive_database.close()
-    assert archive_database.server is not None
-    with archive_database.server.read_only(archive_database.settings["NAME"]):
-        words = "running batches is paused: the database is read-only"
-        wait_until(lambda: words in process.said, "it is paused", 60)
-    wait_until(lambda: not batch_states.count(batch.pk)["pending"], "nothing waits", 60)
-    wait_until(lambda: "running batches has resumed" in process.said, "it has resumed", 60)
-    assert process.stop() == 0
-    replay.resume(lease=0)
-    messages = taken(billing)
-    assert len({event for event, _ in messages}) == len(messages) == 2000, "one replay of each"
-    # Published again under the same replay ids, as their confirm could not be recorded.
-    assert sum(messages.values()) <= 2000 + 200
-
-
 @ONE
 def test_sigterm_gives_back_and_pause_holds(billing: Service, running: Processes) -> None:
     batch = begun(500, rate=20)
@@ -152,19 +129,6 @@ def test_sigterm_gives_back_and_pause_holds(billing: Service, running: Processes
     two.stop()
     assert billing.ready(QUEUE) <= at_most
     assert again(batch).state == "paused"
-
-
-@ONE
-def test_the_dry_run_sees_the_queues(billing: Service, archive_database: Database) -> None:
-    fill(3)
-    billing.publish("", QUEUE)
-    billing.consume(QUEUE, prefetch=1)
-    wait_until(lambda: billing.ready(QUEUE) == 0, "it is delivered")
-    billing.publish("", QUEUE)
-    plan = preview.preview_batch(batch_states.freeze(tables.rows(), by="ada"))
-    (where,) = plan["handlers"]
-    assert (where["queue"], where["events"], where["ready"], where["consumers"]) == (QUEUE, 3, 1, 1)
-    assert plan["broker"] is None
 
 
 @ONE

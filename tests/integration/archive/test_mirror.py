@@ -10,11 +10,8 @@ from django_amqp_events.archive import eligibility, replay
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
-    FailureGroup,
-    GroupCountChange,
     State,
 )
-from tests.conftest import EACH
 
 from ..archiving import (
     archived,
@@ -53,15 +50,6 @@ def test_archived_event_becomes_a_complete_row(billing):
     assert failure.event == row
     assert failure.about["traceback"].startswith("Traceback")
     assert [entry["attempt"] for entry in failure.about["history"]] == [3]
-
-
-@EACH
-def test_counts_are_added(billing):
-    publish(billing, *(archived(received(f"order-{n}")) for n in range(3)))
-    mirror_all(billing)
-    assert not GroupCountChange.objects.exists()
-    group = FailureGroup.objects.get()
-    assert (group.open, group.frame) == (3, "billing.tax in rate")
 
 
 def test_the_hour_that_a_clock_shows_twice(billing, archive_database):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent
-from tests.forked import REAL_START
 
 from ..archiving import archived, publish, received
 from ..conftest import wait_until
@@ -50,21 +47,6 @@ def test_sigterm_ends_it_with_everything_acked(billing, processes):
     assert int(total) == stored
     wait_until(lambda: billing.ready(ARCHIVE) == 600 - stored, "what it had is acked")
     assert "known" not in processes.empty()
-
-
-@SQLITE
-def test_it_ends_when_its_parent_is_gone(billing, processes):
-    with subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
-    ) as other:
-        assert processes.start("--parent", str(other.pid)).wait() == 0
-        # A forked one would have another parent.
-        running = processes.start("--parent", str(os.getpid()), **{REAL_START: "1"})
-        publish(billing, archived())
-        wait_until(ArchivedEvent.objects.exists, "it is at work", 60)
-        assert running.alive
-        assert other.stdin is not None
-        other.stdin.close()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,8 +15,7 @@ import pytest
 from tests.conftest import slow
 from tests.unit.admin.admin_world import Page
 
-from ..conftest import Service, wait_until
-from ..processes import runners
+from ..conftest import Service
 from ..serving import Browser, more, serving
 from ..wire import in_threads
 
@@ -123,55 +121,3 @@ def test_a_group_is_replayed_by_one_and_discarded_by_another(
     assert set(messages.values()) <= {1}
     # The late user is told about the skipped events.
     assert sum("another user or tab changed it first" in words for words in told) >= 3
-
-
-def test_everybody_presses_the_buttons_of_a_batch(
-    office: Office, empty_database: dict[str, Any], billing: Service, tmp_path: Path
-) -> None:
-    """Concurrent start, pause, resume and cancel publish each event once."""
-    page = office.ask(office.ada, "batch")
-    batch = office.ada.last.removesuffix("change/")
-    token = {"csrfmiddlewaretoken": page.fields["csrfmiddlewaretoken"]}
-    mine = {"csrfmiddlewaretoken": office.bob.open("/admin/").fields["csrfmiddlewaretoken"]}
-    told: list[tuple[str, bool]] = []
-
-    def press(who: Browser, what: str, form: dict[str, str]) -> Callable[[], None]:
-        tab = who.again()
-        start = {"reason": "fixed", "rate": "", "canary": "", "threshold": ""}
-        version = {"version": page.fields["version"]}
-        given = {**form, **version, **(start if what == "start" else {})}
-
-        def act() -> None:
-            words = tab.open(f"{batch}{what}/", given).words
-            late = "Nothing was done" in words or "There is no replay batch" in words
-            told.append((what, not late))
-
-        return act
-
-    with runners(billing.vhost.url, json.dumps(empty_database), tmp_path) as starter:
-        processes = [starter.start() for _ in range(2)]
-        office.meet(
-            *[press(office.ada, what, token) for what in ("start", "pause", "resume")],
-            *[press(office.bob, what, mine) for what in ("start", "resume", "cancel")],
-        )
-        done = Counter(what for what, ok in told if ok)
-        assert done["start"] <= 1, told
-        assert done["cancel"] <= 1, told
-        if not done["cancel"]:
-            # Nobody was in time to cancel it: whatever stands now is ended by its owner.
-            version = office.ada.open(f"{batch}change/").fields["version"]
-            office.ada.open(f"{batch}cancel/", {**token, "version": version})
-
-        def over() -> bool:
-            states = office.states()
-            return states["archived"] + states["replaying"] == EVENTS and (
-                billing.ready(QUEUE) == states["replaying"]
-            )
-
-        # One of them may be about to claim events that it read before the batch was cancelled.
-        for each in processes:
-            each.stop()
-        wait_until(over, "what was begun is sent")
-    messages = sent(billing)
-    assert set(messages.values()) <= {1}
-    assert sum(messages.values()) == office.states()["replaying"]

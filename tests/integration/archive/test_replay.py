@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connections
 from django.test import override_settings
 
 from django_amqp_events.archive import replay, tables
@@ -22,7 +21,7 @@ from django_amqp_events.models import (
     State,
 )
 from tests.archive_rows import seen
-from tests.conftest import KINDS, ONE, ROW_LOCKS, Database, on
+from tests.conftest import KINDS, ROW_LOCKS, Database, on
 
 from ..archiving import (
     archived,
@@ -107,29 +106,6 @@ def test_overlapping_bulks_publish_each_event_once(
     assert {row.state for row in ArchivedEvent.objects.all()} == {State.REPLAYING}
 
 
-@ROW_LOCKS
-def test_repeatable_read(billing: Service, archive_database: Database) -> None:
-    """PostgreSQL aborts the second transaction, which retries and is refused."""
-    level = "TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-    if archive_database.kind == "postgresql":
-        level = f"CHARACTERISTICS AS {level}"
-    rows = archive(billing, 5)
-    together = threading.Barrier(20)
-    reports: list[Report] = []
-
-    def work(number: int) -> None:
-        with connections[archive_database.alias].cursor() as cursor:
-            cursor.execute(f"SET SESSION {level}")
-        together.wait(30)
-        reports.append(run(*rows))
-
-    assert in_threads(20, work) == []
-    billing.wait_for_ready(QUEUE, 5)
-    assert not [report.stopped for report in reports if report.stopped]
-    assert sum(len(report.published) for report in reports) == 5
-    assert sum(len(report.skipped) for report in reports) == 95
-
-
 # -- what is left queued ------------------------------------------------------------------
 
 
@@ -156,21 +132,3 @@ def test_clocks_of_hosts_do_not_matter(
 
 
 # -- around it ----------------------------------------------------------------------------
-
-
-@ONE
-def test_bodies_of_any_size_in_one_go(billing: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte, a window of a bounded size at a time."""
-    monkeypatch.setattr(replay, "CHUNK_BYTES", 1024 * 1024)
-    deliveries = [
-        received(f"order-{n}", payload={"text": chr(65 + n) * size})
-        for n, size in enumerate([10, 400_000, 700_000, 20, 1_000_000, 30])
-    ]
-    publish(billing, *map(archived, deliveries))
-    mirror_all(billing)
-    report = run(*ArchivedEvent.objects.all())
-    assert len(report.published) == 6
-    bodies = []
-    for message in billing.take_all(QUEUE):
-        bodies.append(message.body if isinstance(message.body, bytes) else message.body.encode())
-    assert sorted(bodies) == sorted(delivery.body for delivery in deliveries)

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -61,7 +60,7 @@ def event(state: State, days: float, **fields) -> ArchivedEvent:
     ArchivedFailure.objects.create(
         pk=uuid4(), event=row, replay=replay, reason="failed", failed_at=since, mirrored_at=since
     )
-    ArchiveAction.objects.create(event=row, at=since, action="replay", replay=replay)
+    ArchiveAction.objects.create(event=row, at=since, action="replay", replay_id=replay.pk)
     return row
 
 
@@ -183,7 +182,7 @@ def test_batches_are_transactions_and_ctrl_c_ends_between_them(prune, monkeypatc
         return delete(old, ids)
 
     monkeypatch.setattr(retention, "_delete_events", counted)
-    monkeypatch.setattr(retention, "prune", partial(retention.prune, batch_size=3))
+    monkeypatch.setattr(retention, "ROWS_PER_TRANSACTION", 3)
     code, out = prune()
     assert seen == [3, 3]
     assert code == 1
@@ -202,13 +201,12 @@ def test_rows_of_another_service_stay(prune):
 
 
 @ONE
-def test_oldest_first(prune):
+def test_oldest_first(prune, monkeypatch):
+    monkeypatch.setattr(retention, "ROWS_PER_TRANSACTION", 1)
     for days in (50, 70, 60):
         event(State.SUCCEEDED, days)
     stops = iter([False, True])
-    retention.prune(
-        {State.SUCCEEDED: 86400.0}, service="billing", batch_size=1, stop=lambda: next(stops)
-    )
+    retention.prune({State.SUCCEEDED: 86400.0}, service="billing", stop=lambda: next(stops))
     assert left() == {"succeeded 50", "succeeded 60"}
 
 

@@ -180,28 +180,6 @@ def test_rows_of_another_service_are_left_out(billing):
     assert states(service="shop") == [State.ARCHIVED]
 
 
-def test_the_beginning_of_an_id(billing):
-    ids = ["7a3c5d1e-0000-4000-8000-00000000000" + end for end in "12"]
-    publish(billing, *(archived(received(each)) for each in [*ids, "20261120-7"]))
-    mirror_all(billing)
-    code, _, err = billing.command("events_replay", "7a3c5d1e")
-    assert code == 2
-    assert f"more than one id begins with '7a3c5d1e': {', '.join(ids)}" in err
-    # An id of the publisher's own making is meant as it is written.
-    code, _, err = billing.command("events_replay", "20261120", "7a3c5d", "caf\udce9")
-    assert code == 1
-    assert "no archived event has the id '20261120'" in err
-    assert r"no archived event has the id 'caf\\udce9'" in err
-    assert "no archived event has the id '7a3c5d'; give the full id, or at least its first 8" in err
-    assert states() == [State.ARCHIVED] * 3
-    assert billing.command("events_replay", ids[0].replace("-", "").upper()[:-1])[0] == 2
-    ArchivedEvent.objects.filter(event_id=ids[1]).delete()
-    assert billing.command("events_replay", "7A3C5D1E0")[0] == 0
-    row = ArchivedEvent.objects.get(event_id="20261120-7")
-    assert billing.command("events_replay", str(row.pk)[:13])[0] == 0
-    assert states() == [State.REPLAYING] * 2
-
-
 def test_wrong_arguments_change_nothing(billing):
     fill(billing, 1)
     for arguments, text in (

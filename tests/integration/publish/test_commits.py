@@ -9,7 +9,7 @@ import pytest
 from django.db import connections
 
 from django_amqp_events import ConfigurationError, handler
-from django_amqp_events.archive import retention, row_writer
+from django_amqp_events.archive import retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
@@ -21,6 +21,7 @@ from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from tests.celery_app import app
 from tests.conftest import Database
+from tests.integration.archiving import store
 
 ALIAS = "archive"
 REFUSED = "autocommit is off on the database 'archive'"
@@ -56,7 +57,7 @@ def test_waiting_publishes_fail_with_the_commit() -> None:
         inbox.once(known, event, lambda: called.append("never"))
     assert not called
     with pytest.raises(ConfigurationError, match=REFUSED):
-        row_writer.store([], get_settings())
+        store([])
     with pytest.raises(ConfigurationError, match=REFUSED):
         # It would never end, so the broker is not even asked.
         Relay(app=app, settings=get_settings(), alias=ALIAS).run(until_empty=True)

@@ -186,6 +186,6 @@ def test_old_versions_are_pruned(books: Handler) -> None:
     old = datetime.now(UTC) - timedelta(days=60)
     LatestVersion.objects.using(ALIAS).filter(thing="1").update(handled_at=old)
     before = datetime.now(UTC) - timedelta(days=40)
-    assert inbox_retention.due(before=before) == 1
-    assert sum(inbox_retention.prune(before=before)) == 1
+    assert inbox_retention.due(before=before, service="billing") == 1
+    assert sum(inbox_retention.prune(before=before, service="billing")) == 1
     assert LatestVersion.objects.using(ALIAS).get().thing == "2"

@@ -373,10 +373,10 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
     for event, state in ((events[0], State.ARCHIVED), (events[1], State.SUCCEEDED)):
         make(state=state, at=old, name="shop.order", event_id=event.id)
     before = now - timedelta(days=31)
-    assert sum(inbox_retention.prune(before=before, batch_size=2)) == 3
+    assert sum(inbox_retention.prune(before=before, service="billing")) == 3
     left = {row.pk for row in InboxEntry.objects.using(ALIAS)}
     assert left == {kept[0], kept[4]}
-    assert sum(inbox_retention.prune(before=before)) == 0
+    assert sum(inbox_retention.prune(before=before, service="billing")) == 0
 
 
 @pytest.mark.parametrize("standing", ["failed", "discarded"])
@@ -407,7 +407,7 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
         assert run(books, event) is None
         assert run(books, other) == "done"
         outbox_rows.delete_confirmed(ALIAS, [held])
-        assert sum(inbox_retention.prune(before=now - timedelta(days=31))) == 1
+        assert sum(inbox_retention.prune(before=now - timedelta(days=31), service="billing")) == 1
 
 
 def test_forced_replay_stays_forced_after_takeover(

@@ -170,7 +170,6 @@ def make(state: State = State.ARCHIVED, *, failure: Any = None, **more: Any) -> 
         reason=row.reason,
         exception=row.exception,
         message=row.message,
-        attempts=3,
         failed_at=row.last_failed_at,
         mirrored_at=row.mirrored_at,
         document=written if isinstance(written, str) else json.dumps(written),

@@ -18,7 +18,7 @@ from django.urls import URLResolver, get_resolver, reverse
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
+from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
@@ -34,14 +34,6 @@ from . import admin_world as world
 from .admin_world import client_of, make, page, said, select
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: Any) -> Any:
-        raise BrokerUnavailableError("there is none here")
-
-    monkeypatch.setattr(preview, "session", away)
 
 
 @pytest.fixture
@@ -418,7 +410,6 @@ def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
         event=row,
         replay=world.add_replay(row, state=Replay.State.FAILED),
         reason="exhausted",
-        attempts=1,
         failed_at=now,
         mirrored_at=now,
         document=json.dumps(world.document(traceback="of the replay")),

@@ -308,7 +308,7 @@ def test_series_and_groups_are_those_of_the_tallies():
         (made[0], 24, (9, 9, 9)),
     ):  # fmt: skip
         GroupHour.objects.create(
-            group=each, hour=this - timedelta(hours=hours),
+            group_id=each.pk, hour=this - timedelta(hours=hours),
             **dict(zip(("archived", "succeeded", "discarded"), numbers, strict=True)),
         )  # fmt: skip
     # Changes that are not added up yet count too.
@@ -329,7 +329,7 @@ def test_series_and_groups_are_those_of_the_tallies():
 
 def group(place: int) -> FailureGroup:
     return FailureGroup.objects.create(
-        pk=uuid4(), algorithm=1, service="billing", handler=f"handler-{place}",
+        pk=uuid4(), service="billing", handler=f"handler-{place}",
         exception="billing.errors.TaxError", first_seen=datetime.now(UTC),
         last_seen=datetime.now(UTC), open=place + 1,
     )  # fmt: skip
@@ -349,7 +349,8 @@ def test_figures_end_at_a_cap(monkeypatch, ada):
 # -- retention
 
 
-def test_old_snapshots_and_alerts_are_pruned():
+def test_old_snapshots_and_alerts_are_pruned(monkeypatch):
+    monkeypatch.setattr(retention, "ROWS_PER_TRANSACTION", 2)
     now = datetime.now(UTC)
     for days in (1, 6, 8, 9, 10):
         snapshot(now - timedelta(days=days))
@@ -363,7 +364,7 @@ def test_old_snapshots_and_alerts_are_pruned():
     counted = retention.due(ages, service="billing").counts
     steps: list[int] = []
     pruned = retention.prune(
-        ages, service="billing", batch_size=2, progress=lambda so_far: steps.append(so_far.total)
+        ages, service="billing", progress=lambda so_far: steps.append(so_far.total)
     ).counts
     assert (counted["snapshots"], counted["alerts"]) == (3, 1)
     assert (pruned["snapshots"], pruned["alerts"]) == (3, 1)

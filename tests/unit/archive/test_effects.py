@@ -175,7 +175,7 @@ def test_a_process_that_died_after_its_publish_loses_no_audit(way: str, end: str
         edit=edit,
     )
     assert not ArchiveAction.objects.exists()
-    ends = {taken.replay.pk: NOW}
+    ends = {taken.pk: NOW}
     if end == "confirm":
         replay.resume(lease=0)
         states.finish(ends, now=tables.clock())

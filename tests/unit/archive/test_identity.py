@@ -24,7 +24,7 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from tests.conftest import slow
-from tests.integration.archiving import archived, received, taken
+from tests.integration.archiving import archived, received, store, store_items, taken
 
 QUEUE = "billing.send_invoice"
 
@@ -94,7 +94,7 @@ def read(messages: Sequence[Received]) -> list[Item]:
 
 def mirror(archive: Queue) -> None:
     while given := archive.deliver(2):
-        row_writer.store_items(read(given))
+        store_items(read(given))
         archive.ack(len(given))
 
 
@@ -102,17 +102,17 @@ def lost_answer(archive: Queue) -> None:
     """The answer to COMMIT is lost: the mirror stores the batch again, at last by halves."""
     while given := archive.deliver(3):
         items = read(given)
-        row_writer.store_items(items)
-        row_writer.store_items(items)
+        store_items(items)
+        store_items(items)
         for item in items:
-            row_writer.store_items([item])
+            store_items([item])
         archive.ack(len(given))
 
 
 def killed(archive: Queue) -> None:
     """It dies before its ack: all is read again, by another connection."""
     for size in (1, 2, 20):
-        row_writer.store_items(read(archive.deliver(size)))
+        store_items(read(archive.deliver(size)))
     mirror(archive)
 
 
@@ -120,8 +120,8 @@ def two_readers(archive: Queue) -> None:
     """RabbitMQ gives the messages of a mirror that hangs to another one, which is faster."""
     first = read(archive.deliver(20))
     second = read(archive.deliver(20))
-    row_writer.store_items(second)
-    row_writer.store_items(first)
+    store_items(second)
+    store_items(first)
     archive.ack(20)
 
 
@@ -136,12 +136,12 @@ def two_mirrors(archive: Queue) -> None:
         if first:
             other = first.copy()
             first.clear()
-            row_writer.store_items(other)
+            store_items(other)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_writer, "_find_replays", late)
-        row_writer.store_items(second)
+        store_items(second)
     archive.ack(20)
 
 
@@ -202,7 +202,7 @@ def anagrams() -> Iterator[dict[str, Any]]:
 def test_headers_of_the_same_characters_are_not_the_same(db):
     for headers in [*anagrams()] * 2:
         message = plain(b"x", {**headers, "event-archive": '{"reason": "failed"}'})
-        row_writer.store([replace(message, exchange="")], conf.get_settings())
+        store([replace(message, exchange="")])
     assert ArchivedEvent.objects.count() == 4
 
 
@@ -224,5 +224,5 @@ def test_messages_that_the_database_refuses_are_told_apart_by_what_it_refused(db
     given = [replace(plain(b"{}", headers), exchange="") for headers in anagrams()]
     items = read(given + [taken(archived(received(str(n), body=b"{}"))) for n in range(2)])
     for _ in range(2):
-        row_writer.store_items(items)
+        store_items(items)
         assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 6

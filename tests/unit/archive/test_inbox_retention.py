@@ -53,8 +53,8 @@ def handled() -> None:
 
 def pruned() -> int:
     before = datetime.now(UTC) - BEFORE
-    due = inbox_retention.due(before=before)
-    assert sum(inbox_retention.prune(before=before)) == due
+    due = inbox_retention.due(before=before, service="billing")
+    assert sum(inbox_retention.prune(before=before, service="billing")) == due
     return due
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.db import DataError, InterfaceError, OperationalError
@@ -18,7 +17,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import row_writer, states
 from django_amqp_events.archive.entries import read_entries
 from django_amqp_events.archive.mirror import Mirror
-from django_amqp_events.archive.row_writer import Counts, store, store_items
+from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -26,14 +25,14 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from tests.integration.archiving import archived, outcome, received, taken
+from tests.integration.archiving import archived, outcome, received, store, store_items, taken
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EARLIER, LATER = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
 
 
 def keep(*messages: Any) -> Counts:
-    return store([taken(message) for message in messages], conf.get_settings())
+    return store([taken(message) for message in messages])
 
 
 def claim(row: Any, **more: Any) -> Any:
@@ -48,7 +47,7 @@ def replayed(row: Any) -> Any:
     row.refresh_from_db()
     claimed = claim(row)
     states.published([claimed], now=NOW)
-    return str(claimed.replay.pk)
+    return str(claimed.pk)
 
 
 @pytest.fixture
@@ -87,16 +86,6 @@ def test_outcome_of_an_older_replay_is_history(row):
     assert Replay.objects.get(pk=first).state == Replay.State.SUCCEEDED
     keep(outcome(row, second))
     assert state(row) == (State.SUCCEEDED, 5)
-
-
-def test_outcome_of_an_unknown_replay(row, caplog):
-    with caplog.at_level(logging.WARNING):
-        counts = keep(outcome(row, str(uuid4())))
-    assert (counts.foreign, counts.messages) == (1, 1)
-    assert "does not have" in caplog.text
-    assert state(row) == (State.ARCHIVED, 3)
-    counts = keep(outcome(row, str(uuid4())), outcome(row, replayed(row)))
-    assert (counts.foreign, counts.outcomes) == (1, 1)
 
 
 def test_failure_of_a_pruned_event_makes_a_new_row(row):
@@ -268,7 +257,7 @@ MESSAGE = st.builds(
 )
 @given(messages=st.lists(MESSAGE, min_size=1, max_size=4))
 def test_any_messages_are_stored_and_counted(messages):
-    counts = store(messages, conf.get_settings())
+    counts = store(messages)
     assert counts.messages == len(messages)
     assert counts.unreadable == sum(bool(message.unreadable) for message in messages)
     for row in ArchivedEvent.objects.all():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -20,11 +19,9 @@ from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
     ExchangeMissingError,
-    MessageTooLargeError,
     PublishError,
     PublishInterruptedError,
     PublishNackedError,
-    PublishRefusedError,
     PublishTimeoutError,
     UnroutableError,
 )
@@ -107,13 +104,6 @@ def test_renamed_handler_receives_old_events(broker: Broker, name: str) -> None:
     assert again(row).handler == name, "the row is of the handler that failed"
 
 
-def test_handler_added_later_can_be_replayed(broker: Broker) -> None:
-    """The queue had no handler when it arrived; now it has one."""
-    row = make(handler="", reason="unknown")
-    assert run(row).published == [row.pk]
-    assert broker.messages[0].headers["event-handler"] == "send_invoice"
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -144,12 +134,6 @@ def test_unreplayable_event_has_a_reason(
     assert report.published == [other.pk], "one that cannot go keeps nobody"
     assert (again(row).version, again(row).state) == (before.version, before.state)
     assert len(broker.messages) == 1
-
-
-def test_malformed_event_becomes_readable() -> None:
-    """For example larger than MAX_BODY."""
-    row = make(reason="malformed")
-    assert run(row).published == [row.pk]
 
 
 def test_deleted_row_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,40 +219,6 @@ def test_resolve_discards_only_overdue_events() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "unconfirmed"),
-    [
-        (UnroutableError, False),
-        (ExchangeMissingError, False),
-        (BrokerUnavailableError, False),
-        (MessageTooLargeError, False),
-        (PublishNackedError, True),
-        (PublishTimeoutError, True),
-        (PublishInterruptedError, True),
-    ],
-)
-def test_unconfirmed_replay_returns_with_its_error(
-    broker: Broker, kind: type[PublishError], unconfirmed: bool
-) -> None:
-    row = make()
-    broker.answer = error(kind, "for some reason")
-    report = run(row)
-    assert [(each.id, str(each.why)) for each in report.returned] == [(row.pk, "for some reason")]
-    now = again(row)
-    assert (now.state, str(now.error), now.unconfirmed) == (
-        "archived",
-        "for some reason",
-        unconfirmed,
-    )
-    broker.answer = error(UnroutableError, "another reason")
-    run(now)
-    assert again(row).unconfirmed is unconfirmed, (
-        "what is known of a second try is not of the first"
-    )
-    ids = {message.headers["event-replay-id"] for message in broker.messages}
-    assert len(ids) == (1 if unconfirmed else 2)
-
-
-@pytest.mark.parametrize(
     "kind",
     [BrokerUnavailableError, ExchangeMissingError, PublishTimeoutError, PublishInterruptedError],
 )
@@ -295,15 +245,6 @@ def test_an_error_of_some_events_does_not_keep_the_others(
     broker.answer = lambda message: next(answers)
     report = run(*rows)
     assert (report.stopped, len(report.published), len(report.returned)) == (None, 3, 3)
-
-
-def test_a_foreign_header_that_the_broker_refuses_is_left_out(broker: Broker) -> None:
-    row = make(headers_raw=ArchivedEvent.pack_headers({"traceparent": "00-1"}))
-    broker.answer = lambda message: (
-        PublishRefusedError("a header") if "traceparent" in message.headers else None
-    )
-    assert run(row).published == [row.pk]
-    assert [("traceparent" in message.headers) for message in broker.messages] == [True, False]
 
 
 def test_unencodable_row_blocks_no_other(broker: Broker) -> None:
@@ -394,18 +335,6 @@ def test_unrecorded_publish_is_repeated(
     assert {found.publishes for found in Replay.objects.all()} == {2}
 
 
-@pytest.mark.parametrize("exc", [OperationalError, during_a_failover])
-def test_a_claim_that_fails_ends_it(
-    flaky: Callable[..., list[int]], broker: Broker, exc: Callable[[str], Exception]
-) -> None:
-    flaky("claim", 1, exc)
-    row = make()
-    stopped = run(row).stopped
-    assert stopped is not None
-    assert stopped.code == "database-unreachable"
-    assert not broker.windows
-
-
 # -- resume -------------------------------------------------------------------------------
 
 
@@ -429,15 +358,6 @@ def test_resume_publishes_all_in_bounded_portions(
     broker.windows.clear()
     assert replay.resume() == 5
     assert [len(window) for window in broker.windows] == [2, 2, 1]
-
-
-def test_resume_skips_settled_and_foreign_events(broker: Broker) -> None:
-    settled, foreign = make(1), make(2, service="stock")
-    left_queued(settled, foreign)
-    states.finish({settled.replay_set.get().pk: NOW}, now=NOW)
-    assert replay.resume() == 0
-    assert not broker.windows
-    assert again(foreign).state == State.QUEUED
 
 
 def test_resume_releases_events_without_a_handler(broker: Broker) -> None:
@@ -494,48 +414,10 @@ def test_never_faster_than_asked(broker: Broker, clock: Clock, rate: float) -> N
     assert clock.slept <= 16 / rate, "nor slower"
 
 
-def test_skipped_events_do_not_use_the_rate_limit(broker: Broker, clock: Clock) -> None:
-    rows = [make(number, handler="gone") for number in range(20)]
-    assert len(run(*rows, rate=1).skipped) == 20
-    assert clock.slept == 0
-
-
 def test_invalid_rate_is_refused() -> None:
     for rate in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="events per second, above 0"):
             run(make(), rate=rate)
-
-
-def test_progress_may_end_it_between_two_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "CHUNK", 2)
-    rows = [make(number) for number in range(6)]
-    told: list[int] = []
-
-    def progress(report: replay.Report) -> None:
-        told.append(report.done)
-        if report.done == 4:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        run(*rows, progress=progress)
-    assert told == [2, 4]
-    assert [again(row).state for row in rows] == ["replaying"] * 4 + ["archived"] * 2
-
-
-def test_the_statements_of_a_chunk_do_not_grow(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """200 events of many versions: the same few statements for every 20 of them."""
-    monkeypatch.setattr(replay, "CHUNK", 20)
-    rows = [make(number, version=number % 9) for number in range(200)]
-    counts: list[int] = []
-    with CaptureQueriesContext(connection) as captured:
-        report = run(*rows, progress=lambda report: counts.append(len(captured)))
-    assert len(report.published) == 200
-    per_chunk = [later - earlier for earlier, later in pairwise(counts)]
-    assert len(counts) == 10
-    assert max(per_chunk) == min(per_chunk)
-    assert max(per_chunk) < 30, [query["sql"][:60] for query in captured][: max(per_chunk)]
 
 
 def test_bodies_are_read_chunk_by_chunk(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,14 +431,6 @@ def test_bodies_are_read_chunk_by_chunk(broker: Broker, monkeypatch: pytest.Monk
     sizes = [sum(len(message.body) for message in window) for window in broker.windows]
     assert max(sizes) <= 2000
     assert len(broker.messages) == 10
-
-
-def test_unreadable_bodies_are_read_in_one_statement() -> None:
-    rows = [make(number, reason="malformed") for number in range(50)]
-    with CaptureQueriesContext(connection) as captured:
-        examined = eligibility.examine(seen(*rows), eligibility.REPLAY)
-    assert len(examined.events) == 50
-    assert len(captured) <= 4
 
 
 # -- where it cannot be done --------------------------------------------------------------

@@ -9,26 +9,22 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from django_amqp_events import conf
 from django_amqp_events.archive import (
     replay,
-    retention,
     search_index,
     search_values,
     selection,
     tables,
 )
-from django_amqp_events.archive.row_writer import store
 from django_amqp_events.archive.selection import SearchTerm, Selection
 from django_amqp_events.declare.declarations import declarations
-from django_amqp_events.message.types import Received
-from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue, State
+from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue
 from django_amqp_events.publish import publisher
 from tests import archive_rows
 from tests.archive_rows import Broker
 from tests.commands import run_command
 from tests.conftest import ONE, Database, Replicas, routed_by
-from tests.integration.archiving import archived, received, taken
+from tests.integration.archiving import archived, received, store, taken
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what no database has a part in.
@@ -95,8 +91,8 @@ def boxed(text: str) -> set[UUID]:
 
 def test_the_mirror_stores_the_values_of_a_new_event() -> None:
     message = received("1", name=PAID, payload={"order_id": 17, "customer": {"email": "ann@x.org"}})
-    store([taken(archived(message))], conf.get_settings())
-    store([taken(archived(message))], conf.get_settings())
+    store([taken(archived(message))])
+    store([taken(archived(message))])
     row = ArchivedEvent.objects.get()
     assert values(row) == {("order_id", "17"), ("customer.email", "ann@x.org")}
 
@@ -138,25 +134,6 @@ def test_scalars_are_text_and_lists_stand_for_their_elements() -> None:
 def test_an_event_without_values_is_stored_without_any(fields: dict[str, Any]) -> None:
     make(17, **fields)
     assert values() == set()
-
-
-@ONE
-def test_payloads_of_other_formats_have_values() -> None:
-    cloud = {"specversion": "1.0", "id": "1", "source": "shop", "type": PAID}
-    make(1, body=b'{"order_id": 1}')
-    make(
-        2,
-        body=json.dumps({**cloud, "data": {"order_id": 2}}).encode(),
-        content_type="application/cloudevents+json",
-    )
-    make(
-        3,
-        body=b'{"order_id": 3}',
-        headers_raw=ArchivedEvent.pack_headers(
-            {f"cloudEvents:{name}": value for name, value in cloud.items()}
-        ),
-    )
-    assert values() == {("order_id", "1"), ("order_id", "2"), ("order_id", "3")}
 
 
 @ONE
@@ -210,13 +187,6 @@ def test_an_edited_payload_adds_its_values(monkeypatch: pytest.MonkeyPatch) -> N
     SearchValue.objects.all().delete()
     assert search_index.rebuild(Selection(state=None).queryset()).changed == 1
     assert values(row) == {("order_id", "17"), ("order_id", "71")}
-
-
-def test_pruning_deletes_the_values_of_its_events() -> None:
-    make(1, state=State.SUCCEEDED)
-    make(2)
-    assert retention.prune({"succeeded": 1}, service="billing").total == 1
-    assert values() == {("order_id", "2")}
 
 
 # -- which events are found ---------------------------------------------------------------
@@ -349,12 +319,3 @@ def test_commands_refuse_a_search_that_finds_nothing_ever(term: str, why: str) -
     code, _, err = run_command("events_replay", "--match", term)
     assert code == 2
     assert why in err
-
-
-@ONE
-def test_a_message_that_has_no_valid_name_is_stored(billing: Any) -> None:
-    raw = Received(queue="billing:archive", exchange="", routing_key="", body=b"\xff", headers={},
-                   properties={}, redelivered=False)  # fmt: skip
-    store([raw], conf.get_settings())
-    assert ArchivedEvent.objects.count() == 1
-    assert values() == set()

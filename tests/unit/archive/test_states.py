@@ -13,7 +13,7 @@ from django.db import OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events.archive import states, tables
-from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
+from django_amqp_events.archive.states import UnpublishedReplay
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.models import (
     ArchiveAction,
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("archive_database")
 make = partial(archive_rows.make, version=3)
 
 
-def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[ClaimedReplay]:
+def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[Replay]:
     return states.claim(
         more.pop("seen", seen(*events)),
         handlers={event.pk: more.get("handler", HANDLER) for event in events},
@@ -47,7 +47,7 @@ def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[Clai
     )
 
 
-def reclaim(**more: Any) -> list[ClaimedReplay]:
+def reclaim(**more: Any) -> list[Replay]:
     options: dict[str, Any] = {
         "service": "billing",
         "handlers": {},
@@ -59,9 +59,9 @@ def reclaim(**more: Any) -> list[ClaimedReplay]:
     return states.reclaim(**{**options, **more})
 
 
-def give_back(each: ClaimedReplay, *, unconfirmed: bool = False, error: str = "no route") -> None:
+def give_back(each: Replay, *, unconfirmed: bool = False, error: str = "no route") -> None:
     states.returned(
-        [UnpublishedReplay(claimed=each, error=Reason.of(error), unconfirmed=unconfirmed)], now=NOW
+        [UnpublishedReplay(replay=each, error=Reason.of(error), unconfirmed=unconfirmed)], now=NOW
     )
 
 
@@ -142,7 +142,7 @@ def test_claim_records_user_reason_and_replay_id() -> None:
     event = make()
     (claimed,) = claim(event, by="ada", reason="tax table\0 fixed")
     replay = Replay.objects.get()
-    assert claimed.replay == replay
+    assert claimed == replay
     assert (replay.number, replay.state, replay.publishes) == (1, "queued", 1)
     assert (replay.requested_by, replay.reason) == ("ada", "tax table\\x00 fixed")
     assert not ArchiveAction.objects.exists(), "nothing is published"
@@ -150,16 +150,7 @@ def test_claim_records_user_reason_and_replay_id() -> None:
     assert again(event).replays == 1
     states.published([claimed], now=NOW)
     action = ArchiveAction.objects.get()
-    assert (action.action, action.by, action.replay) == ("replay", "ada", replay)
-
-
-def test_thousands_are_decided_in_transactions_of_a_bounded_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(states, "BATCH", 3)
-    events = [make(number, version=number) for number in range(8)]
-    done = states.discard(seen(*events), by="ada", reason="old", now=NOW)
-    assert sorted(done) == sorted(event.pk for event in events)
+    assert (action.action, action.by, action.replay_id) == ("replay", "ada", replay.pk)
 
 
 # -- publishing ---------------------------------------------------------------------------
@@ -173,11 +164,11 @@ def test_ended_unconfirmed_replay_is_not_resumed(state: State) -> None:
     give_back(first, unconfirmed=True)
     if state == State.DISCARDED:
         states.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
-    states.failed_again({first.replay.pk: NOW})
+    states.failed_again({first.pk: NOW})
     if state == State.DISCARDED:
         states.restore(seen(again(event)), by="ada", reason="no", now=NOW)
     (second,) = claim(again(event))
-    assert second.replay.pk != first.replay.pk
+    assert second.pk != first.pk
 
 
 # -- left queued --------------------------------------------------------------------------
@@ -238,12 +229,6 @@ def test_a_claim_without_autocommit_is_refused() -> None:
     finally:
         transaction.rollback(using=using)
         transaction.set_autocommit(True, using=using)
-
-
-@ONE
-def test_transaction_on_another_database_is_allowed() -> None:
-    with transaction.atomic(using="default"):
-        assert len(claim(make())) == 1
 
 
 @POSTGRESQL

@@ -259,7 +259,7 @@ def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
     """After a night without a mirror, and with a worker whose clock is wrong."""
     for hours in (-2, 8, 9_000):
         group = FailureGroup.objects.create(
-            pk=uuid4(), algorithm=1, service="billing", exception="TaxError", open=1,
+            pk=uuid4(), service="billing", exception="TaxError", open=1,
             first_seen=NOW - timedelta(hours=hours), last_seen=NOW,
         )  # fmt: skip
         make(group=group, mirrored_at=NOW - timedelta(minutes=1))
@@ -273,7 +273,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     def group(age: float, **more: Any) -> FailureGroup:
         seen = NOW - timedelta(hours=age)
         found: FailureGroup = FailureGroup.objects.create(
-            pk=uuid4(), algorithm=1, handler="send_invoice", exception="TaxError",
+            pk=uuid4(), handler="send_invoice", exception="TaxError",
             **{"service": "billing", "first_seen": seen, "last_seen": NOW, "open": 1, **more},
         )  # fmt: skip
         make(group=found, mirrored_at=seen)
@@ -367,7 +367,7 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     """The count is current; a condition that returned between two checks is sent again."""
     seen = NOW - timedelta(minutes=5)
     group = FailureGroup.objects.create(
-        pk=uuid4(), algorithm=1, service="billing", handler="send_invoice",
+        pk=uuid4(), service="billing", handler="send_invoice",
         exception="shop.TaxError", first_seen=seen, last_seen=seen, open=2,
     )  # fmt: skip
 
@@ -420,7 +420,7 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
 
     def fill(service: str, at: datetime) -> None:
         group = FailureGroup.objects.create(
-            pk=uuid4(), algorithm=1, service=service, handler="send", exception="Error",
+            pk=uuid4(), service=service, handler="send", exception="Error",
             reason="failed", frame="f", first_seen=at, last_seen=at, open=3,
         )  # fmt: skip
         for _ in range(3):
@@ -544,7 +544,7 @@ def test_command_lists_active_alerts(settings: Any) -> None:
 def test_a_replay_that_fails_in_another_way_is_a_new_failure(heard: Any) -> None:
     """The event was mirrored long ago, and moves into a group that did not exist."""
     group = FailureGroup.objects.create(
-        pk=uuid4(), algorithm=1, service="billing", exception="NewBug", open=1,
+        pk=uuid4(), service="billing", exception="NewBug", open=1,
         first_seen=NOW, last_seen=NOW,
     )  # fmt: skip
     row = make(group=group, mirrored_at=NOW - timedelta(days=2), state_since=NOW, replays=1)
