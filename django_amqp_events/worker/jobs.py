@@ -379,12 +379,12 @@ class Jobs:
 
     def _is_quick(self, delivery: Delivery) -> bool:
         """Return True if a delivery may share a job."""
-        handler, delivered = delivery.handler, delivery.item.delivered
+        handler = delivery.handler
         return (
             handler is not None
             and self.backlog.durations.is_quick(handler.name)
-            and not delivered.redelivered
-            and delivered.exchange == delivery.dispatcher.names.events
+            and handler.name not in self.backlog.failing
+            and not delivery.item.delivered.redelivered
             and not (self._alone or self._events.on)
             and not self.backlog.rate(delivery.task)
             and self._limit(delivery) is None
@@ -526,10 +526,14 @@ class Jobs:
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
             if outcome.seconds is not None:
                 changed |= self.backlog.durations.ended(delivery.name, outcome.seconds)
+                if outcome.kind == "ack":
+                    self.backlog.failing.discard(delivery.name)
+                else:
+                    self.backlog.failing.add(delivery.name)
             run_ended = delivery.item.verdict is None and outcome.kind != "requeue"
             if run_ended and outcome.verdict is not None:
                 self._events.ended(delivery, outcome.verdict)
-            if outcome.kind == "ack":
+            if outcome.kind in ("ack", "published"):
                 acked.append(delivery)
             elif outcome.kind == "requeue":
                 self.requeue([delivery])

@@ -48,14 +48,15 @@ class Outcome(NamedTuple):
     """What the main process does with a delivery.
 
     Attributes:
-        kind: ``ack``, ``requeue``, or ``publish``: the message of *verdict* is not published.
+        kind: ``ack``; ``published``, an ack too, as the message of the verdict is published;
+            ``requeue``; or ``publish``: the message of *verdict* is not published.
         seconds: duration of the run; ``None`` if the handler did not run.
         error: why the message was not published; ``""`` if that was not tried.
         verdict: also of what is settled, while Celery's task events are sent.
         unconfirmed: it may have been published.
     """
 
-    kind: Literal["ack", "requeue", "publish"]
+    kind: Literal["ack", "published", "requeue", "publish"]
     seconds: float | None = None
     verdict: Verdict | None = None
     error: str = ""
@@ -175,7 +176,7 @@ def run_job(
 ) -> list[Outcome] | str:
     """Carry out a job, and return the outcomes of those deliveries that were begun.
 
-    The message of a verdict is published before the next handler runs. If that fails, the job ends.
+    The job ends with the first whose verdict has a message, which it publishes.
 
     Args:
         lost: returns true if the connection of the deliveries is lost. RabbitMQ delivers them
@@ -226,13 +227,16 @@ def _run(
             outcome = _publish(engine.settings, message, outcome)
         if outcome.kind == "publish":
             outcomes.append(outcome)
-            break
-        outcomes.append(outcome._replace(verdict=told))
-        _announce(engine.settings, reading, verdict)
+        else:
+            outcomes.append(outcome._replace(verdict=told))
+            _announce(engine.settings, reading, verdict)
+        # Acked before the next handler runs: if that ended the process, the original would be
+        # delivered again, beside the message that is published.
+        return
 
 
 def _publish(settings: Settings, message: Message, outcome: Outcome) -> Outcome:
-    """Publish the message of a verdict; return its outcome, which is ``ack`` if it is confirmed."""
+    """Publish the message of a verdict, and return its outcome: ``published`` if confirmed."""
     if outcome.unconfirmed and not accepts_publishes(
         celery_app(settings), settings.confirm_timeout
     ):
@@ -243,7 +247,7 @@ def _publish(settings: Settings, message: Message, outcome: Outcome) -> Outcome:
     publish_each(publish, [message], lambda _, error: errors.append(error))
     (error,) = errors
     if error is None:
-        return outcome._replace(kind="ack")
+        return outcome._replace(kind="published")
     late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
     return outcome._replace(error=str(error), unconfirmed=late)
 

@@ -228,7 +228,7 @@ def a_delay_below_a_second_is_an_error(world: World) -> Generator[None]:
     yield
     found = one(world, event)
     assert found.exception == "ValueError"
-    assert "delays are at least 1 s" in found.message
+    assert "a delay is at least 1 s" in found.message
 
 
 @case

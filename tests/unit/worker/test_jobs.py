@@ -138,7 +138,6 @@ def test_quick_events_share_jobs_and_processes() -> None:
     "alone",
     [
         {"redelivered": True},
-        {"exchange": "core:return"},
         {"time_limit": 5},
         {"soft_time_limit": 5},
         {"rate_limit": "1000/s"},

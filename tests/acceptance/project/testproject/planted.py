@@ -10,7 +10,7 @@ from . import faulty  # noqa: F401 - its handlers
 
 
 def publish(settings: Any, message: Any, outcome: pool_job.Outcome) -> pool_job.Outcome:
-    return outcome._replace(kind="ack")
+    return outcome._replace(kind="published")
 
 
 pool_job._publish = publish
