@@ -177,7 +177,9 @@ def test_several_reapers_share_the_isolated_events(core, fresh_eyes):
     archive = Archive(fresh_eyes)
     assert {archive.wait(each)["reason"] for each in poison} == {"poison"}
     runs = Counter(line["event"] for line in core.ledger(what="start"))
-    assert {runs[each] for each in poison} == {2}
+    # The killed reaper may have counted the death of one.
+    assert sorted(runs[each] for each in poison)[:-1] == [2] * 4
+    assert max(runs[each] for each in poison) <= 4
     assert sum(runs[each] for each in good) <= len(good) + 1
     fresh_eyes.empty("core:graveyard", "core:dead", "core:abyss")
     assert reapers[1].stop() == 0
