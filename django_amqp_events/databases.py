@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 #: Rows that one statement names: each database limits its parameters.
 ROWS: Final = 500
-#: PostgreSQL's undefined_table and undefined_column; the same of MySQL; SQLITE_ERROR, SQLite's code
-#: for whatever has none of its own, which in our statements is a missing table or column.
+#: PostgreSQL's undefined_table and undefined_column; those of MySQL; SQLITE_ERROR, SQLite's code
+#: for errors without a code of their own: in our statements, a missing table or column.
 _MISSING_CODES: Final = frozenset({"42P01", "42703", 1146, 1054, 1})
 #: MySQL's errors about values that its drivers report as OperationalError.
 _WRONG_VALUES: Final = frozenset({1292, 1366})

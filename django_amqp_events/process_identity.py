@@ -2,8 +2,8 @@
 
 An identity consists of the place where it has a meaning, the process id and the start time. The
 place is a hash of the host name, the boot of the kernel, and the namespace of process ids:
-containers share host names and boots, and a process id is unique in its namespace only. A
-namespace's number is reused when all of its processes have ended, so nothing in it lives then.
+containers share host names and boots, and a process id is unique in its namespace only. The
+number of a namespace is reused only after all of its processes have ended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Spans of OpenTelemetry, by its conventions for messaging; docs/observability.md describes them.
 
-Imported where :func:`django_amqp_events.telemetry.active` is true.
+Imported only if :func:`django_amqp_events.telemetry.active` returns True.
 """
 
 from __future__ import annotations

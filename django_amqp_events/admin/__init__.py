@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 def register(site: admin.AdminSite) -> None:
-    """Register all pages of the console on a site; they link to each other there."""
+    """Register all pages on a site, where they link to each other."""
     for model in (ArchivedEvent, FailureGroup, OutboxEvent, ReplayBatch, Dashboard):
         # The site calls what is registered as it would call a class.
         site.register(model, _page)  # type: ignore[arg-type]

@@ -52,11 +52,11 @@ Preview = tuple[list[UUID], list[Skipped], dict[str, Any]]
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What an action did.
+    """The result of an action.
 
     Attributes:
         done, returned: what it changed or published, and what it could not publish.
-        stopped: why it ended before the other rows.
+        stopped: why it ended early.
     """
 
     done: list[UUID] = field(default_factory=list)
@@ -189,7 +189,7 @@ def across(request: HttpRequest) -> bool:
 
 
 def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: Any) -> QuerySet[Any]:
-    """Return the selected rows; *Select all* means those that the list had when it was made."""
+    """Return the selected rows; for *Select all*, those that the list had when it was shown."""
     if not across(request):
         return rows
     try:
@@ -266,7 +266,7 @@ class ActionPages(Pages):
             messages.error(request, code(str(self.too_many) % {"limit": number(self.limit)}))
             return None
         if not across(request):
-            # The confirmation page tells why those that have left the list are skipped.
+            # The confirmation page says why events that have left the list are skipped.
             ids = {UUID(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)}
             seen.update(dict.fromkeys(ids - set(seen), 0))
         return self.ask(request, action, dict(list(seen.items())[: self.limit])) if seen else None

@@ -85,7 +85,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     """Lists that count to a cap, pages without a form, URLs that keep the filters.
 
     Attributes:
-        offers: the permissions of what the pages of a row and its list offer.
+        offers: the permissions for what the list and the page of a row offer.
         index_order: the order of the list and, reversed, the only other one: an index has both.
         missing: the message about an id that no row has.
     """

@@ -287,7 +287,7 @@ class _Seen:
 
 
 def _backlog(service: str, now: datetime) -> Chart:
-    """Draw the open events of the last day, of one snapshot per quarter of an hour."""
+    """Draw the open events of the last day, from one snapshot per quarter of an hour."""
     since = now - statistics.DAY
     step = statistics.DAY / QUARTERS
     newest: dict[int, int] = {}

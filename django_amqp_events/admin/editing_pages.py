@@ -69,7 +69,7 @@ class EditingPages(PayloadPages):
     # -- on the event's page
 
     def _edit_button(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, str] | str:
-        """Return the link to the editor or why it is missing, ``""`` for who may not edit."""
+        """Return the link to the editor or why it is missing, ``""`` if the user may not edit."""
         if not conf.load()[0].editing or not self.allows(request, event, "edit"):
             return ""
         where = self._editable(event, event.version)
@@ -171,7 +171,7 @@ class EditingPages(PayloadPages):
     def _context(
         self, request: HttpRequest, event: ArchivedEvent, handler: Handler
     ) -> dict[str, Any]:
-        """Return what editor and review have in common; an edit starts from the last one."""
+        """Return the context of editor and review; an edit starts from the newest revision."""
         start = event.revision_set.using(alias_of(event)).order_by("-number").first()
         return {
             "event": event,

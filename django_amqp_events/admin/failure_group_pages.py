@@ -293,7 +293,7 @@ def _ask(
     group: FailureGroup,
     rows: QuerySet[ArchivedEvent],
 ) -> HttpResponse:
-    """Ask to confirm an action on the oldest failures, as many as it takes."""
+    """Ask to confirm an action on the oldest failures, up to its limit."""
     seen, limit = events.freeze(rows.order_by("last_failed_at", "pk")), events.limit
     if len(seen) > limit:
         told = _(

@@ -52,7 +52,7 @@ class ReasonFilter(ValueFilter):
 
 
 class LinkedFilter(OptionalFilter):
-    """A filter that is shown when a link selects a value."""
+    """A filter that is shown only after a link has selected a value."""
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
@@ -80,7 +80,7 @@ class GroupFilter(LinkedFilter):
 
 
 class BatchFilter(LinkedFilter):
-    """Filter by replay batch, or by one and a state of its replays: ``<id>.failed``."""
+    """Filter by replay batch, optionally by the state of its replays too: ``<id>.failed``."""
 
     title = _("replay batch")
     parameter_name = "batch"

@@ -156,7 +156,7 @@ def failure(event: ArchivedEvent, document: Mapping[str, Any]) -> dict[str, Any]
         exception = {}
     traceback = document.get("traceback")
     if not isinstance(traceback, str) or not traceback:
-        # The worker leaves it out first where the headers have no room.
+        # The worker leaves it out first if the headers have no room.
         traceback = "\n".join(
             f'  File "{frame.get("file")}", line {frame.get("line")}, in {frame.get("function")}'
             for frame in mappings(document.get("frames"))

@@ -328,7 +328,7 @@ def freeze(
     title: Reason | None = None,
     group: UUID | None = None,
 ) -> HttpResponse | None:
-    """Make a batch and go to its page; ``None`` where that was not possible, which is said."""
+    """Create a batch and redirect to its page; if none is created, say why, return ``None``."""
     by = request.user.get_username()
     batch = batch_states.freeze(queryset, by=by, title=title, group=group)
     if not batch.total:

@@ -25,7 +25,7 @@ from ..worker import inbox
 from ..worker.binding import bind, upcast, version_of
 from ..worker.verdict import InvalidArguments
 
-#: Most lines of one side that are compared.
+#: Lines of each side that are compared, at most.
 COMPARED_LINES: Final = 1_000
 
 

@@ -53,7 +53,7 @@ def prune(*, before: datetime, service: str) -> Iterator[int]:
 
     Args:
         before: aware, at least :func:`minimum_retention` ago by the archive's clock.
-        service: whose rows.
+        service: the owner of the rows.
 
     Raises:
         ValueError: *before* is too late.
@@ -81,7 +81,10 @@ def _rows(alias: str, service: str) -> QuerySet[InboxEntry]:
 
 
 def _versions(alias: str, service: str, before: datetime) -> QuerySet[LatestVersion]:
-    """Return old rows of handlers that no open event may reach: it may be older than the row."""
+    """Return old rows of handlers that no open event may reach.
+
+    Without its row, a handler would run an event that is older than the last one it handled.
+    """
     settings, registry = get_settings(), get_registry()
     archived = _open_archived().filter(service=service).order_by()
     handlers = set(archived.values_list("handler", flat=True).distinct())

@@ -81,11 +81,11 @@ Blame = Callable[[Exception, Item | None], None]
 def store_items(items: Sequence[Item], blame: Blame) -> Counts:
     """Store what :func:`.read_entries` has returned, in one transaction.
 
-    Of a message that the database refuses, its bytes are stored.
+    If the database refuses a message, only its bytes are stored.
 
     Args:
-        blame: called with an error that the bytes of a message do not avoid, and with the item if
-            it was alone; unless it raises the error, the other items are stored.
+        blame: called with an error that storing only the bytes does not avoid, and with the item
+            if it failed alone; unless it raises the error, the other items are stored.
 
     Raises:
         ConfigurationError: nothing would be committed, so nothing may be acked.

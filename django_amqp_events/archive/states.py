@@ -109,8 +109,8 @@ def claim(
 
     Only the caller may publish the replays that it returns, with their events; they are committed.
     A forced replay publishes what the one before it did, edited or not. A replay that was not
-    confirmed is published again, under its id, and leaves its batch. The audit has a replay when it
-    is published, or may be.
+    confirmed is published again, under its id, and leaves its batch. The audit lists a replay once
+    it is, or may be, published.
 
     Args:
         force: queue events that are *replaying* instead; the caller checks that they are overdue.

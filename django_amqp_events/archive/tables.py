@@ -72,7 +72,7 @@ def lock(
 ) -> dict[UUID, ArchivedEvent]:
     """Lock events in the order of their ids; return them, without the columns *without*.
 
-    Every transaction of several rows begins with it; otherwise a mirror and a replay of the same
+    Every transaction of several rows begins with this; otherwise a mirror and a replay of the same
     events could deadlock. SQLite has one writer at a time and fails a transaction that begins by
     reading while another one writes, so it begins with an UPDATE of nothing.
     """
@@ -90,7 +90,7 @@ def locking(
 ) -> Iterator[dict[UUID, ArchivedEvent]]:
     """Lock events in a transaction, and record how the block changes the group counts.
 
-    It changes the events here and in the database alike.
+    The block must change the yielded events too, not only their rows.
     """
     with transaction.atomic(using=database()):
         events = lock(ids, without=without)

@@ -160,7 +160,7 @@ class BatchReader:
             raise self._gone(exc) from exc
 
     def finish(self) -> None:
-        """Consume no more; what has been delivered is in the next batches."""
+        """Stop consuming; what has been delivered is in the next batches."""
         self._left = 0
         try:
             self._consume()

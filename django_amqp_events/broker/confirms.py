@@ -387,7 +387,7 @@ def accepts_publishes(app: Celery, timeout: float) -> bool:
     channel.leave()
     if channel.blocked:
         return False  # RabbitMQ may still confirm the first publish of a connection
-    # Refused for want of permission, it has been read.
+    # If RabbitMQ refuses it for lack of permission, RabbitMQ has read it.
     return error is None or isinstance(error, PublishRefusedError)
 
 

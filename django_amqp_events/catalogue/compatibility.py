@@ -54,7 +54,7 @@ class Change:
 def compare(old: Any, new: Any) -> list[Change]:
     """Return the changes from one document of a service to another, the incompatible ones first.
 
-    Each is one that ``events_catalogue`` prints.
+    Both are documents that ``events_catalogue`` printed.
 
     Raises:
         IncomparableError: one of them is another document, or they are of two services.
@@ -66,7 +66,7 @@ def compare(old: Any, new: Any) -> list[Change]:
         found = [*_differences("", _normal(old), _normal(new)), *_requirements(old, new)]
     except (AttributeError, KeyError, RecursionError, TypeError) as exc:
         raise IncomparableError(
-            f"it differs from what events_catalogue writes ({type(exc).__name__}: {exc})"
+            f"it is not a document of events_catalogue ({type(exc).__name__}: {exc})"
         ) from exc
     return sorted(found, key=lambda change: change.compatible)
 

@@ -16,7 +16,7 @@ from ..options import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """The subject of the checks; ``app`` is ``None`` without a Celery app that can be read."""
+    """The subject of the checks; ``app`` is ``None`` if there is no Celery app or it is broken."""
 
     settings: Settings
     registry: Registry

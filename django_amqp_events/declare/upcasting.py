@@ -31,8 +31,8 @@ class Upcast:
 def upcasts(upcasters: Upcasters, matches: Callable[[str], bool]) -> tuple[Upcast, ...]:
     """Return an upcast for each older event that a handler receives as another one.
 
-    It leads to the next version that the handler's patterns match. An event that they match itself
-    has none.
+    It leads to the first version that the handler's patterns match. An event that matches them has
+    none.
     """
     found = []
     for source in upcasters:

@@ -26,7 +26,7 @@ else:
 
 
 class ChoiceField(_CharField):
-    """A name of a ``TextChoices``; migrations do not have the names."""
+    """A value of a ``TextChoices``; migrations leave the choices out."""
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()

@@ -126,7 +126,7 @@ class GroupCountChange(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    # No constraint: every transaction inserts rows, and they go with their group.
+    # No constraint, since every transaction inserts rows; Django deletes them with their group.
     group = models.ForeignKey(
         FailureGroup, models.CASCADE, related_name="change_set", db_constraint=False, db_index=False
     )

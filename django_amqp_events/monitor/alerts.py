@@ -86,7 +86,8 @@ def update_alert(
     Call it at each check; only changes are notified.
 
     Args:
-        kind, key: one of :data:`KINDS` or your own, and what tells its problems apart.
+        kind: one of :data:`KINDS`, or your own.
+        key: identifies the problem among those of its kind.
         text: the problem and its remedy.
         troubled: False closes the alert.
     """

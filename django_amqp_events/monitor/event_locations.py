@@ -90,7 +90,7 @@ class LocatedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locations:
-    """Where the events are that a value finds."""
+    """The events that a value finds, and the queues that they may be in."""
 
     events: tuple[LocatedEvent, ...]
     queues: tuple[Queue, ...]
@@ -114,12 +114,11 @@ def locate(
     """Find events by the id of an event, replay or archived row, or by a search value.
 
     Args:
-        value: an id, or a search value: ``17``,
-            ``order_id=17`` or ``customer.email=ann@*``.
+        value: an id, or a search value: ``17``, ``order_id=17`` or ``customer.email=ann@*``.
         kinds: the tables to read.
         events: the archived events that may be found, by default all of them.
         by_value: find by search values, which are part of the payload.
-        waiting: returns the rows of an outbox that may be found, of a database.
+        waiting: returns the outbox rows of a database that may be found.
 
     Raises:
         ValueError: the start of a value is too long.
@@ -268,7 +267,7 @@ def _of_archived(row: ArchivedEvent, settings: Settings) -> _Found:
 
 
 def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
-    """Yield the replays of events, and what batches have not published."""
+    """Yield the replays of events, and the batches that have not published them."""
     by_id = {event.pk: event for event in events}
     rows = Replay.objects.using(tables.database()).filter(event__in=by_id)
     large = [f"batch__{name}" for name in ReplayBatch.LARGE]

@@ -1,6 +1,6 @@
 """Statistics of the archive: open events and changes per hour.
 
-Each is one query that an index and a limit bound, so its cost does not grow with the archive.
+An index and a limit bound each query, so its cost does not grow with the archive.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _of(service: str) -> QuerySet[ArchivedEvent]:
 
 
 def hourly_series(now: datetime) -> dict[datetime, Mapping[str, int]]:
-    """Return what happened in the last 24 hours, by the hour's begin, in one query.
+    """Return what happened in the last 24 hours, by the start of the hour, in one query.
 
     The last hour has not ended. An event that is archived again counts again.
     """

@@ -40,7 +40,7 @@ BACKLOG_BYTES: Final = 32 * 1024 * 1024
 ROW_BYTES: Final = 3 * 1024
 #: Rows that are published in one window.
 BATCH: Final = 500
-#: Seconds in which rows are left to a relay after RabbitMQ was unreachable.
+#: Seconds for which rows are left to a relay after RabbitMQ was unreachable.
 BACKOFF: Final = Backoff(0.2, 5.0)
 
 
@@ -90,7 +90,7 @@ class DirectPublisher:
             self.app, timeout=self.settings.confirm_timeout, stop=lambda: self._closing
         )
         self._closing = False
-        # Publishes of this process that found no broker, in a row, and until when none is tried.
+        # Publishes in a row that did not reach RabbitMQ, and the time until which none is tried.
         self._failures = 0
         self._resumes = 0.0
         self._reported = False
@@ -214,7 +214,7 @@ class DirectPublisher:
         return taken
 
     def _publish(self, commits: Sequence[CommittedRows]) -> None:
-        """Publish rows; what RabbitMQ does not read is left to a relay."""
+        """Publish rows; a relay publishes those that RabbitMQ does not read."""
         left = {
             commit: _left(commit, why) for commit in commits if (why := self._impossible(commit))
         }

@@ -187,7 +187,7 @@ def publish_now(ids: Collection[UUID], *, alias: str) -> int:
 
 
 def publish_failed_now(alias: str, service: str) -> int:
-    """Do the same to all failed rows of a service, as after an outage."""
+    """Make all failed rows of a service due now, as after an outage; return how many changed."""
     return _failed(alias).filter(service=service, due_at__gt=Now()).update(due_at=Now())
 
 

@@ -31,8 +31,8 @@ from .task_events import TaskEvents
 
 logger = logging.getLogger(__name__)
 
-#: Delays before a failed publish is repeated, and before one that RabbitMQ may have stored: each
-#: repeat of it may be a duplicate.
+#: Delays before a failed publish is repeated; longer ones if RabbitMQ may have stored the message,
+#: since each repeat may then be a duplicate.
 BACKOFF: Final = Backoff(0.5, 30.0)
 UNCONFIRMED_BACKOFF: Final = Backoff(5.0, 600.0, factor=4)
 #: Requests for a free process that wait in Celery's line at once, for each process; as many as the
@@ -357,7 +357,7 @@ class Jobs:
 
     def _next_job(self) -> Job | None:
         now = time.monotonic()
-        # A repeat may wait in vain for its confirm, so one process at a time does.
+        # A repeat may wait in vain for its confirm, so one process at a time publishes them.
         repeats = any(job.deliveries[0].failures for job in self.running)
         for index, (at, delivery) in enumerate(self._unpublished):
             if at <= now and not (repeats and delivery.failures):
@@ -549,7 +549,7 @@ class Jobs:
             self.on_change()
 
     def _lost(self, job: Job, deliveries: list[Delivery], error: str) -> None:
-        """Settle deliveries whose process has ended, or failed by a bug of ours."""
+        """Settle deliveries whose process has ended, or whose job failed by a bug of ours."""
         if job.exceeded is None:
             logger.error(
                 "the pool process that handled %s ended or failed: %s",

@@ -48,8 +48,8 @@ class Outcome(NamedTuple):
     """What the main process does with a delivery.
 
     Attributes:
-        kind: ``ack``; ``published``, an ack too, as the message of the verdict is published;
-            ``requeue``; or ``publish``: the message of *verdict* is not published.
+        kind: ``ack``; ``published``: ack, since the message of the verdict is published;
+            ``requeue``; ``publish``: the message of *verdict* is not published yet.
         seconds: duration of the run; ``None`` if the handler did not run.
         error: why the message was not published; ``""`` if that was not tried.
         verdict: also of what is settled, while Celery's task events are sent.
@@ -176,14 +176,14 @@ def run_job(
 ) -> list[Outcome] | str:
     """Carry out a job, and return the outcomes of those deliveries that were begun.
 
-    The job ends with the first whose verdict has a message, which it publishes.
+    The job ends with the first delivery whose verdict has a message, and publishes the message.
 
     Args:
         lost: returns true if the connection of the deliveries is lost. RabbitMQ delivers them
             again, so a message that is published for one would double it.
 
     Returns:
-        their outcomes, or the error of a bug of ours in the first: a thread pool would drop an
+        their outcomes, or the error if a bug of ours failed the first: a thread pool would drop an
         exception, and the deliveries would never be settled.
     """
     outcomes: list[Outcome] = []

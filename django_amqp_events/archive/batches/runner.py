@@ -181,8 +181,8 @@ class Runner:
             work.tries = work.fruitless = 0
             batch_states.set_note(batch, None)
         elif report.stopped and not (report.unconfirmed and work.tries):
-            # A broker that stops may leave one chunk without confirms. One that confirms nothing,
-            # such as a blocked one, would get chunk after chunk.
+            # A broker that stops may leave one chunk unconfirmed. A second one counts as failed:
+            # a broker that never confirms, such as a blocked one, would get chunk after chunk.
             self._retry(batch, work, report.stopped)
             return
         elif report.returned:

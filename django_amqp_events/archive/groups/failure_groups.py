@@ -85,9 +85,10 @@ class Rebuilt:
     """The result of a rebuild.
 
     Attributes:
-        moved: those that were in another group.
+        seen: examined events.
+        moved: events that were in another group.
         corrected: groups whose numbers were wrong.
-        gone: deleted groups, whose last event was moved.
+        gone: groups that were deleted because their last event was moved.
     """
 
     seen: int = 0
@@ -104,8 +105,8 @@ def rebuild(
 ) -> Rebuilt:
     """Move every event to its group, and correct the numbers of all groups.
 
-    After a change of the algorithm or of rows by hand. What people wrote about a group moves with
-    its events. Everything else may run meanwhile.
+    Run it after a change of the algorithm or of rows by hand. Notes about a group move with its
+    events. Everything else may run meanwhile.
     """
     rebuilt = Rebuilt()
     using = tables.database()

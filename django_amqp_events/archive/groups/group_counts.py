@@ -24,7 +24,7 @@ from ...models import ArchivedEvent, FailureGroup, GroupCountChange, GroupHour, 
 KEPT_HOURS: Final = 30 * 24
 CHANGES_PER_FOLD: Final = 2_000
 ROWS_PER_STATEMENT: Final = 500
-#: States of events that are on their way to a handler.
+#: States of events that are in progress.
 IN_PROGRESS: Final = (State.QUEUED, State.REPLAYING)
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
 _OF_GROUP: Final = ("open", "going")

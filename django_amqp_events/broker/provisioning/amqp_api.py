@@ -130,8 +130,8 @@ class Amqp:
     def ask_workers(self, app: Celery, timeout: float) -> dict[str, dict[str, Any]]:
         """Return the statistics of all workers on the vhost, by name, through remote control.
 
-        None are asked if the project does without it: its user may lack the permissions, and
-        RabbitMQ logs each refusal.
+        No worker is asked if the project has turned remote control off: its user may lack the
+        permissions, and RabbitMQ logs each refusal.
 
         Args:
             timeout: seconds to wait for the next answer.

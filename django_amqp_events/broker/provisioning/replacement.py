@@ -53,8 +53,8 @@ QUEUE_CHECK_SECONDS: Final = 0.5
 STATISTICS_TIMEOUT: Final = 60.0
 #: Messages of a shadow that are moved at a time.
 BATCH: Final = 100
-#: What a moved message does not keep. RabbitMQ would refuse a ``user_id`` of another user, and an
-#: ``expiration`` would end an event that has waited long enough.
+#: Properties that a moved message does not keep. RabbitMQ would refuse a ``user_id`` of another
+#: user, and an ``expiration`` would end an event that has waited long enough.
 _DROPPED: Final = ("application_headers", "user_id", "expiration", "reply_to", "cluster_id")
 
 

@@ -49,7 +49,7 @@ def verify(app: Celery, settings: Settings, topology: Topology) -> Report:
 
 
 def declare(app: Celery, settings: Settings, topology: Topology) -> Report:
-    """Declare what is missing, over plain AMQP; return the report from before.
+    """Declare what is missing, over plain AMQP; return the report made before.
 
     Raises:
         TopologyDriftError, TopologyError, BrokerUnavailableError: as :func:`apply`.

@@ -95,7 +95,7 @@ class Command(ServiceCommand):
 
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
-        connection.broker_app(settings)  # its errors come before the start
+        connection.broker_app(settings)  # raises its errors before the start
         runner = Runner(settings=settings, tell=self.tell, stop=self.stopped)
         self.tell(f"running the batches of {settings.service}")
         published = runner.run(until_done=options["until_done"])

@@ -2,8 +2,8 @@
 
 It knows the events that it declares and those that its handlers subscribe to.
 
---check FILE compares with a document that was printed before, and names what may
-break the consumers of the events.
+--check FILE compares with a document printed before, and prints the changes; a
+change that may break consumers is incompatible.
 
 exit codes:
   0  printed (--check: all changes are compatible, or there are none)

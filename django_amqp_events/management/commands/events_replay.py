@@ -199,7 +199,7 @@ class Command(ReportCommand):
         return filters
 
     def _check(self, chosen: Selection) -> Selection:
-        """Refuse handlers, reasons and groups that do not exist."""
+        """Refuse handlers and groups that do not exist."""
         handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
         for name in chosen.handlers:
             if name not in handlers and not tables.rows().filter(handler=name).exists():
