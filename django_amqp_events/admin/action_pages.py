@@ -269,7 +269,10 @@ class ActionPages(Pages):
             # The confirmation page says why events that have left the list are skipped.
             ids = {UUID(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)}
             seen.update(dict.fromkeys(ids - set(seen), 0))
-        return self.ask(request, action, dict(list(seen.items())[: self.limit])) if seen else None
+        if not seen:
+            messages.warning(request, _("No selected event is left in the list."))
+            return None
+        return self.ask(request, action, dict(list(seen.items())[: self.limit]))
 
     def action_view(self, request: HttpRequest, *, action: Action) -> HttpResponse:
         """Ask for confirmation (GET), and run the action (POST)."""

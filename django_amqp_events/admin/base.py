@@ -289,6 +289,9 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """
 
         def run(request: HttpRequest, pk: UUID | str, **kwargs: Any) -> HttpResponse:
+            # First: an answer must not tell whether there is a row.
+            if not self.allows(request, None, *permissions):
+                raise Refused(self.lacking(request, *permissions))
             row = self.find(request, str(pk))
             if row is None:
                 return self._missing(request, pk)

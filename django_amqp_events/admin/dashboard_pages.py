@@ -294,13 +294,10 @@ def _backlog(service: str, now: datetime) -> Chart:
     taken = snapshots.rows(service).filter(at__range=(since, now)).order_by("at")
     for at, number in taken.values_list("at", "open")[: statistics.READ_ROWS]:
         newest[min(int((at - since) / step), QUARTERS - 1)] = number
-    values: list[int] = []
-    for place in range(QUARTERS):
-        values.append(newest.get(place, values[-1] if values else 0))
     return bars(
         _("Open events over 24 hours"),
-        [f"{localtime(since + step * place):%H:%M}" for place in range(QUARTERS)],
-        [("ae-fill-bad", _("Open events"), values)],
+        [f"{localtime(since + step * place):%H:%M}" for place in newest],
+        [("ae-fill-bad", _("Open events"), list(newest.values()))],
         of=_("Time"),
     )
 

@@ -144,6 +144,12 @@ class ReplayBatchAdmin(Pages):
             return [BULK_REPLAY]
         return ["view_archivedevent", *super().codenames(permission)]
 
+    def lacking(self, request: HttpRequest, *permissions: str) -> list[str]:
+        names = super().lacking(request, *permissions)
+        if self.has_run_permission(request):  # which is sufficient to view a batch
+            return [name for name in names if name != "view_replaybatch"]
+        return names
+
     # -- the list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ReplayBatch]:

@@ -25,7 +25,7 @@ from ..worker import inbox
 from ..worker.binding import bind, upcast, version_of
 from ..worker.verdict import InvalidArguments
 
-#: Lines of each side that are compared, at most.
+#: Lines of each side that are compared, at most; longer texts are shown as changed.
 COMPARED_LINES: Final = 1_000
 
 
@@ -207,9 +207,13 @@ def diff(before: str, after: str) -> list[Line]:
     old, new = old[first : len(old) - tail], new[first : len(new) - tail]
     more = max(0, len(old) - COMPARED_LINES) + max(0, len(new) - COMPARED_LINES)
     lines = list(_left_out(first))
-    # Without the two file names; @@ separates the parts.
-    compared = difflib.unified_diff(old[:COMPARED_LINES], new[:COMPARED_LINES], lineterm="")
-    for number, text in enumerate(list(compared)[2:]):
+    if more:
+        compared = [f"-{text}" for text in old[:COMPARED_LINES]]
+        compared += [f"+{text}" for text in new[:COMPARED_LINES]]
+    else:
+        # Without the two file names; @@ separates the parts.
+        compared = list(difflib.unified_diff(old, new, lineterm=""))[2:]
+    for number, text in enumerate(compared):
         if not text.startswith("@@"):
             lines.append(Line(kind=text[0], text=text[1:]))
         elif number:

@@ -140,15 +140,6 @@ def handler_for(event: ArchivedEvent) -> Handler | Reason:
     )
 
 
-def known_handler(event: ArchivedEvent) -> Handler | None:
-    """Return the handler of an event, ``None`` if there is none or the settings are wrong."""
-    try:
-        handler = handler_for(event)
-    except AmqpEventsError:
-        return None
-    return None if isinstance(handler, Reason) else handler
-
-
 def destination(handler: Handler) -> dict[str, str]:
     """Return where replays go: ``handler``, ``exchange``, ``queue`` and ``routing_key``."""
     return {

@@ -30,6 +30,8 @@ from .row_writer import Counts
 
 logger = logging.getLogger(__name__)
 
+#: Messages that may be put aside; with more, the database is at fault, such as a full disk.
+MAX_ASIDE: Final = 20
 #: Most messages in one transaction.
 BATCH: Final = 500
 #: Seconds between searches for replays of dead processes: while the queue is empty, and while it
@@ -120,7 +122,7 @@ class Mirror:
             Exception: the database is unreachable.
         """
         passing = isinstance(exc, Error) and error_kind(exc) in ("missing", "locked", "read-only")
-        if passing or self.aside >= self.size:
+        if passing or self.aside >= MAX_ASIDE:
             raise exc
         connections[tables.database()].close_if_unusable_or_obsolete()
         tables.rows().exists()

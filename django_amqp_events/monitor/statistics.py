@@ -1,6 +1,6 @@
 """Statistics of the archive: open events and changes per hour.
 
-An index and a limit bound each query, so its cost does not grow with the archive.
+An index and a limit bound the queries, so their cost hardly grows with the archive.
 """
 
 from __future__ import annotations

@@ -88,13 +88,11 @@ class Rebuilt:
         seen: examined events.
         moved: events that were in another group.
         corrected: groups whose numbers were wrong.
-        gone: groups that were deleted because their last event was moved.
     """
 
     seen: int = 0
     moved: int = 0
     corrected: int = 0
-    gone: int = 0
     stopped: bool = False
 
 
@@ -118,10 +116,7 @@ def rebuild(
         rebuilt.seen += len(ids)
         events = tables.rows().filter(pk__in=ids).only("group_id", *_PARTS)
         if wrong := [event.pk for event in events if event.group_id != fingerprint_of(event).id]:
-            moved = _move(wrong)
-            rebuilt.moved += len(moved)
-            emptied = _empty().filter(pk__in=set(moved.values()))
-            rebuilt.gone += _delete(list(emptied.values_list("pk", flat=True)))
+            rebuilt.moved += _move(wrong)
         progress(rebuilt)
     correct = tables.retry_on_conflict(group_counts.recount)
     rebuilt.corrected = correct(using=using, now=tables.clock())
@@ -240,8 +235,8 @@ def history(group: FailureGroup, limit: int) -> list[HistoryEntry]:
 
 
 @tables.retry_on_conflict
-def _move(ids: Collection[UUID]) -> dict[UUID, UUID | None]:
-    """Move events to their groups; return the old group of each."""
+def _move(ids: Collection[UUID]) -> int:
+    """Move events to their groups; return how many were moved."""
     now = tables.clock()
     using = tables.database()
     with transaction.atomic(using=using):
@@ -263,7 +258,7 @@ def _move(ids: Collection[UUID]) -> dict[UUID, UUID | None]:
             now=now,
             using=using,
         )
-    return {pk: event.group for pk, event in before.items()}
+    return len(moved)
 
 
 def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:

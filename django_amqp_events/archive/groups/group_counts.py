@@ -9,7 +9,7 @@ Readers add the changes that are not folded yet, so their numbers are always exa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -121,7 +121,10 @@ def fold_changes(*, using: str, now: datetime) -> int:
         _add_hours([change for change in oldest if change.group_id in groups], using, now)
         changed = [*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"]
         for group in groups.values():
-            group.save(using=using, update_fields=changed)
+            # Not save(), whose signals would call receivers of the project.
+            FailureGroup.objects.using(using).filter(pk=group.pk).update(
+                **{name: getattr(group, name) for name in changed}
+            )
         delete_by_id(GroupCountChange, using, [change.pk for change in oldest])
     return len(oldest)
 
@@ -139,38 +142,23 @@ def with_exact_counts(
     )
 
 
-def hourly_counts(
-    groups: Iterable[UUID], *, since: datetime, using: str
-) -> dict[UUID, dict[datetime, dict[str, int]]]:
-    """Return the outcomes of each group's events by hour, without hours that have none."""
-    by_group: dict[UUID, dict[datetime, dict[str, int]]] = {}
-    hours = _hours("group_id", "hour", since=since, using=using, group_id__in=list(groups))
-    for (group, hour), counts in hours.items():
-        by_group.setdefault(group, {})[hour] = counts
-    return by_group
-
-
 def hourly_totals(*, since: datetime, using: str) -> dict[datetime, dict[str, int]]:
-    """Return the outcomes of all events by hour, without hours that have none."""
-    return {hour: counts for (hour,), counts in _hours("hour", since=since, using=using).items()}
+    """Return the outcomes of all events by hour, without hours that have none.
 
-
-def _hours(
-    *keys: str, since: datetime, using: str, **conditions: Any
-) -> dict[tuple[Any, ...], dict[str, int]]:
-    """Sum up hours and changes by key, in one statement as in :func:`with_exact_counts`."""
-    by_hour: dict[tuple[Any, ...], dict[str, int]] = {}
+    Hours and changes are read in one statement, as in :func:`with_exact_counts`.
+    """
+    by_hour: dict[datetime, dict[str, int]] = {}
     folded, changes = (
         model.objects.using(using)
-        .filter(hour__gte=hour_of(since), **conditions)
+        .filter(hour__gte=hour_of(since))
         .order_by()
-        .values_list(*keys)
+        .values_list("hour")
         .annotate(**{f"{name}_sum": Sum(name) for name in _OF_HOUR})
         for model in (GroupHour, GroupCountChange)
     )
-    for row in folded.union(changes, all=True):
-        counts = by_hour.setdefault(row[: len(keys)], dict.fromkeys(_OF_HOUR, 0))
-        for name, value in zip(_OF_HOUR, row[len(keys) :], strict=True):
+    for hour, *numbers in folded.union(changes, all=True):
+        counts = by_hour.setdefault(hour, dict.fromkeys(_OF_HOUR, 0))
+        for name, value in zip(_OF_HOUR, numbers, strict=True):
             counts[name] += value
     return by_hour
 

@@ -54,8 +54,7 @@ class Command(ReportCommand):
         def show() -> None:
             self.tell(
                 f"{counted(rebuilt.seen, 'event')} checked, {rebuilt.moved} moved to another "
-                f"group; {counted(rebuilt.corrected, 'group')} recounted, "
-                f"{rebuilt.gone} of an older version deleted"
+                f"group; {counted(rebuilt.corrected, 'group')} recounted"
             )
             if rebuilt.stopped:
                 self.tell("stopped early; run it again")
@@ -65,7 +64,6 @@ class Command(ReportCommand):
             "events": rebuilt.seen,
             "moved": rebuilt.moved,
             "corrected": rebuilt.corrected,
-            "deleted": rebuilt.gone,
         }
         return self.finish(1 if rebuilt.stopped else 0, document, show)
 

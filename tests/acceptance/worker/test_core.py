@@ -167,7 +167,8 @@ def test_row(batch: Batch, case: Case) -> None:
     if case.name in ("requeue", "child killed", "os._exit"):
         # The broker's redelivery is no retry of ours.
         assert attempts == [1, 1]
-        assert [line["redelivered"] for line in runs] == [False, True]
+        # The first may be one too, if another such event was in its job.
+        assert runs[-1]["redelivered"]
     else:
         assert attempts == list(range(1, case.runs + 1))
     if case.finished is not None:

@@ -216,9 +216,9 @@ def test_hourly_counts_follow_failures_and_outcomes() -> None:
     states.discard(seen(second), by="ada", reason="old", now=datetime.now(UTC))
     group = only()
     for _ in range(2):
-        found = group_counts.hourly_counts(
-            [group.pk], since=datetime.now(UTC) - timedelta(days=2), using=tables.database()
-        )[group.pk]
+        found = group_counts.hourly_totals(
+            since=datetime.now(UTC) - timedelta(days=2), using=tables.database()
+        )
         assert found[group_counts.hour_of(yesterday)]["archived"] == 3
         totals = Counter[str]()
         for values in found.values():
@@ -505,9 +505,8 @@ def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> No
     old = only().pk
     monkeypatch.setattr(fingerprint, "VERSION", 2)
     rebuilt = failure_groups.rebuild()
-    assert (rebuilt.moved, rebuilt.gone) == (3, 1)
-    group = only()
-    assert group.pk != old
+    assert rebuilt.moved == 3
+    group = FailureGroup.objects.exclude(pk=old).get()
     assert (group.open, group.note) == (3, "ask the tax office")
     assert group.assignee == "bob"
     assert told() == counted()

@@ -417,7 +417,10 @@ def test_a_new_version_with_an_upcaster_is_compatible(publisher: str) -> None:
         (lambda document: document.update(types="annotations"), "'types' is 'annotations'"),
         (lambda document: document.update(events=5), "TypeError"),
         (lambda document: document["events"][0].pop("publisher"), "KeyError"),
-        (lambda document: document["events"][0].update(payload={"properties": 5}), "differs"),
+        (
+            lambda document: document["events"][0].update(payload={"properties": 5}),
+            "not a document",
+        ),
         (
             lambda document: document["events"][0]["payload"].update(items={"$ref": "#/$defs/x"}),
             "KeyError",

@@ -364,7 +364,7 @@ def test_a_database_that_is_not_supported(
     run: Check, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(connections["default"], "vendor", "oracle", raising=False)
-    assert run(**keys) == []
+    assert run(**keys) in ([], ["E028"])  # Django 6.1 checks all databases
     for used, expected in ((keys, ["E028"]), ({"HANDLERS": {}, "PUBLISH": "immediate"}, [])):
         run(**used)
         assert [message.id for message in checks.check_databases(["default"])] == [
