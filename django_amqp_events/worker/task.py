@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from celery import Celery, Task
@@ -341,7 +341,6 @@ def refuse(task: Any, *_: Any) -> Callable[..., None]:
     return reject
 
 
-@cache
 def task_class(handler: Handler) -> type[HandlerTask]:
     """Return the Celery task class of a handler."""
     user = (handler.target,) if handler.is_task_class else ()

@@ -33,7 +33,14 @@ from django_amqp_events.exceptions import ConfigurationError, DirectCallError
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.worker import task as task_module
 from django_amqp_events.worker.binding import bind
-from django_amqp_events.worker.task import HandlerTask, _EventTask, register, task_class, utc_now
+from django_amqp_events.worker.task import (
+    HandlerTask,
+    _EventTask,
+    new_task,
+    register,
+    task_class,
+    utc_now,
+)
 from django_amqp_events.worker.tracing import trace as traced
 from django_amqp_events.worker.verdict import REQUEUE, InvalidArguments, Verdict
 
@@ -83,7 +90,6 @@ def app(tmp_path: Path) -> Iterator[Celery]:
         worker_deduplicate_successful_tasks=True,
     )
     app.set_current()
-    task_class.cache_clear()
     register(app, {HANDLER.name: HANDLER})
     yield app
     app.close()
@@ -157,6 +163,17 @@ def test_a_handler_is_not_run_like_a_task(app: Celery) -> None:
     assert calls == [3]
 
 
+def test_a_task_is_registered_once(app: Celery) -> None:
+    """Though a system check has made a task of an equal handler, from a registry of its own."""
+    checked = Handler(**{**{f: getattr(HANDLER, f) for f in HANDLER.__slots__}, "name": "shop.two"})
+    handler = Handler(**{field: getattr(checked, field) for field in HANDLER.__slots__})
+    new_task(app, checked)
+    register(app, {"shop.two": handler})
+    registered = app.tasks["shop.two"]
+    register(app, {"shop.two": handler})
+    assert app.tasks["shop.two"] is registered
+
+
 def test_an_ordinary_task_of_the_same_name_is_refused(app: Celery) -> None:
     class Ordinary(Task):
         name = "shop.other"
@@ -206,7 +223,6 @@ def verdict_of(
     fields = {name: getattr(HANDLER, name) for name in HANDLER.__slots__}
     handler = Handler(**{**fields, "name": "shop.other", "target": target, **options})
     ran.clear()
-    task_class.cache_clear()
     register(app, {handler.name: handler})
     request: dict[str, Any] = {
         "id": "4f0e0e0c-6d4a-5d0e-8a51-8f3f8a2f2d11",
