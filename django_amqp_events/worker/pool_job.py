@@ -206,7 +206,7 @@ def _run(
     for index, item in enumerate(items):
         since = time.perf_counter()
         if index and since - began > JOB_SECONDS:
-            break
+            return
         reading = engine.dispatcher.open(decode(item.delivered))
         if item.verdict is None:
             verdict = engine.decide(reading, exceeded=item.exceeded, observed=options.observed)

@@ -16,10 +16,11 @@ from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings
 from django_amqp_events.declare.registry import build
 from django_amqp_events.message.types import Delivered
-from django_amqp_events.worker import jobs
+from django_amqp_events.testing import override_events
+from django_amqp_events.worker import jobs, pool_job
 from django_amqp_events.worker.celery_internals import state
 from django_amqp_events.worker.delivery import Delivery, Item
-from django_amqp_events.worker.dispatch import Dispatcher
+from django_amqp_events.worker.dispatch import Dispatcher, Reading
 from django_amqp_events.worker.jobs import Jobs
 from django_amqp_events.worker.pool_job import Outcome
 from django_amqp_events.worker.prefetch import JOB_EVENTS, Durations
@@ -212,6 +213,39 @@ def test_one_process_repeats_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(world.pool.jobs) == 3
     world.pool.end(repeats[0], [Outcome("ack")])
     assert len([job for job in world.pool.jobs if not job.items[0].runs]) == 1
+
+
+def test_turns_count_the_time_of_a_publish() -> None:
+    """RabbitMQ does not confirm the retries of one queue, and each occupies a process for 10 s."""
+    world = World(1)
+    for queue in "aaabbb":
+        world.deliver(queue)
+    job = world.pool.jobs[0]
+    job.callbacks["accept_callback"](1, time.monotonic() - 10)
+    world.pool.end(job, [Outcome("publish", 0.001, RETRY, "no confirm", True)])
+    turns = []
+    for _ in range(3):
+        job = world.pool.jobs[0]
+        turns.append(job.items[0].delivered.queue)
+        job.callbacks["accept_callback"](1, time.monotonic())
+        world.pool.end(job, handled(1))
+    assert turns == ["b", "b", "b"]
+
+
+def test_a_bug_in_one_event_keeps_the_outcomes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(self: pool_job.Engine, reading: Reading, **_: Any) -> Verdict:
+        if reading.received.body == b"bug":
+            raise MemoryError
+        return HANDLED
+
+    monkeypatch.setattr(pool_job.Engine, "decide", decide)
+    fine, bug = (Item(Delivered("a", "events", "key", False, b"", body)) for body in (b"", b"bug"))
+    options = pool_job.JobOptions(worker="w")
+    with override_events():
+        outcomes = pool_job.run_job(options, [fine, fine, bug, fine])
+        assert not isinstance(outcomes, str)
+        assert [outcome.kind for outcome in outcomes] == ["ack", "ack"]
+        assert pool_job.run_job(options, [bug, fine]) == "MemoryError: "
 
 
 def test_a_job_of_several_events_fits_into_a_pipe() -> None:

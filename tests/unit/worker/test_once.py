@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group
 from django.db import IntegrityError
+from django.db.models import signals
 
 from django_amqp_events import (
     current_event,
@@ -51,6 +52,28 @@ def test_the_alias_is_that_of_using_else_that_of_the_settings() -> None:
         assert inbox.aliases() == ["orders"]
     found = replace(get_registry().handlers["t.group"], using="books")
     assert inbox.database(found) == "books"
+
+
+@pytest.mark.django_db
+def test_the_row_sends_no_signals() -> None:
+    """A receiver of the project for all models would be part of each run."""
+    make()
+    called: list[type[Any]] = []
+
+    def receiver(sender: type[Any], **_: Any) -> None:
+        called.append(sender)
+
+    signals.pre_save.connect(receiver)
+    signals.post_save.connect(receiver)
+    try:
+        with memory_events(NOW) as broker:
+            publish_event("a.b", {})
+            broker.run()
+    finally:
+        signals.pre_save.disconnect(receiver)
+        signals.post_save.disconnect(receiver)
+    assert InboxEntry.objects.count() == 1
+    assert set(called) == {Group}
 
 
 @pytest.mark.django_db
