@@ -466,6 +466,16 @@ def requests(client: Client) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield address, partial(client.post, address, data)
 
 
+@pytest.mark.parametrize("model", ["archivedevent", "failuregroup", "replaybatch", "outboxevent"])
+def test_a_refusal_does_not_tell_whether_there_is_a_row(wire: Any, model: str) -> None:
+    with override_settings(AMQP_EVENTS=SETTINGS):
+        world()
+        client = client_of(person("stranger"))
+        for pk in (apps.get_model("django_amqp_events", model).objects.all()[0].pk, uuid4()):
+            address = reverse(f"admin:django_amqp_events_{model}_change", args=[pk])
+            assert client.get(address).status_code == 403
+
+
 def test_a_refused_page_names_the_permissions_that_open_it(wire: Any) -> None:
     """A person who is granted what each page asks for gets all pages that a superuser gets."""
     rights = {each.codename: each for each in Permission.objects.all()}

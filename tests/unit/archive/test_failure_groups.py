@@ -512,6 +512,21 @@ def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> No
     assert told() == counted()
 
 
+@ONE
+@database
+def test_groups_that_are_merged_keep_what_people_wrote() -> None:
+    for name in ("first", "second"):
+        keep(archived(received(name), handler=name, failure=failure(), at=NOW))
+    for group in FailureGroup.objects.all():
+        failure_groups.write(
+            group.pk, seen=0, by="ada", now=NOW, note=group.handler, assignee="", ticket=""
+        )
+    ArchivedEvent.objects.update(handler="first")
+    assert failure_groups.rebuild().moved == 1
+    assert set(FailureGroup.objects.values_list("note", "open")) == {("first", 2), ("second", 0)}
+    assert GroupAction.objects.count() == 2
+
+
 @database
 def test_empty_group_is_deleted_unless_it_has_notes() -> None:
     keep(archived(received("1"), failure=failure(), at=NOW))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from django_amqp_events import conf
 from django_amqp_events.archive import row_writer, states
 from django_amqp_events.archive.entries import read_entries
-from django_amqp_events.archive.mirror import Mirror
+from django_amqp_events.archive.mirror import MAX_ASIDE, Mirror
 from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
@@ -188,6 +188,22 @@ def test_unstorable_message_is_put_aside(monkeypatch, kind):
     assert (mirroring.aside, ArchivedEvent.objects.count()) == (1, 7)
     assert len(said) == 1
     assert f"stays in the archive queue ({kind.__name__}: no" in said[0]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_stores_nothing_is_an_error(monkeypatch):
+    """As with a full disk: it answers queries, and the mirror must not be taken for healthy."""
+
+    def row(*_: Any) -> Any:
+        raise OperationalError("No space left on device")
+
+    monkeypatch.setattr(row_writer, "_row", row)
+    intake: Any = Acks()
+    mirroring = Mirror(app=None, settings=conf.get_settings())
+    number = MAX_ASIDE + 1
+    with pytest.raises(OperationalError, match="No space"):
+        mirroring._mirror(intake, batch(*(archived(received(f"{n}")) for n in range(number))))
+    assert not intake.acked
 
 
 @pytest.mark.django_db(transaction=True)
