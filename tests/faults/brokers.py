@@ -284,7 +284,7 @@ def struck(
 immediately = partial(publishing, mode="immediate")
 #: These last long enough to be hit twice; events in delay queues exist once.
 ONGOING = (publishing, immediately, handling)
-#: What goes on while a fault comes: its words, how to begin it, and the share of the events.
+#: What is done while a fault occurs: its title, how to begin it, and the share of the events.
 Scenes = Mapping[str, tuple[str, Callable[[World, str], Scene], float]]
 
 
