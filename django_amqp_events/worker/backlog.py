@@ -31,8 +31,6 @@ class Backlog:
         self, consumer_timeout: float, *, limited: bool, on_wait: Callable[[float], object]
     ) -> None:
         self.durations = Durations()
-        #: Handlers whose last run was requeued or has published a message: the next runs alone.
-        self.failing: set[str] = set()
         self._queues: dict[str, deque[Delivery]] = {}
         # Seconds that jobs of each queue have taken or will, and those of the last one's queue: the
         # queue with the least is next.

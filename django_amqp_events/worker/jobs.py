@@ -383,7 +383,6 @@ class Jobs:
         return (
             handler is not None
             and self.backlog.durations.is_quick(handler.name)
-            and handler.name not in self.backlog.failing
             and not delivery.item.delivered.redelivered
             and not (self._alone or self._events.on)
             and not self.backlog.rate(delivery.task)
@@ -526,10 +525,6 @@ class Jobs:
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
             if outcome.seconds is not None:
                 changed |= self.backlog.durations.ended(delivery.name, outcome.seconds)
-                if outcome.kind == "ack":
-                    self.backlog.failing.discard(delivery.name)
-                else:
-                    self.backlog.failing.add(delivery.name)
             run_ended = delivery.item.verdict is None and outcome.kind != "requeue"
             if run_ended and outcome.verdict is not None:
                 self._events.ended(delivery, outcome.verdict)

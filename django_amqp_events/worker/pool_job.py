@@ -171,12 +171,27 @@ def engine(worker: str) -> Engine:
     return made
 
 
+@dataclass(slots=True)
+class Decided:
+    """A delivery of a job, with its verdict.
+
+    Attributes:
+        message: what this job publishes for it, if it does.
+    """
+
+    reading: Reading
+    verdict: Verdict
+    outcome: Outcome
+    message: Message | None = None
+
+
 def run_job(
     options: JobOptions, items: Sequence[Item], lost: Callable[[], object] = nothing
 ) -> list[Outcome] | str:
     """Carry out a job, and return the outcomes of those deliveries that were begun.
 
-    The job ends with the first delivery whose verdict has a message, and publishes the message.
+    The messages of all verdicts are published after the last run. If they were published before
+    it, and its handler ended the process, RabbitMQ would deliver the originals again beside them.
 
     Args:
         lost: returns true if the connection of the deliveries is lost. RabbitMQ delivers them
@@ -186,22 +201,25 @@ def run_job(
         their outcomes, or the error if a bug of ours failed the first: a thread pool would drop an
         exception, and the deliveries would never be settled.
     """
-    outcomes: list[Outcome] = []
+    decided: list[Decided] = []
     try:
-        _run(engine(options.worker), options, items, lost, outcomes)
-    except Exception as exc:
-        logger.exception("event %d of %d in a job failed", len(outcomes) + 1, len(items))
-        return outcomes or f"{type(exc).__name__}: {exc}"
-    return outcomes
+        try:
+            _run(engine(options.worker), options, items, decided)
+        except Exception as exc:
+            logger.exception("event %d of %d in a job failed", len(decided) + 1, len(items))
+            if not decided:
+                return f"{type(exc).__name__}: {exc}"
+        if not lost():
+            _publish(options, [one for one in decided if one.message is not None])
+    except Exception:
+        logger.exception("the messages of a job could not be published; this is repeated")
+    return [one.outcome for one in decided]
 
 
 def _run(
-    engine: Engine,
-    options: JobOptions,
-    items: Sequence[Item],
-    lost: Callable[[], object],
-    outcomes: list[Outcome],
+    engine: Engine, options: JobOptions, items: Sequence[Item], decided: list[Decided]
 ) -> None:
+    """Decide on deliveries, until one is archived or the time of a job is over."""
     began = time.perf_counter()
     for index, item in enumerate(items):
         since = time.perf_counter()
@@ -216,40 +234,49 @@ def _run(
                 engine.dispatcher.identify(reading)
         ran = item.runs and verdict.kind != "postpone" and verdict.reason not in NOT_RUN
         seconds = time.perf_counter() - since if ran else None
-        told = verdict if options.observed else None
         message = engine.message(reading, verdict, utc_now())
         if message is None:
             kind: Literal["ack", "requeue"] = "requeue" if verdict.kind == "requeue" else "ack"
-            outcomes.append(Outcome(kind, seconds, told))
-            continue
-        outcome = Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed)
-        if not ((item.runs and options.limited) or lost()):
-            outcome = _publish(engine.settings, message, outcome)
-        if outcome.kind == "publish":
-            outcomes.append(outcome)
+            outcome = Outcome(kind, seconds, verdict if options.observed else None)
         else:
-            outcomes.append(outcome._replace(verdict=told))
-            _announce(engine.settings, reading, verdict)
-        # Acked before the next handler runs: if that ended the process, the original would be
-        # delivered again, beside the message that is published.
-        return
+            outcome = Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed)
+            if item.runs and options.limited:
+                message = None
+        decided.append(Decided(reading, verdict, outcome, message))
+        if verdict.kind == "archive":
+            return  # its log handlers and receivers must not delay the acks of further events
 
 
-def _publish(settings: Settings, message: Message, outcome: Outcome) -> Outcome:
-    """Publish the message of a verdict, and return its outcome: ``published`` if confirmed."""
-    if outcome.unconfirmed and not accepts_publishes(
+def _publish(options: JobOptions, decided: Sequence[Decided]) -> None:
+    """Publish messages of verdicts; set the outcome ``published`` of those that are confirmed."""
+    settings = get_settings()
+    if any(one.outcome.unconfirmed for one in decided) and not accepts_publishes(
         celery_app(settings), settings.confirm_timeout
     ):
         # RabbitMQ stores what it has read during an alarm when that ends; a repeat would double it.
-        return outcome._replace(error="RabbitMQ accepts no messages")
-    errors: list[PublishError | None] = []
-    publish = partial(publisher_pool(settings).publish, mandatory=True)
-    publish_each(publish, [message], lambda _, error: errors.append(error))
-    (error,) = errors
-    if error is None:
-        return outcome._replace(kind="published")
-    late = outcome.unconfirmed or isinstance(error, PublishTimeoutError)
-    return outcome._replace(error=str(error), unconfirmed=late)
+        for one in decided:
+            one.outcome = one.outcome._replace(error="RabbitMQ accepts no messages")
+        return
+
+    def record(index: int, error: PublishError | None) -> None:
+        one = decided[index]
+        if error is None:
+            told = one.verdict if options.observed else None
+            one.outcome = one.outcome._replace(kind="published", verdict=told)
+        else:
+            late = one.outcome.unconfirmed or isinstance(error, PublishTimeoutError)
+            one.outcome = one.outcome._replace(error=str(error), unconfirmed=late)
+
+    publish_each(
+        partial(publisher_pool(settings).publish, mandatory=True),
+        [one.message for one in decided if one.message is not None],
+        record,
+        # A refused message would cost its neighbours their confirms.
+        alone=[index for index, one in enumerate(decided) if one.verdict.kind == "archive"],
+    )
+    for one in decided:
+        if one.outcome.kind == "published":
+            _announce(settings, one.reading, one.verdict)
 
 
 def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from django_amqp_events.worker import pool_job
 
 from . import faulty  # noqa: F401 - its handlers
 
 
-def publish(settings: Any, message: Any, outcome: pool_job.Outcome) -> pool_job.Outcome:
-    return outcome._replace(kind="published")
+def publish(options: pool_job.JobOptions, decided: Sequence[pool_job.Decided]) -> None:
+    for one in decided:
+        one.outcome = one.outcome._replace(kind="published")
 
 
 pool_job._publish = publish
