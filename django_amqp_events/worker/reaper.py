@@ -16,11 +16,9 @@ from hashlib import sha256
 from time import monotonic
 from typing import Any, Final
 
-from amqp.exceptions import NotFound
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 
 from ..broker.delivery_reader import decode
-from ..broker.queue_depth import queue_depth
 from ..broker.topology import Names
 from ..conf import Settings
 from ..declare.registry import Handler, Registry
@@ -40,12 +38,6 @@ MAX_DEATHS: Final = 2
 #: Seconds from its delivery in which an event that killed its process is run again at once. With
 #: its time limit, that is less than RabbitMQ's consumer timeout.
 AGAIN_SECONDS: Final = 60.0
-#: Seconds between two checks whether ``dead`` is empty.
-CHECK_INTERVAL: Final = 0.2
-#: Seconds to wait for its first message, since RabbitMQ reports a busy quorum queue as empty.
-FIRST_TIMEOUT: Final = 1.0
-#: Seconds to wait for each further message.
-NEXT_TIMEOUT: Final = 10.0
 #: Seconds without a message after which a reaper with ``--until-empty`` ends.
 IDLE_SECONDS: Final = 30.0
 
@@ -60,7 +52,7 @@ def _poison(detail: str, exc: BaseException | None = None) -> Verdict:
 
 
 class ReaperStep(EventStep):
-    """Consumes the graveyard and, before it, ``dead``; one message at a time."""
+    """Consumes the graveyard and ``dead``, one message of each at a time."""
 
     label = "AMQP events reaper"
     alone = True
@@ -72,11 +64,6 @@ class ReaperStep(EventStep):
     until_empty = False
     #: When the last message arrived (monotonic).
     _arrived = 0.0
-    #: Messages of ``dead`` that are not archived yet, and until when they are waited for
-    #: (monotonic), since another reaper may have received some.
-    _left = 0
-    _next_deadline = 0.0
-    _first_deadline = 0.0
 
     @classmethod
     def known(cls, settings: Settings, registry: Registry) -> set[str]:
@@ -112,51 +99,17 @@ class ReaperStep(EventStep):
             return
         self.c.timer.call_after(1.0, self._end_when_idle, (connection,))
 
-    def consume_next(self, connection: Any) -> None:
-        """Empty ``dead`` before the graveyard is consumed.
-
-        A message in ``dead`` has killed reapers. If it does so again, each other message that the
-        reaper has received counts one delivery more.
-        """
-        if self._stale(connection) or not self._pending:
-            return
-        head = self._pending[0]
-        if head == self.names.dead:
-            self._left = self._ready(connection, head)
-            self._wait_for_dead()
-        elif head == self.names.graveyard and monotonic() < (
-            self._next_deadline if self._left > 0 else self._first_deadline
-        ):
-            self.c.timer.call_after(CHECK_INTERVAL, self._changing, (self.consume_next, connection))
-            return
-        super().consume_next(connection)
-
-    def _wait_for_dead(self) -> None:
-        self._next_deadline = monotonic() + NEXT_TIMEOUT
-        self._first_deadline = monotonic() + FIRST_TIMEOUT
-
-    def _ready(self, connection: Any, queue: str) -> int:
-        if self._probe is None or self._probe.connection is None:
-            self._probe = connection.channel()
-        try:
-            return queue_depth(self._probe, queue).ready
-        except NotFound:
-            return 0
-
     # -- deliveries -----------------------------------------------------------------------
 
     def received(self, delivery: Delivery) -> None:
         self._arrived = monotonic()
         if delivery.item.delivered.queue == self.names.dead:
-            self._left = max(1, self._left)
             self._forward(delivery)
         else:
             super().received(delivery)
 
     def _forward(self, delivery: Delivery) -> None:
         """Archive a message that killed the reaper, without decoding its body."""
-        self._left -= 1
-        self._wait_for_dead()
         verdict = _poison("each worker that received it, and the reaper, ended without settling it")
         self.jobs.settle(delivery, delivery.item._replace(verdict=verdict))
         self.jobs.request()
