@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import InterfaceError, OperationalError
 from django.test import Client
-from django.urls import URLResolver, get_resolver, reverse
+from django.urls import reverse
 
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
@@ -144,20 +144,6 @@ def test_an_event_of_the_outbox_that_was_discarded_again_is_not_restored(root: C
     assert "1 event skipped" in said(answer)[0]
     row.refresh_from_db()
     assert row.discarded_by == "bob"
-
-
-@pytest.mark.parametrize("action", ["replay", "discard", "background"])
-def test_all_means_what_the_list_showed(root: Client, action: str) -> None:
-    rows = [make(state_since=tables.clock()) for _ in range(60)]
-    shown = page(root.get(world.url("changelist")))
-    for _ in range(3):
-        make(state_since=tables.clock() + timedelta(seconds=1))
-    form = {**shown.fields, **select(rows[:50], action, select_across="1")}
-    answer = root.post(world.url("changelist"), form, follow=True)
-    if action == "background":
-        assert batch_states.rows().get().total == 60
-    else:
-        assert answer.context["count"] == 60
 
 
 def test_all_discarded_events_are_those_that_the_list_showed(root: Client) -> None:
@@ -329,72 +315,6 @@ def test_what_was_done_before_an_error_is_told(
     assert told[0] == "2 events discarded."
     assert told[1].startswith("1 event not processed. Stopped: ")
     assert ArchivedEvent.objects.filter(state=State.DISCARDED).count() == 2
-
-
-# -- after a login ------------------------------------------------------------------------
-
-
-def posted() -> list[str]:
-    """Return the names of all views of a row that only forms use."""
-    return [
-        "failuregroup_replay",
-        "failuregroup_discard",
-        "failuregroup_batch",
-        "failuregroup_write",
-        *(f"replaybatch_{act}" for act in ("start", "look", "pause", "resume", "cancel")),
-    ]
-
-
-@pytest.mark.parametrize("name", posted())
-def test_after_a_login_the_url_of_a_form_leads_to_its_page(root: Client, name: str) -> None:
-    batch = batch_in("running")
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
-    model = name.partition("_")[0]
-    pk = group.pk if model == "failuregroup" else batch.pk
-    answer = root.get(url(*name.split("_"), pk))
-    assert (answer.status_code, answer["Location"]) == (302, url(model, "change", pk))
-    assert batch_states.rows().get().state == "running"
-
-
-def test_no_url_answers_with_a_bare_refusal(root: Client) -> None:
-    """Every URL of these pages, asked for as after a login."""
-    batch, row, waiting = batch_in("running"), make(), outbox_row()
-    failure_groups.rebuild()
-    ids = {
-        "archivedevent": row.pk,
-        "outboxevent": waiting.pk,
-        "replaybatch": batch.pk,
-        "failuregroup": FailureGroup.objects.values_list("pk", flat=True)[0],
-    }
-    found = 0
-    for name in _names():
-        model = name.split("_")[3]
-        args: list[Any]
-        for args in ([], [ids.get(model)], [ids.get(model), 1]):
-            try:
-                address = reverse(f"admin:{name}", args=args)
-            except Exception:  # noqa: BLE001, S112 - it has other arguments
-                continue
-            found += 1
-            assert root.get(address).status_code in (200, 302), address
-            break
-    assert found > 20
-
-
-def _names() -> list[str]:
-    names: list[str] = []
-    for pattern in get_resolver().url_patterns:
-        if isinstance(pattern, URLResolver) and pattern.namespace == "admin":
-            for model in pattern.url_patterns:
-                if isinstance(model, URLResolver):
-                    names += [str(getattr(each, "name", "")) for each in model.url_patterns]
-    theirs = ("_add", "_delete", "_history")
-    return [
-        name
-        for name in names
-        if name.startswith("django_amqp_events_") and not name.endswith(theirs)
-    ]
 
 
 # -- the clock of another machine ---------------------------------------------------------

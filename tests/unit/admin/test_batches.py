@@ -24,7 +24,7 @@ from django_amqp_events.models import (
 from django_amqp_events.reasons import Reason
 
 from . import admin_world as world
-from .admin_world import Page, client_of, ids_in, make, page, said, select
+from .admin_world import client_of, ids_in, make, page, said, select
 
 pytestmark = pytest.mark.django_db
 
@@ -240,26 +240,3 @@ def test_progress_is_shown(ada: Client) -> None:
     words = page(ada.get(url("change", batch.pk))).words
     for word in ("1 skipped: so", "skipped 1", "pending 1"):
         assert word in words
-
-
-def test_the_audit_of_an_event_names_its_batch(ada: Client) -> None:
-    row = make()
-    batch = running(0)
-    claimed = states.claim(
-        {row.pk: row.version},
-        handlers={row.pk: "send_invoice"},
-        by="ada",
-        reason="fixed",
-        now=datetime.now(UTC),
-        batch=batch.pk,
-    )
-    states.published(claimed, now=datetime.now(UTC))
-    content = ada.get(world.url("change", row.pk)).content.decode()
-    assert f"in batch {str(batch.pk)[:8]}" in Page(content).words
-
-
-def test_filters_of_the_list(ada: Client) -> None:
-    drafted()
-    assert ada.get(url("changelist") + "?state=draft").context["cl"].result_count == 1
-    assert ada.get(url("changelist") + "?state=running").context["cl"].result_count == 0
-    assert ada.get(url("changelist") + "?state=nonsense").context["cl"].result_count == 0

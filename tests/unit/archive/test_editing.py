@@ -477,27 +477,6 @@ def test_the_audit_log_is_added_to_and_never_changed() -> None:
     assert not GroupAction.objects.exists()
 
 
-def test_revisions_go_with_their_event_when_it_is_old() -> None:
-    from django_amqp_events.archive import retention
-
-    row = make()
-    edit(row)
-    ArchivedEvent.objects.update(state=State.SUCCEEDED, state_since=NOW)
-    assert retention.prune({State.SUCCEEDED: 60.0}, service="billing").total == 1
-    assert not Revision.objects.exists()
-
-
-@ONE
-def test_a_replay_keeps_the_revision_that_it_has_published() -> None:
-    """If the revision were deleted, the original body would be published instead."""
-    from django.db.models import RestrictedError
-    from django.db.models.deletion import Collector
-
-    edit(make())
-    with pytest.raises(RestrictedError):
-        Collector(using=Revision.objects.get()._state.db or "").collect(Revision.objects.all())
-
-
 # -- what differs ---------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from celery import Task
-from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
@@ -219,12 +218,6 @@ def test_the_default_name_is_app_label_and_function() -> None:
     assert set(clean(declaration(name=""))) == {"tests.invoice"}
 
 
-def test_the_prefix_is_in_front() -> None:
-    handlers = clean(declaration(queue="mail"), PREFIX="eu-")
-    assert handlers["billing.invoice"].queue == "eu-billing.mail"
-    assert handlers["billing.invoice"].key == "eu-billing.billing.invoice"
-
-
 def test_several_handlers_of_one_event_and_of_one_queue() -> None:
     found = put_together(
         declaration(queue="all"),
@@ -248,25 +241,6 @@ def test_several_handlers_of_one_event_and_of_one_queue() -> None:
     assert name_of("billing.billing.other", "shop.order.created") == "billing.other"
     assert name_of("billing.all", "shop.order.lost") is None
     assert name_of("billing.none", "shop.order.created") is None
-
-
-@pytest.mark.parametrize(
-    ("patterns", "overlap"),
-    [
-        (("shop.order.created",), True),
-        (("shop.*.created",), True),
-        (("#",), True),
-        (("shop.order.paid", "#.created"), True),
-        (("shop.order.paid",), False),
-        (("shop.*",), False),
-    ],
-)
-def test_an_overlap_on_one_queue(patterns: tuple[str, ...], overlap: bool) -> None:
-    pair = (
-        declaration(queue="all"),
-        declaration(mail, "billing.mail", queue="all", events=patterns),
-    )
-    assert codes(*pair) == (["E010"] if overlap else [])
 
 
 def test_an_event_may_be_given_as_the_object() -> None:
@@ -444,32 +418,6 @@ anything = st.recursive(
     ),
     max_leaves=5,
 )
-
-
-@given(
-    options=st.dictionaries(
-        st.sampled_from([*known_options.HANDLER_OPTIONS, "x"]), anything, max_size=6
-    ),
-    defaults=st.dictionaries(
-        st.sampled_from([name.upper() for name in known_options.DEFAULT_OPTIONS]),
-        anything,
-        max_size=4,
-    ),
-    name=st.text(max_size=8),
-)
-def test_building_never_raises(
-    options: dict[str, Any], defaults: dict[str, Any], name: str
-) -> None:
-    settings, _ = conf.parse(
-        {
-            "SERVICE": "billing",
-            "DEFAULTS": defaults,
-            "EVENTS": {name: {"CONTRACT": options.get("handler")}},
-            "HANDLERS": {name: {key.upper(): value for key, value in options.items()}},
-        }
-    )
-    found = build(settings, (), [HandlerDeclaration(target=mail, name="x.y", options=options)])
-    assert all(problem.message and problem.hint for problem in found.problems)
 
 
 # -- the process's registry ---------------------------------------------------------------

@@ -22,9 +22,6 @@ from uuid import UUID
 import pydantic
 import pytest
 from celery import Celery, Task
-from django.core.serializers.json import DjangoJSONEncoder
-from django.utils.functional import Promise
-from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
@@ -155,27 +152,6 @@ def test_values_go_to_json_and_back(hint: Any, value: Any) -> None:
     _, received = both_ways(hint, value)
     assert received == value
     assert type(received) is type(value)
-
-
-PLAIN = [
-    1, 2.5, True, None, "ä", Decimal("9.90"), NOON, NOON.replace(microsecond=123_456),
-    NOON.replace(tzinfo=None), date(2026, 3, 1), time(12, 30, 0, 123_456), timedelta(1, 2, 3), ID,
-    [1, Decimal(2)], {"a": {"b": [ID]}},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
-@pytest.mark.parametrize("hinted", [True, False])
-def test_plain_values_are_on_the_wire_as_without_validation(value: Any, hinted: bool) -> None:
-    """Handlers without VALIDATE, and celery-amqp-events, read the same."""
-
-    def contract(value: Any) -> None: ...
-
-    if hinted:
-        contract.__annotations__["value"] = type(value)
-    without = bind_contract("a.b", contract, {"value": value})
-    validated = bind_contract("a.b", contract, {"value": value}, validate=True)
-    assert encode_payload("a.b", validated) == encode_payload("a.b", without)
 
 
 def test_a_handler_gets_the_type_of_what_is_published_as_it_is() -> None:
@@ -463,25 +439,6 @@ def test_every_kind_of_handler_has_hints(target: Any, options: dict[str, Any]) -
         bind(handler, (), {"at": "tomorrow"})
 
 
-def test_a_validator_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-
-    real = pydantic.TypeAdapter
-
-    def counted(hints: Any) -> Any:
-        made.append(hints)
-        return real(hints)
-
-    monkeypatch.setattr(pydantic, "TypeAdapter", counted)
-
-    def order(order_id: int) -> None: ...
-
-    for number in range(5):
-        bind_contract("a.b", order, {"order_id": number}, validate=True)
-        bind(handler_of(order), (), {"order_id": number})
-    assert len(made) == 2
-
-
 def hidden(at: Missing, more: int = 0) -> Missing:
     """The name of the hint exists for type checkers only."""
 
@@ -563,15 +520,6 @@ def test_what_an_upcaster_made_may_have_python_values() -> None:
     assert bind(handler_of(handler), (), payload)[1]["line"] == Line("s", Decimal(2))
     with pytest.raises(ContractViolated, match="not JSON serializable"):
         bind(handler_of(handler), (), {"total": 1, "line": object()})
-
-
-def test_translated_text_is_written_as_by_django() -> None:
-    def contract(free: Any, note) -> None: ...
-
-    lazy = gettext_lazy("Yes")
-    assert isinstance(lazy, Promise)
-    full = bind_contract("a.b", contract, {"free": lazy, "note": lazy}, validate=True)
-    assert json.loads(DjangoJSONEncoder().encode(full)) == {"free": "Yes", "note": "Yes"}
 
 
 PROGRAM = """

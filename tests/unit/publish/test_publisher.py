@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, date, datetime
-from decimal import Decimal
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import pytest
 from celery import Celery
@@ -43,7 +38,6 @@ from django_amqp_events.publish.pending import Backend
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published, event_unrouted
 
-EXAMPLES = Path(__file__).parents[2] / "messages"
 NAME = "shop.order.created"
 
 
@@ -96,24 +90,6 @@ def outcomes(configure: Configure) -> Iterator[Outcomes]:
         yield outcomes
 
 
-def test_the_message_is_the_frozen_one(outcomes: Outcomes):
-    example = json.loads((EXAMPLES / "event.json").read_text())
-    payload = {
-        "order_id": 7,
-        "total": Decimal("19.90"),
-        "day": date(2026, 3, 1),
-        "customer": UUID("5f0b1c52-2b3c-4a58-8d0a-1a2b3c4d5e6f"),
-        "note": "Grüße, 你好",
-    }
-    publish_event(NAME, payload, options=Options(event_id=example["headers"]["id"]))
-    (message,) = outcomes.messages
-    assert message.exchange == example["exchange"]
-    assert message.routing_key == example["routing_key"]
-    assert message.body.decode() == example["body"]
-    assert dict(message.headers) == example["headers"]
-    assert dict(message.properties) == example["properties"]
-
-
 @pytest.mark.parametrize(
     "name",
     ["", "shop.*", "#", "*", ".", "a..b", "a b", 7, None, ["a"], "x" * 300, "a\nb", "a\ud800"],
@@ -131,13 +107,6 @@ def test_payloads_that_are_none(outcomes: Outcomes, payload: Any):
     for publish in (publish_event, lambda name, wrong: publish_many(name, [{}, wrong])):
         with pytest.raises(InvalidEventError):
             publish(NAME, payload)
-    assert not outcomes.messages
-
-
-@pytest.mark.parametrize("header", ["event-id", "event-anything", "task", "x-death", "CC", ""])
-def test_headers_of_others(outcomes: Outcomes, header: str):
-    with pytest.raises(InvalidEventError, match="header"):
-        publish_event(NAME, {}, options=Options(headers={header: "x"}))
     assert not outcomes.messages
 
 
@@ -181,32 +150,6 @@ def test_the_first_error_is_raised_and_names_the_others(
     # One line, however many there are.
     assert len(caplog.records) == 1
     assert "3 of 5" in caplog.text
-
-
-@pytest.mark.parametrize(("policy", "raises"), [("warn", False), ("raise", True)])
-def test_unrouted(
-    outcomes: Outcomes,
-    configure: Configure,
-    caplog: pytest.LogCaptureFixture,
-    policy: str,
-    raises: bool,
-):
-    configure(UNROUTED=policy)
-    outcomes.errors = [UnroutableError, None]
-    if raises:
-        with pytest.raises(UnroutableError) as caught:
-            publish_many(NAME, [{}, {}])
-        assert set(caught.value.errors) == {outcomes.messages[0].event_id}
-    else:
-        publish_many(NAME, [{}, {}])
-    assert outcomes.mandatory == [True]
-    assert [r.levelno for r in caplog.records] == [logging.ERROR if raises else logging.WARNING]
-
-
-def test_unrouted_ignored_is_not_asked_for(outcomes: Outcomes, configure: Configure):
-    configure(UNROUTED="ignore")
-    publish_event(NAME, {})
-    assert outcomes.mandatory == [False]
 
 
 def test_signals_report_results(outcomes: Outcomes):

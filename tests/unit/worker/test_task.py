@@ -13,7 +13,6 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -239,59 +238,6 @@ def verdict_of(
 
 def sold_out(**payload: object) -> None:
     raise ValueError("out of stock")
-
-
-def test_a_bound_coroutine_has_its_event_and_can_request_a_retry(app: Celery) -> None:
-    verdict = verdict_of(app, bound, {}, bind=True)
-    assert ran == [ReceivedEvent(id="1", name="shop.order.created")]
-    assert verdict.kind == "retry"
-    assert verdict.due_at is not None
-    assert 5 < (verdict.due_at - datetime.now(UTC)).total_seconds() <= 7
-    ran.clear()
-    app.tasks["shop.other"]()
-    assert ran == [None], "called directly"
-
-
-@dataclass(frozen=True)
-class OutOfStock(Exception):
-    """It refuses each attribute, those that Python and contextlib set too."""
-
-    sku: str = "S-1"
-
-
-class Looked(Exception):
-    """It looks its attributes up somewhere."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise KeyError(name)
-
-
-class Peculiar(Exception):
-    """One of its attributes cannot be read."""
-
-    @property
-    def exc(self) -> Any:
-        raise RuntimeError("not now")
-
-
-@pytest.mark.parametrize("wrong", [OutOfStock, Looked, Peculiar])
-@pytest.mark.parametrize("ignore_result", [True, False])
-def test_exception_with_odd_attributes(
-    app: Celery, wrong: type[Exception], ignore_result: bool
-) -> None:
-    def fails(**payload: object) -> None:
-        raise wrong
-
-    ignored: dict[str, Any] = {"ignore_result": ignore_result}
-    assert verdict_of(app, fails, {}, **ignored).kind == "retry"
-    policy = RetryPolicy(max_retries=0)
-    verdict = verdict_of(app, fails, {}, policy=policy, **ignored)
-    assert (verdict.kind, verdict.reason) == ("archive", "exhausted")
-    assert verdict.failure is not None
-    assert wrong.__name__ in verdict.failure.exception
-    policy = RetryPolicy(max_retries=5, dont_autoretry_for=(wrong,))
-    verdict = verdict_of(app, fails, {}, policy=policy, **ignored)
-    assert (verdict.kind, verdict.reason) == ("archive", "failed")
 
 
 class Curious(Task):
