@@ -53,12 +53,6 @@ class Memory(Backend):
         return [json.loads(message.body)[1] for message in self.messages]
 
 
-@pytest.fixture(autouse=True)
-def _no_declarations_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declarations, "events", [])
-    monkeypatch.setattr(declarations, "handlers", [])
-
-
 @pytest.fixture
 def memory(settings: Any) -> Iterator[Memory]:
     settings.AMQP_EVENTS = {"SERVICE": "shop", "AUTODISCOVER": [], "PUBLISH": "immediate"}

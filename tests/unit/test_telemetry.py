@@ -26,7 +26,6 @@ from django_amqp_events import (
     telemetry,
 )
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
@@ -54,10 +53,8 @@ def exporter(provider: TracerProvider) -> InMemorySpanExporter:
 
 @pytest.fixture
 def backend(db: None) -> Iterator[MemoryBackend]:
-    before = declarations.snapshot()
     with override_events(SERVICE="t", BACKEND="memory"), memory_events() as made:
         yield made
-    declarations.restore(before)
 
 
 def test_publish_and_attempts_are_one_trace(

@@ -36,6 +36,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor.state_texts import STATES
 from django_amqp_events.reasons import Reason
+from tests.archive_rows import make_outbox
 from tests.conftest import ONE, Replicas, routed_by
 
 from . import admin_world as world
@@ -58,7 +59,6 @@ from .admin_world import (
     url,
     user,
 )
-from .test_outbox import make as make_waiting
 
 pytestmark = pytest.mark.django_db
 
@@ -566,7 +566,7 @@ def test_pages_ask_no_replica(archive_database, wire):
     big = make(body=b'[[], {"text": "%s"}, {}]' % (b"x" * formatting.SHOWN))
     failure_groups.rebuild()
     failure_groups.fold_all_counts(bool)
-    group, waiting = FailureGroup.objects.get(), make_waiting()
+    group, waiting = FailureGroup.objects.get(), make_outbox()
     batch = batch_states.freeze(tables.rows(), by="ada", title="one")
     pages = "admin:django_amqp_events_"
     with routed_by(Replicas()):

@@ -23,12 +23,12 @@ from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
-    OutboxEvent,
     Replay,
     ReplayBatch,
     State,
 )
 from django_amqp_events.publish import outbox
+from tests.archive_rows import make_outbox
 
 from . import admin_world as world
 from .admin_world import client_of, make, page, said, select
@@ -53,26 +53,6 @@ def batch_in(state: str) -> ReplayBatch:
     if state == "paused":
         batch_states.pause(batch.pk, by="ada")
     return batch_states.rows().get(pk=batch.pk)
-
-
-def outbox_row(**more: Any) -> OutboxEvent:
-    now = datetime.now(UTC)
-    return OutboxEvent.objects.create(
-        **{
-            "pk": uuid4(),
-            "service": "billing",
-            "event_id": str(uuid4()),
-            "name": "shop.order.created",
-            "exchange": "events",
-            "envelope": '{"headers": {}, "properties": {}}',
-            "body": b"{}",
-            "size": 2,
-            "created_at": now - timedelta(hours=1),
-            "due_at": now + timedelta(hours=1),
-            "attempts": 1,
-            **more,
-        }
-    )
 
 
 # -- what the page showed -----------------------------------------------------------------
@@ -133,7 +113,7 @@ def test_a_draft_that_is_deleted_is_gone(root: Client) -> None:
 
 
 def test_an_event_of_the_outbox_that_was_discarded_again_is_not_restored(root: Client) -> None:
-    row = outbox_row(discarded_at=datetime.now(UTC) - timedelta(minutes=1), attempts=2)
+    row = make_outbox(discarded_at=datetime.now(UTC) - timedelta(minutes=1), attempts=2)
     shown = page(root.get(url("outboxevent", "change", row.pk)))
     [link] = [link for link in shown.links if "/restore/" in link]
     asked = page(root.get(link))
@@ -148,8 +128,8 @@ def test_an_event_of_the_outbox_that_was_discarded_again_is_not_restored(root: C
 
 def test_all_discarded_events_are_those_that_the_list_showed(root: Client) -> None:
     minute = timedelta(minutes=1)
-    rows = [outbox_row(discarded_at=datetime.now(UTC) - minute) for _ in range(60)]
-    later, address = outbox_row(), url("outboxevent", "changelist") + "?state=discarded"
+    rows = [make_outbox(discarded_at=datetime.now(UTC) - minute) for _ in range(60)]
+    later, address = make_outbox(), url("outboxevent", "changelist") + "?state=discarded"
     shown = page(root.get(address))
     outbox.discard([later.pk], alias="default", by="bob", reason="it must not be published")
     form = {**shown.fields, **select(rows[:50], "restore", select_across="1")}
@@ -227,7 +207,7 @@ def forms() -> dict[str, Callable[[], tuple[str, dict[str, Any], Any, str]]]:
 
     def of_outbox(name: str) -> tuple[str, dict[str, Any], Any, str]:
         more = {"discarded_at": datetime.now(UTC)} if name == "restore" else {}
-        row = outbox_row(**more)
+        row = make_outbox(attempts=1, **more)
         asked = page(client.get(url("outboxevent", "change", row.pk)))
         [link] = [link for link in asked.links if f"/decide/{name}/" in link]
         form = {**page(client.get(link)).fields, "reason": "x"}

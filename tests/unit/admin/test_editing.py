@@ -21,13 +21,13 @@ from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
-    InboxEntry,
     LatestVersion,
     Replay,
     Revision,
     State,
 )
 from django_amqp_events.worker import inbox
+from tests.archive_rows import make_inbox
 
 from . import admin_world as world
 from .admin_world import (
@@ -252,10 +252,8 @@ def test_a_handler_that_runs_once_is_said_plainly(ada):
     row = make(handler="once")
     words = page(ada.get(url("edit", row.pk))).words
     assert "An edited replay has the same event id" in words
-    InboxEntry.objects.create(
-        id=inbox.inbox_key("billing", "once", row.event), service="billing", handler="once",
-        event_id=row.event_id, name=row.name, handled_at=datetime(2026, 3, 1, tzinfo=UTC),
-    )  # fmt: skip
+    key = inbox.inbox_key("billing", "once", row.event)
+    make_inbox(row.event_id, "once", id=key, handled_at=datetime(2026, 3, 1, tzinfo=UTC))
     for response in (
         ada.get(url("edit", row.pk)),
         ada.post(url("edit", row.pk), form(row)),

@@ -53,6 +53,7 @@ from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.reason_texts import TEXTS
 from django_amqp_events.reasons import Reason, translated
 from django_amqp_events.templatetags.amqp_events import text
+from tests.archive_rows import make_outbox
 
 from . import admin_world as world
 from .admin_world import (
@@ -72,7 +73,6 @@ from .catalogues import (
     po,
 )
 from .test_dashboard import snapshot
-from .test_outbox import make as make_waiting
 
 PERCENT = re.compile(r"%\((\w+)\)s|%%")
 BRACE = re.compile(r"(?<!\()\{(\w*)\}")
@@ -282,7 +282,7 @@ def _written(language: str) -> list[Any]:
         message = Message(
             exchange="events", routing_key="a.b", body=b"", headers={}, properties={}, event_id="7"
         )
-        waiting = make_waiting(claim="here", due=50)
+        waiting = make_outbox(claim="here", due=50)
         error = build_error(PublishNackedError, message, "nacked")
         answer = Answer(Row(id=waiting.pk, message=message, claim="here"), error)
         outbox_rows.record_failures("default", [answer])
@@ -363,11 +363,11 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
     row.refresh_from_db()
     states.discard({rows[1].pk: 0}, by="ada", reason="wrong", now=datetime.now(UTC))
     waiting = {
-        "failed": make_waiting(attempts=3, error="a queue refused it"),
-        "overdue": make_waiting(due=-600),
-        "foreign": make_waiting(due=-600, service="shop"),
-        "held": make_waiting(due=50),
-        "discarded": make_waiting(due=60, discarded_at=datetime.now(UTC), discarded_by="ada"),
+        "failed": make_outbox(attempts=3, error="a queue refused it"),
+        "overdue": make_outbox(due=-600),
+        "foreign": make_outbox(due=-600, service="shop"),
+        "held": make_outbox(due=50),
+        "discarded": make_outbox(due=60, discarded_at=datetime.now(UTC), discarded_by="ada"),
     }
     title = Selection(handlers=["book"]).title()
     draft = batch_states.freeze(tables.rows(), by="ada", title=title)

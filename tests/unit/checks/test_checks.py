@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -29,7 +29,6 @@ from django_amqp_events.archive import tables
 from django_amqp_events.checks import project as checks_project
 from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import build, get_registry
 from django_amqp_events.worker import bootstrap
 from tests.conftest import Database, on
@@ -40,15 +39,6 @@ ROOT = Path(__file__).resolve().parents[3]
 HERE = project.__name__
 PREFIX = "django_amqp_events."
 Check = Callable[..., list[str]]
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """No declarations of other tests."""
-    before = declarations.snapshot()
-    declarations.restore(((), ()))
-    yield
-    declarations.restore(before)
 
 
 @pytest.fixture

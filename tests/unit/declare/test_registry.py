@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from celery import Task
-from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf
@@ -407,38 +406,20 @@ def test_forbidden_event_names(name: str) -> None:
     assert codes(events=(EventDeclaration(name=name, contract=contract),)) == ["E006"]
 
 
-# -- hostile ------------------------------------------------------------------------------
-
-anything = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.binary()
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=2)
-    ),
-    max_leaves=5,
-)
-
-
 # -- the process's registry ---------------------------------------------------------------
 
 
 def test_the_registry_of_the_process(settings: DjangoSettings) -> None:
-    before = declarations.snapshot()
-    try:
-        settings.AMQP_EVENTS = {"SERVICE": "billing"}
-        declarations.restore(((), ()))
-        assert dict(registry.get_registry().handlers) == {}
-        declarations.add_event(EventDeclaration(name="a.b", contract=contract))
-        declarations.add_handler(declaration())
-        found = registry.get_registry()
-        assert set(found.events) == {"a.b"}
-        assert found.handlers["billing.invoice"].queue == "billing.billing.invoice"
-        assert registry.get_registry() is found
-        settings.AMQP_EVENTS = {"SERVICE": "other"}
-        assert registry.get_registry().handlers["billing.invoice"].queue == "other.billing.invoice"
-        declarations.add_handler(declaration(mail, "billing.mail", max_retries=-1))
-        with pytest.raises(ConfigurationError, match="max_retries"):
-            registry.get_registry()
-    finally:
-        declarations.restore(before)
+    settings.AMQP_EVENTS = {"SERVICE": "billing"}
+    assert dict(registry.get_registry().handlers) == {}
+    declarations.add_event(EventDeclaration(name="a.b", contract=contract))
+    declarations.add_handler(declaration())
+    found = registry.get_registry()
+    assert set(found.events) == {"a.b"}
+    assert found.handlers["billing.invoice"].queue == "billing.billing.invoice"
+    assert registry.get_registry() is found
+    settings.AMQP_EVENTS = {"SERVICE": "other"}
+    assert registry.get_registry().handlers["billing.invoice"].queue == "other.billing.invoice"
+    declarations.add_handler(declaration(mail, "billing.mail", max_retries=-1))
+    with pytest.raises(ConfigurationError, match="max_retries"):
+        registry.get_registry()

@@ -35,6 +35,7 @@ from django_amqp_events.memory.backend import EndlessEventsError
 from django_amqp_events.publish import publisher
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
+from tests.doubles.receivers import connected
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = Options(mode="immediate")
@@ -164,14 +165,12 @@ def test_signals_are_sent_as_by_a_worker(broker: MemoryBackend) -> None:
     def x() -> None:
         raise ValueError("no")
 
-    signals.event_retried.connect(on_retry)
-    signals.event_archived.connect(on_archive)
-    try:
+    with (
+        connected(on_retry, signals.event_retried),
+        connected(on_archive, signals.event_archived),
+    ):
         publish_event("a.b", {})
         broker.advance(1)
-    finally:
-        signals.event_retried.disconnect(on_retry)
-        signals.event_archived.disconnect(on_archive)
     assert seen == [("t.x", 1.0), ("t.x", ("exhausted", "ValueError: no"))]
 
 
@@ -188,11 +187,8 @@ def test_a_receiver_that_ends_the_process_runs_no_event_again(broker: MemoryBack
         raise SystemExit(3)
 
     publish_event("a.b", {})
-    signals.event_archived.connect(leave)
-    try:
+    with connected(leave, signals.event_archived):
         broker.run()
-    finally:
-        signals.event_archived.disconnect(leave)
     broker.run()
     assert (len(runs), len(broker.archived)) == (1, 1)
 

@@ -37,6 +37,7 @@ from django_amqp_events.publish import publisher
 from django_amqp_events.publish.pending import Backend
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published, event_unrouted
+from tests.doubles.receivers import connected
 
 NAME = "shop.order.created"
 
@@ -161,15 +162,13 @@ def test_signals_report_results(outcomes: Outcomes):
     def unrouted(sender: Any, event_id: str, name: str, **_: Any) -> None:
         seen.append(("unrouted", event_id, sender))
 
-    event_published.connect(published)
-    event_unrouted.connect(unrouted)
-    try:
-        outcomes.errors = [None, UnroutableError, PublishNackedError]
-        with pytest.raises(PublishNackedError):
-            publish_many(NAME, [{}] * 3)
-    finally:
-        event_published.disconnect(published)
-        event_unrouted.disconnect(unrouted)
+    outcomes.errors = [None, UnroutableError, PublishNackedError]
+    with (
+        connected(published, event_published),
+        connected(unrouted, event_unrouted),
+        pytest.raises(PublishNackedError),
+    ):
+        publish_many(NAME, [{}] * 3)
     ids = [message.event_id for message in outcomes.messages]
     assert seen == [("published", ids[0], "shop"), ("unrouted", ids[1], "shop")]
 
@@ -185,13 +184,8 @@ def test_a_receiver_that_raises_is_no_failed_publish(
     def fine(event_id: str, **_: Any) -> None:
         seen.append(event_id)
 
-    event_published.connect(broken)
-    event_published.connect(fine)
-    try:
+    with connected(broken, event_published), connected(fine, event_published):
         ids = publish_many(NAME, [{}, {}])
-    finally:
-        event_published.disconnect(broken)
-        event_published.disconnect(fine)
     assert seen == ids
     assert "of the receiver" in caplog.text
 
@@ -202,14 +196,11 @@ def test_a_receiver_that_ends_the_process_ends_no_thread(caplog: pytest.LogCaptu
     def leave(**_: Any) -> None:
         sys.exit(3)
 
-    event_published.connect(leave)
-    try:
+    with connected(leave, event_published):
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(event_published.send_robust, "shop").result() == []
         with pytest.raises(SystemExit):
             event_published.send_robust("shop")
-    finally:
-        event_published.disconnect(leave)
     assert caplog.messages == ["a receiver of a signal raised SystemExit"]
 
 

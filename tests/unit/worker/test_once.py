@@ -25,6 +25,7 @@ from django_amqp_events.message.types import Received
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.testing import memory_events, override_events
 from django_amqp_events.worker import inbox
+from tests.doubles.receivers import connected
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -63,15 +64,9 @@ def test_the_row_sends_no_signals() -> None:
     def receiver(sender: type[Any], **_: Any) -> None:
         called.append(sender)
 
-    signals.pre_save.connect(receiver)
-    signals.post_save.connect(receiver)
-    try:
-        with memory_events(NOW) as broker:
-            publish_event("a.b", {})
-            broker.run()
-    finally:
-        signals.pre_save.disconnect(receiver)
-        signals.post_save.disconnect(receiver)
+    with connected(receiver, signals.pre_save, signals.post_save), memory_events(NOW) as broker:
+        publish_event("a.b", {})
+        broker.run()
     assert InboxEntry.objects.count() == 1
     assert set(called) == {Group}
 

@@ -42,6 +42,7 @@ from django_amqp_events.worker.task import (
 )
 from django_amqp_events.worker.tracing import trace as traced
 from django_amqp_events.worker.verdict import REQUEUE, InvalidArguments, Verdict
+from tests.doubles.receivers import connected
 
 calls: list[int] = []
 
@@ -257,14 +258,11 @@ def test_an_event_whose_process_was_ended_has_a_verdict_and_its_hooks(app: Celer
     def hear(exception: Any, **_: Any) -> None:
         heard.append(exception)
 
-    signals.task_failure.connect(hear)
-    try:
-        policy = RetryPolicy(max_retries=0)
+    policy = RetryPolicy(max_retries=0)
+    with connected(hear, signals.task_failure):
         verdict = verdict_of(
             app, Observed, {"how": "ok"}, error=TimeLimitExceeded(3), policy=policy
         )
-    finally:
-        signals.task_failure.disconnect(hear)
     assert (verdict.kind, verdict.reason) == ("archive", "exhausted")
     assert verdict.failure is not None
     assert verdict.failure.exception == "billiard.exceptions.TimeLimitExceeded"
@@ -295,11 +293,8 @@ def test_task_retry_signal_has_the_handlers_exception(app: Celery) -> None:
     def hear(einfo: Any, **_: Any) -> None:
         heard.append(einfo.traceback)
 
-    signals.task_retry.connect(hear)
-    try:
+    with connected(hear, signals.task_retry):
         assert verdict_of(app, sold_out, {}, ignore_result=True).kind == "retry"
-    finally:
-        signals.task_retry.disconnect(hear)
     assert "in sold_out" in heard[0]
     assert verdict_of(app, Curious, {}, ignore_result=True).kind == "retry"
     assert "in sold_out" in str(ran[0])
