@@ -8,8 +8,6 @@ import json
 import logging
 import logging.config
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from django_amqp_events.logs import EventFilter, event_fields
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import capture_events, memory_events, override_events
+from tests.commands import run_python
 
 from .test_docs import blocks
 
@@ -133,10 +132,7 @@ assert setup_logging.send(None)
 worker_process_shutdown.send(None)
 logging.getLogger("shop").info("a line")
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(code)
     assert '"name": "a span"' in done.stdout
     line = json.loads(done.stderr.splitlines()[-1])
     assert line | {"message": "a line", "event_id": None} == line

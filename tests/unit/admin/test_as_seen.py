@@ -136,16 +136,6 @@ def test_all_discarded_events_are_those_that_the_list_showed(root: Client) -> No
     assert root.post(address, form).context["count"] == 60
 
 
-def test_a_preview_tells_that_it_cannot_read_what_is_superseded(
-    root: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = batch_in("draft")
-    monkeypatch.setattr(preview, "count_superseded", lambda _handlers: None)
-    preview.preview_batch(batch)
-    shown = page(root.get(url("replaybatch", "change", batch.pk)))
-    assert "It cannot be read whether newer events were handled" in shown.words
-
-
 def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
     make()
     failure_groups.rebuild()
@@ -161,17 +151,6 @@ def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
     assert "root changed this group" in late.words
     group.refresh_from_db()
     assert (group.ticket, group.note) == ("https://jira/browse/BILL-7", "")
-
-
-@pytest.mark.parametrize("ticket", ["http://jira/7", "HTTPS://jira:8080/x?y#z", "https://[::1]/"])
-def test_a_ticket_may_be_of_an_intranet(root: Client, ticket: str) -> None:
-    make()
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
-    form = {"ticket": ticket, "edits": 0}
-    answer = root.post(url("failuregroup", "write", group.pk), form, follow=True)
-    assert said(answer) == ["Saved: ticket."]
-    assert f'href="{ticket}"' in answer.content.decode()
 
 
 # -- every form and every fault -----------------------------------------------------------

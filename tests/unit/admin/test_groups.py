@@ -67,36 +67,6 @@ def fields(group: FailureGroup, **more: Any) -> dict[str, Any]:
 # -- list
 
 
-def test_list_shows_open_groups(ada):
-    now = datetime.now(UTC)
-    rows = [make(last_failed_at=now - timedelta(minutes=n), replays=n % 2) for n in range(3)]
-    make(exception="billing.errors.LateError", location="")
-    group = grouped(*rows)
-    failure_groups.write(
-        group.pk,
-        seen=0,
-        by="ada",
-        now=now,
-        note="wait for the release",
-        assignee="bob",
-        ticket="https://tickets.example/7",
-    )
-    response = ada.get(url("changelist"))
-    words = page(response).words
-    for word in (
-        "TaxError",
-        "billing.tax in rate",
-        "send_invoice",
-        "bob",
-        "tickets.example/7",
-        "wait for the release",
-    ):
-        assert word in words, word
-    html = response.content.decode()
-    assert "open 3" in words
-    assert 'href="https://tickets.example/7"' in html
-
-
 def test_filters_and_search(ada):
     opened = grouped(make(exception="a.Open"))
     failure_groups.write(

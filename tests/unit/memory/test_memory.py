@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import celery
 import pytest
 from asgiref.sync import sync_to_async
-from celery import current_app
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection, transaction
 
@@ -116,40 +113,6 @@ def test_handlers_that_publish_without_end_are_found_out(broker: MemoryBackend) 
     publish_event("a.b", {})
     with pytest.raises(EndlessEventsError, match="50 deliveries"):
         broker.run(limit=50)
-
-
-def test_no_socket_is_opened_and_no_result_is_stored(
-    broker: MemoryBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = []
-
-    def connect(self: Any, address: Any) -> None:
-        opened.append(address)
-        raise AssertionError
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    app = current_app._get_current_object()
-    stored: list[Any] = []
-    for name in ("store_result", "process_cleanup"):
-        monkeypatch.setattr(
-            type(app.backend), name, lambda *args, **kwargs: stored.append((args, kwargs))
-        )
-    monkeypatch.setitem(app.conf, "task_store_eager_result", True)
-
-    @handler("a.b", name="t.good", ignore_result=False)
-    def good() -> int:
-        return 1
-
-    @handler("a.b", name="t.bad", max_retries=1, ignore_result=False)
-    def bad() -> None:
-        raise ValueError
-
-    publish_event("a.b", {})
-    assert broker.advance(5) == 3
-    assert len(broker.archived) == 1
-    assert opened == []
-    if celery.VERSION >= (5, 6):  # before, it stores failures
-        assert stored == []
 
 
 def test_signals_are_sent_as_by_a_worker(broker: MemoryBackend) -> None:

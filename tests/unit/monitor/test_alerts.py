@@ -510,17 +510,6 @@ def test_missing_snapshots_raise_an_alert(heard: Any, settings: Any) -> None:
 
 @ONE
 @DATABASES
-def test_command_lists_active_alerts(settings: Any) -> None:
-    settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}
-    alerts.update_alert("abyss", "billing:abyss", "look at the logs", now=NOW)
-    code, out = command()
-    assert code == 1
-    assert "2026-03-01 12:00:00 UTC  Messages in the abyss: billing:abyss" in out
-    assert "look at the logs" in out
-
-
-@ONE
-@DATABASES
 def test_a_replay_that_fails_in_another_way_is_a_new_failure(heard: Any) -> None:
     """The event was mirrored long ago, and moves into a group that did not exist."""
     group = make_group()

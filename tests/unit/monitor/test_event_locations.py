@@ -30,6 +30,7 @@ HANDLER = "tests.integration.handlers.handle"
 PAID = "shop.order.paid"
 SETTINGS: dict[str, Any] = {
     "SERVICE": "billing",
+    "CELERY_APP": "tests.celery_app.app",
     "AUTODISCOVER": [],
     "EVENTS": {PAID: {"SEARCH": ["order_id"]}},
     "HANDLERS": {

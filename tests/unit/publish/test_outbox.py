@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -41,6 +39,7 @@ from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay
 from django_amqp_events.signals import event_postponed, event_published
 from django_amqp_events.testing import override_events
 from tests.celery_app import app
+from tests.commands import run_python
 from tests.doubles.receivers import connected
 
 NAME = "shop.order.created"
@@ -188,9 +187,7 @@ def publishing(broker: str = "amqp://nobody@127.0.0.1:1//", **given: Any) -> str
         "except AmqpEventsError as exc:\n"
         "    print(type(exc).__name__, exc)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python(program)
     return done.stdout + done.stderr
 
 

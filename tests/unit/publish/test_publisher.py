@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +36,7 @@ from django_amqp_events.publish import publisher
 from django_amqp_events.publish.pending import Backend
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published, event_unrouted
+from tests.commands import run_python
 from tests.doubles.receivers import connected
 
 NAME = "shop.order.created"
@@ -255,9 +255,7 @@ def test_celerys_own_fallback_app_is_refused() -> None:
         "except ConfigurationError as exc:\n"
         "    print(exc)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python(program)
     assert "has no Celery app, or none that is current in this thread" in done.stdout
     assert "create one as in Celery's guide" in done.stdout
     assert "CELERY_APP" in done.stdout

@@ -194,12 +194,6 @@ class Slow(Task):
         ran.append(payload)
 
 
-async def bound(self: Any, **payload: object) -> None:
-    ran.append(self.event)
-    if self.request.id:
-        self.retry(countdown=7)
-
-
 def behind_a_decorator(**payload: object) -> object:
     return Slow.run(Slow(), **payload)
 
