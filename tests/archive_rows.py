@@ -1,16 +1,26 @@
-"""Rows of the archive, and a broker and a clock that do as they are told."""
+"""Rows of the tables, and a broker and a clock that do as they are told."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+from django_amqp_events.databases import Now
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.message.types import Message, derived_id
-from django_amqp_events.models import ArchivedEvent, State
+from django_amqp_events.models import (
+    ArchivedEvent,
+    FailureGroup,
+    InboxEntry,
+    OutboxEvent,
+    Replay,
+    State,
+)
+from django_amqp_events.publish import outbox_rows
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -52,6 +62,83 @@ def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> Archi
     row = build(number, state, **fields)
     row.save(force_insert=True)
     return row
+
+
+def add_replay(row: ArchivedEvent, number: int = 1, **fields: Any) -> Replay:
+    return Replay.objects.create(
+        **{
+            "pk": uuid4(),
+            "event": row,
+            "number": number,
+            "handler": row.handler,
+            "requested_at": row.last_failed_at,
+            "requested_by": "ada",
+            "reason": "fixed in 1.2",
+            **fields,
+        }
+    )
+
+
+def replaying(since: datetime, **fields: Any) -> ArchivedEvent:
+    """Return an event whose only replay was published then."""
+    row = make(state=State.REPLAYING, state_since=since, replays=1, **fields)
+    add_replay(row, state="published", requested_at=since, published_at=since, publishes=1)
+    return row
+
+
+def make_group(**fields: Any) -> FailureGroup:
+    return FailureGroup.objects.create(
+        **{
+            "pk": uuid4(),
+            "service": "billing",
+            "handler": "send_invoice",
+            "exception": "billing.errors.TaxError",
+            "first_seen": NOW,
+            "last_seen": NOW,
+            "open": 1,
+            **fields,
+        }
+    )
+
+
+def make_inbox(event_id: str, handler: str = "book", **fields: Any) -> InboxEntry:
+    return InboxEntry.objects.create(
+        **{
+            "id": uuid4(),
+            "service": "billing",
+            "handler": handler,
+            "source": "shop",
+            "event_id": event_id,
+            "name": "shop.order.created",
+            "handled_at": NOW,
+            **fields,
+        }
+    )
+
+
+def make_outbox(*, due: float = 300, **fields: Any) -> OutboxEvent:
+    """Return a row of the outbox that is due in so many seconds."""
+    body = fields.get("body", b'[[], {"order_id": 7, "note": "Gr\xc3\xbc\xc3\x9fe"}, {}]')
+    envelope = {
+        "headers": {"task": "shop.order.created", "event-correlation-id": "basket-5", "weight": 2},
+        "properties": {"content_type": "application/json", "content_encoding": "utf-8"},
+    }
+    row = OutboxEvent.objects.create(
+        **{
+            "pk": outbox_rows.new_id(),
+            "service": "billing",
+            "event_id": str(uuid4()),
+            "name": "shop.order.created",
+            "exchange": "events",
+            "envelope": json.dumps(envelope),
+            "body": body,
+            "size": len(body),
+            "created_at": Now() - timedelta(hours=2),
+            "due_at": Now() + timedelta(seconds=due),
+            **fields,
+        }
+    )
+    return OutboxEvent.objects.get(pk=row.pk)
 
 
 def again(row: ArchivedEvent) -> ArchivedEvent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -30,6 +31,20 @@ def run_command(name: str, *arguments: str, **options: Any) -> tuple[int, str, s
         except SystemExit as exc:
             code = exc.code if isinstance(exc.code, int) else 1
     return code, out.getvalue(), err.getvalue()
+
+
+def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in an interpreter of its own, in which nothing is imported."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def run_example(*arguments: str, settings: str = "shop", text: str = "", **env: str) -> str:

@@ -1,8 +1,13 @@
-"""How Hypothesis runs here: no verdict depends on how fast the machine is."""
+"""What all unit tests have: declarations of their own, and no limit on Hypothesis's time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from django_amqp_events.declare.declarations import declarations
 
 settings.register_profile(
     "unit",
@@ -12,3 +17,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("unit")
+
+
+@pytest.fixture(autouse=True)
+def own_declarations() -> Iterator[None]:
+    """Begin without the events and handlers of other modules, and forget those of the test."""
+    before = declarations.snapshot()
+    declarations.restore(((), ()))
+    yield
+    declarations.restore(before)

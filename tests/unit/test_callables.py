@@ -13,10 +13,10 @@ from asgiref.sync import async_to_sync
 from django_amqp_events import ConfigurationError, checks, event, signals
 from django_amqp_events.archive.redaction import redact
 from django_amqp_events.callables import deferred, unrun
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
+from tests.doubles.receivers import connected
 
 ran: list[str] = []
 
@@ -65,9 +65,7 @@ PATHS = {kind: f"{__name__}.{kind}" for kind in KINDS} | {
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    monkeypatch.setattr(declarations, "events", [])
-    monkeypatch.setattr(declarations, "handlers", [])
+def _alone(settings: Any) -> None:
     settings.AMQP_EVENTS = {
         "SERVICE": "shop", "AUTODISCOVER": [], "PUBLISH": "immediate", "BACKEND": "memory",
     }  # fmt: skip
@@ -127,13 +125,10 @@ def test_an_async_receiver_does_not_fail_a_publisher_in_an_event_loop(
     async def publish() -> None:
         publisher.publish_event("shop.paid", {"order_id": 1})
 
-    signals.event_unrouted.connect(coroutine)
-    try:
+    with connected(coroutine, signals.event_unrouted):
         asyncio.run(publish())
         assert "publish with apublish()" in caplog.text
         publisher.publish_event("shop.paid", {"order_id": 1})
-    finally:
-        signals.event_unrouted.disconnect(coroutine)
     assert ran == ["coroutine"]
 
 

@@ -17,6 +17,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from django_amqp_events import coroutines, signals
 from django_amqp_events.coroutines import wait_for
+from tests.doubles.receivers import connected
 
 #: Seconds until the interruption, and longer than the test waits for an end.
 LIMIT, LONG = 0.1, 30.0
@@ -214,13 +215,8 @@ def test_all_receivers_of_a_signal_run(interrupted: Callable[..., None]) -> None
     def ordinary(**_: Any) -> None:
         record("ordinary")
 
-    signals.event_skipped.connect(blocks)
-    signals.event_skipped.connect(ordinary)
-    interrupted(SoftTimeLimitExceeded(), 10 * LIMIT)
-    try:
+    with connected(blocks, signals.event_skipped), connected(ordinary, signals.event_skipped):
+        interrupted(SoftTimeLimitExceeded(), 10 * LIMIT)
         with pytest.raises(SoftTimeLimitExceeded):
             signals.event_skipped.send_robust("shop")
-    finally:
-        signals.event_skipped.disconnect(blocks)
-        signals.event_skipped.disconnect(ordinary)
     assert effects == ["cleaned up", "ordinary"]

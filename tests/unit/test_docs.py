@@ -52,13 +52,6 @@ def blocks(page: str) -> Iterator[tuple[int, str]]:
         yield line, re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
 
 
-@pytest.fixture(autouse=True)
-def own_declarations() -> Iterator[None]:
-    before = declarations.snapshot()
-    yield
-    declarations.restore(before)
-
-
 @pytest.fixture
 def published(db: None) -> Iterator[Any]:
     """The events that the examples publish."""

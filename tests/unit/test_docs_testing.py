@@ -73,14 +73,10 @@ declarations.restore(_before)
 
 
 @pytest.fixture(autouse=True)
-def project() -> Iterator[None]:
-    before = declarations.snapshot()
+def project(own_declarations: None) -> Iterator[None]:
     declarations.restore(_declared)
-    try:
-        with (
-            mock.patch.dict(sys.modules, MODULES),
-            override_events(SERVICE="billing", BACKEND="memory"),
-        ):
-            yield
-    finally:
-        declarations.restore(before)
+    with (
+        mock.patch.dict(sys.modules, MODULES),
+        override_events(SERVICE="billing", BACKEND="memory"),
+    ):
+        yield

@@ -8,8 +8,6 @@ import json
 import logging
 import logging.config
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,11 @@ from sentry_sdk.transport import Transport
 
 import django_amqp_events
 from django_amqp_events import event, handler, publish_event
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.logs import EventFilter, event_fields
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import capture_events, memory_events, override_events
+from tests.commands import run_python
 
 from .test_docs import blocks
 
@@ -36,10 +34,8 @@ FIELDS = ("event_id", "event_name", "handler", "attempt", "correlation_id")
 
 @pytest.fixture
 def backend(db: None) -> Iterator[MemoryBackend]:
-    before = declarations.snapshot()
     with override_events(SERVICE="t", BACKEND="memory"), memory_events() as made:
         yield made
-    declarations.restore(before)
 
 
 def example(word: str) -> dict[str, Any]:
@@ -136,10 +132,7 @@ assert setup_logging.send(None)
 worker_process_shutdown.send(None)
 logging.getLogger("shop").info("a line")
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(code)
     assert '"name": "a span"' in done.stdout
     line = json.loads(done.stderr.splitlines()[-1])
     assert line | {"message": "a line", "event_id": None} == line
@@ -151,7 +144,6 @@ class Nowhere(Transport):
 
 def test_the_example_publishes_headers_of_sentry(db: None) -> None:
     (code,) = [code for _, code in blocks("docs/observability.md") if "get_traceparent" in code]
-    before = declarations.snapshot()
     client = sentry_sdk.Client(
         "https://key@sentry.example/1", transport=Nowhere, default_integrations=False
     )
@@ -167,7 +159,6 @@ def test_the_example_publishes_headers_of_sentry(db: None) -> None:
 
         names = {"order_created": order_created}
         exec(compile(code, "observability.md", "exec"), names)  # noqa: S102
-    declarations.restore(before)
     headers = published.one("a.b").headers
     trace_id = headers["sentry-trace"].split("-")[0]
     assert f"sentry-trace_id={trace_id}" in headers["baggage"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,10 +23,10 @@ from django_amqp_events import (
     telemetry,
 )
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
+from tests.commands import run_python
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 NOW = Options(mode="immediate")
@@ -54,10 +51,8 @@ def exporter(provider: TracerProvider) -> InMemorySpanExporter:
 
 @pytest.fixture
 def backend(db: None) -> Iterator[MemoryBackend]:
-    before = declarations.snapshot()
     with override_events(SERVICE="t", BACKEND="memory"), memory_events() as made:
         yield made
-    declarations.restore(before)
 
 
 def test_publish_and_attempts_are_one_trace(
@@ -212,11 +207,7 @@ def test_without_a_provider_nothing_is_traced(
 def test_a_provider_that_the_environment_names() -> None:
     """OpenTelemetry makes it when it is first asked; nothing may have imported it before."""
     code = "from django_amqp_events import telemetry; print(telemetry.active())"
-    env = {**os.environ, "OTEL_PYTHON_TRACER_PROVIDER": "sdk_tracer_provider"}
-    env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
+    done = run_python(code, OTEL_PYTHON_TRACER_PROVIDER="sdk_tracer_provider")
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
@@ -233,5 +224,4 @@ def test_the_package_works_without_opentelemetry() -> None:
         "publish_event('a.b', {'number': 1})\n"
         "assert not telemetry.active()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("ran 1\n", 0), done.stderr
+    assert run_python(code).stdout == "ran 1\n"

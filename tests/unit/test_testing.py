@@ -259,12 +259,6 @@ class MemoryInsideTestCase(TestCase):
         assert events.names == ["a.again"]
 
 
-def test_memory_events_start_at_a_time_of_the_tests_own() -> None:
-    start = datetime(2030, 5, 6, tzinfo=UTC)
-    with memory_events(start) as broker:
-        assert broker.now() == start
-
-
 # -- override_events ----------------------------------------------------------------------
 
 

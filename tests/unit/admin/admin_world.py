@@ -34,6 +34,8 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests import archive_rows
+from tests.archive_rows import add_replay
 from tests.web_settings import WEB
 
 office = admin.AdminSite(name="office")
@@ -129,39 +131,28 @@ def document(**more: Any) -> dict[str, Any]:
 def make(state: State = State.ARCHIVED, *, failure: Any = None, **more: Any) -> ArchivedEvent:
     """An archived event with its failure; *failure* is the document, whatever it is."""
     now = datetime.now(UTC)
-    body = more.pop("body", b'[[], {"order_id": 7, "note": "Gr\xc3\xbc\xc3\x9fe"}, {}]')
     headers = more.pop("headers", {"traceparent": "00-1", "weight": 2})
-    row = ArchivedEvent.objects.create(
+    packed = headers if isinstance(headers, bytes) else ArchivedEvent.pack_headers(headers)
+    row = archive_rows.make(
+        state=state,
         **{
             "pk": uuid4(),
-            "service": "billing",
-            "handler": "send_invoice",
-            "queue": "billing.send_invoice",
-            "name": "shop.order.created",
             "event_id": str(uuid4()),
-            "source": "shop",
             "correlation_id": "basket-5",
             "published_at": now - timedelta(hours=3),
             "first_failed_at": now - timedelta(hours=3),
             "last_failed_at": now - timedelta(hours=2),
             "mirrored_at": now - timedelta(hours=1),
-            "state": state,
             "state_since": now - timedelta(hours=1),
-            "reason": "exhausted",
             "detail": "attempt 3 failed, and it was the last one",
             "exception": "billing.errors.TaxError",
             "message": "there is no tax rate for 'XX'",
             "location": "billing.tax:28 in rate",
             "attempts": 3,
-            "content_type": "application/json",
-            "content_encoding": "utf-8",
+            "body": b'[[], {"order_id": 7, "note": "Gr\xc3\xbc\xc3\x9fe"}, {}]',
+            "headers_raw": packed,
             **more,
-            "body": body,
-            "body_size": len(body),
-            "headers_raw": headers
-            if isinstance(headers, bytes)
-            else ArchivedEvent.pack_headers(headers),
-        }
+        },
     )
     written = document() if failure is None else failure
     ArchivedFailure.objects.create(
@@ -184,21 +175,6 @@ def overdue(**more: Any) -> ArchivedEvent:
     )
     add_replay(row, state=Replay.State.PUBLISHED, published_at=row.state_since)
     return row
-
-
-def add_replay(row: ArchivedEvent, number: int = 1, **more: Any) -> Replay:
-    return Replay.objects.create(
-        **{
-            "pk": uuid4(),
-            "event": row,
-            "number": number,
-            "handler": row.handler,
-            "requested_at": row.last_failed_at,
-            "requested_by": "ada",
-            "reason": "fixed in 1.2",
-            **more,
-        }
-    )
 
 
 def staff(*codenames: str, name: str = "ada") -> User:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from gettext import GNUTranslations
 from pathlib import Path
 
@@ -28,70 +27,23 @@ _CALL = re.compile(rf"\b(_|n?p?gettext)\(({_LITERAL}(?:,\s*{_LITERAL})*)")
 Key = tuple[str | None, str, str | None]
 
 
-@dataclass(slots=True, kw_only=True)
-class Entry:
-    """One message of a .po file."""
-
-    context: str | None = None
-    text: str = ""
-    plural: str | None = None
-    forms: dict[int, str] = field(default_factory=dict)
-    flags: set[str] = field(default_factory=set)
-
-    @property
-    def key(self) -> Key:
-        return self.context, self.text, self.plural
-
-
 def path(language: str, suffix: str) -> Path:
     return PACKAGE / "locale" / language / "LC_MESSAGES" / f"django.{suffix}"
 
 
-def po(language: str) -> list[Entry]:
-    """Read a .po file; the first entry is the header."""
-    found = []
-    for block in re.split(r"\n\s*\n", path(language, "po").read_text(encoding="utf-8")):
-        entry, part, seen = Entry(), "", False
-        for line in block.splitlines():
-            if line.startswith("#"):
-                if line.startswith("#,"):
-                    entry.flags |= {each.strip() for each in line[2:].split(",")}
-                continue
-            keyword, _, quoted = line.partition('"')
-            keyword, value = keyword.strip() or part, ast.literal_eval(f'"{quoted}')
-            part, seen = keyword, True
-            if keyword == "msgctxt":
-                entry.context = (entry.context or "") + value
-            elif keyword == "msgid":
-                entry.text += value
-            elif keyword == "msgid_plural":
-                entry.plural = (entry.plural or "") + value
-            else:
-                number = int(keyword.removeprefix("msgstr").strip("[]") or 0)
-                entry.forms[number] = entry.forms.get(number, "") + value
-        if seen:
-            found.append(entry)
-    return found
-
-
-def mo(language: str) -> dict[str | tuple[str, int], str]:
-    """Read a .mo file: its texts as Python's gettext has them."""
+def translations(language: str) -> dict[str | tuple[str, int], str]:
+    """Read the compiled catalogue as Python's gettext has it; the text of "" is the header."""
     with path(language, "mo").open("rb") as file:
         found = GNUTranslations(file)
     catalogue: dict[str | tuple[str, int], str] = vars(found)["_catalog"]
     return catalogue
 
 
-def compiled(entries: list[Entry]) -> dict[str | tuple[str, int], str]:
-    """Return what Python's gettext has of a .po file, once that is compiled."""
-    found: dict[str | tuple[str, int], str] = {}
-    for entry in entries:
-        key = entry.text if entry.context is None else f"{entry.context}\x04{entry.text}"
-        if entry.plural is None:
-            found[key] = entry.forms[0]
-        else:
-            found |= {(key, number): text for number, text in entry.forms.items()}
-    return found
+def names(key: Key, plurals: int) -> list[str | tuple[str, int]]:
+    """Return the names of a text's forms in a catalogue."""
+    context, text, plural = key
+    name = text if context is None else f"{context}\x04{text}"
+    return [name] if plural is None else [(name, number) for number in range(plurals)]
 
 
 def marked() -> dict[Key, str]:

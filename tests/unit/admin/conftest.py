@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.publish import publisher
 
 from . import admin_world as world
@@ -15,13 +14,9 @@ from . import admin_world as world
 
 @pytest.fixture(autouse=True, scope="module")
 def pages_of_a_project():
-    # Without what the decorators of other test modules have declared.
-    before = declarations.snapshot()
-    declarations.restore(((), ()))
     # Once: with other TEMPLATES Django would compile all of them again.
     with override_settings(**world.SETTINGS):
         yield
-    declarations.restore(before)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import InterfaceError, OperationalError
 from django.test import Client
-from django.urls import URLResolver, get_resolver, reverse
+from django.urls import reverse
 
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
@@ -23,12 +23,12 @@ from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
-    OutboxEvent,
     Replay,
     ReplayBatch,
     State,
 )
 from django_amqp_events.publish import outbox
+from tests.archive_rows import make_outbox
 
 from . import admin_world as world
 from .admin_world import client_of, make, page, said, select
@@ -53,26 +53,6 @@ def batch_in(state: str) -> ReplayBatch:
     if state == "paused":
         batch_states.pause(batch.pk, by="ada")
     return batch_states.rows().get(pk=batch.pk)
-
-
-def outbox_row(**more: Any) -> OutboxEvent:
-    now = datetime.now(UTC)
-    return OutboxEvent.objects.create(
-        **{
-            "pk": uuid4(),
-            "service": "billing",
-            "event_id": str(uuid4()),
-            "name": "shop.order.created",
-            "exchange": "events",
-            "envelope": '{"headers": {}, "properties": {}}',
-            "body": b"{}",
-            "size": 2,
-            "created_at": now - timedelta(hours=1),
-            "due_at": now + timedelta(hours=1),
-            "attempts": 1,
-            **more,
-        }
-    )
 
 
 # -- what the page showed -----------------------------------------------------------------
@@ -133,7 +113,7 @@ def test_a_draft_that_is_deleted_is_gone(root: Client) -> None:
 
 
 def test_an_event_of_the_outbox_that_was_discarded_again_is_not_restored(root: Client) -> None:
-    row = outbox_row(discarded_at=datetime.now(UTC) - timedelta(minutes=1), attempts=2)
+    row = make_outbox(discarded_at=datetime.now(UTC) - timedelta(minutes=1), attempts=2)
     shown = page(root.get(url("outboxevent", "change", row.pk)))
     [link] = [link for link in shown.links if "/restore/" in link]
     asked = page(root.get(link))
@@ -146,38 +126,14 @@ def test_an_event_of_the_outbox_that_was_discarded_again_is_not_restored(root: C
     assert row.discarded_by == "bob"
 
 
-@pytest.mark.parametrize("action", ["replay", "discard", "background"])
-def test_all_means_what_the_list_showed(root: Client, action: str) -> None:
-    rows = [make(state_since=tables.clock()) for _ in range(60)]
-    shown = page(root.get(world.url("changelist")))
-    for _ in range(3):
-        make(state_since=tables.clock() + timedelta(seconds=1))
-    form = {**shown.fields, **select(rows[:50], action, select_across="1")}
-    answer = root.post(world.url("changelist"), form, follow=True)
-    if action == "background":
-        assert batch_states.rows().get().total == 60
-    else:
-        assert answer.context["count"] == 60
-
-
 def test_all_discarded_events_are_those_that_the_list_showed(root: Client) -> None:
     minute = timedelta(minutes=1)
-    rows = [outbox_row(discarded_at=datetime.now(UTC) - minute) for _ in range(60)]
-    later, address = outbox_row(), url("outboxevent", "changelist") + "?state=discarded"
+    rows = [make_outbox(discarded_at=datetime.now(UTC) - minute) for _ in range(60)]
+    later, address = make_outbox(), url("outboxevent", "changelist") + "?state=discarded"
     shown = page(root.get(address))
     outbox.discard([later.pk], alias="default", by="bob", reason="it must not be published")
     form = {**shown.fields, **select(rows[:50], "restore", select_across="1")}
     assert root.post(address, form).context["count"] == 60
-
-
-def test_a_preview_tells_that_it_cannot_read_what_is_superseded(
-    root: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = batch_in("draft")
-    monkeypatch.setattr(preview, "count_superseded", lambda _handlers: None)
-    preview.preview_batch(batch)
-    shown = page(root.get(url("replaybatch", "change", batch.pk)))
-    assert "It cannot be read whether newer events were handled" in shown.words
 
 
 def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
@@ -195,17 +151,6 @@ def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
     assert "root changed this group" in late.words
     group.refresh_from_db()
     assert (group.ticket, group.note) == ("https://jira/browse/BILL-7", "")
-
-
-@pytest.mark.parametrize("ticket", ["http://jira/7", "HTTPS://jira:8080/x?y#z", "https://[::1]/"])
-def test_a_ticket_may_be_of_an_intranet(root: Client, ticket: str) -> None:
-    make()
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
-    form = {"ticket": ticket, "edits": 0}
-    answer = root.post(url("failuregroup", "write", group.pk), form, follow=True)
-    assert said(answer) == ["Saved: ticket."]
-    assert f'href="{ticket}"' in answer.content.decode()
 
 
 # -- every form and every fault -----------------------------------------------------------
@@ -227,73 +172,64 @@ FAULTS: dict[str, Callable[[], Exception]] = {
 }
 
 
-def forms() -> dict[str, Callable[[], tuple[str, dict[str, Any], Any, str]]]:
-    """Return a function for each form: its URL and fields, and the function that fails."""
-
-    def decide(name: str) -> tuple[str, dict[str, Any], Any, str]:
-        row = world.overdue() if name in ("force", "resolve") else make(world.BEFORE[name])
-        function = "replay" if name in ("replay", "force") else "decide"
-        return world.url(name), {"seen": world.frozen(row), "reason": "x"}, replay, function
-
-    def listed(action: str) -> tuple[str, dict[str, Any], Any, str]:
-        row = make()
-        return world.url("changelist"), select([row], action), batch_states, "freeze"
-
-    def of_outbox(name: str) -> tuple[str, dict[str, Any], Any, str]:
-        more = {"discarded_at": datetime.now(UTC)} if name == "restore" else {}
-        row = outbox_row(**more)
-        asked = page(client.get(url("outboxevent", "change", row.pk)))
-        [link] = [link for link in asked.links if f"/decide/{name}/" in link]
-        form = {**page(client.get(link)).fields, "reason": "x"}
-        function = {"publish": "publish_now"}.get(name, name)
-        return url("outboxevent", name), form, outbox, function
-
-    def of_batch(act: str) -> tuple[str, dict[str, Any], Any, str]:
-        state = {"pause": "running", "resume": "paused", "start": "draft", "look": "draft"}
-        batch = batch_in(state.get(act, "running"))
-        form = {"version": batch.version, "reason": "fixed"}
-        module, name = (preview, "preview_batch") if act == "look" else (batch_states, act)
-        return url("replaybatch", act, batch.pk), form, module, name
-
-    def of_group(name: str) -> tuple[str, dict[str, Any], Any, str]:
-        make()
-        failure_groups.rebuild()
-        group = FailureGroup.objects.get()
-        broken = {"write": (failure_groups, "write"), "batch": (batch_states, "freeze")}
-        form = {"note": "x", "edits": group.edits}
-        return url("failuregroup", name, group.pk), form, *broken[name]
-
-    client = client_of(User.objects.create_superuser("helper", password="secret"))
-    made: dict[str, Any] = {}
-    made |= {f"event {name}": (lambda name=name: decide(name)) for name in world.DECISIONS}
-    made |= {"list background": lambda: listed("background")}
-    made |= {
-        f"outbox {name}": (lambda name=name: of_outbox(name))
-        for name in ("publish", "discard", "restore")
-    }
-    made |= {
-        f"batch {act}": (lambda act=act: of_batch(act))
-        for act in ("start", "look", "pause", "resume", "cancel")
-    }
-    made |= {f"group {name}": (lambda name=name: of_group(name)) for name in ("write", "batch")}
-    return made
+Form = tuple[str, dict[str, Any], Any, str]
 
 
-FORMS = (
-    *(f"event {name}" for name in world.DECISIONS),
-    "list background",
-    *(f"outbox {name}" for name in ("publish", "discard", "restore")),
-    *(f"batch {act}" for act in ("start", "look", "pause", "resume", "cancel")),
-    *(f"group {name}" for name in ("write", "batch")),
-)
+def event_form(_client: Client, name: str) -> Form:
+    row = world.overdue() if name in ("force", "resolve") else make(world.BEFORE[name])
+    function = "replay" if name in ("replay", "force") else "decide"
+    return world.url(name), {"seen": world.frozen(row), "reason": "x"}, replay, function
+
+
+def list_form(_client: Client, action: str) -> Form:
+    return world.url("changelist"), select([make()], action), batch_states, "freeze"
+
+
+def outbox_form(client: Client, name: str) -> Form:
+    more = {"discarded_at": datetime.now(UTC)} if name == "restore" else {}
+    row = make_outbox(attempts=1, **more)
+    asked = page(client.get(url("outboxevent", "change", row.pk)))
+    [link] = [link for link in asked.links if f"/decide/{name}/" in link]
+    form = {**page(client.get(link)).fields, "reason": "x"}
+    function = {"publish": "publish_now"}.get(name, name)
+    return url("outboxevent", name), form, outbox, function
+
+
+def batch_form(_client: Client, act: str) -> Form:
+    state = {"resume": "paused", "start": "draft", "look": "draft"}
+    batch = batch_in(state.get(act, "running"))
+    form = {"version": batch.version, "reason": "fixed"}
+    module, name = (preview, "preview_batch") if act == "look" else (batch_states, act)
+    return url("replaybatch", act, batch.pk), form, module, name
+
+
+def group_form(_client: Client, name: str) -> Form:
+    make()
+    failure_groups.rebuild()
+    group = FailureGroup.objects.get()
+    broken = {"write": (failure_groups, "write"), "batch": (batch_states, "freeze")}
+    form = {"note": "x", "edits": group.edits}
+    return url("failuregroup", name, group.pk), form, *broken[name]
+
+
+#: Return the URL and fields of each form, and the function that fails.
+FORMS: dict[Callable[[Client, str], Form], tuple[str, ...]] = {
+    event_form: world.DECISIONS,
+    list_form: ("background",),
+    outbox_form: ("publish", "discard", "restore"),
+    batch_form: ("start", "look", "pause", "resume", "cancel"),
+    group_form: ("write", "batch"),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "name"), [(form, name) for form, names in FORMS.items() for name in names]
+)
 def test_every_form_tells_an_error(
-    root: Client, monkeypatch: pytest.MonkeyPatch, form: str, fault: str
+    root: Client, monkeypatch: pytest.MonkeyPatch, form: Any, name: str, fault: str
 ) -> None:
-    address, fields, module, function = forms()[form]()
+    address, fields, module, function = form(root, name)
 
     def fail(*_: Any, **__: Any) -> Any:
         exc = FAULTS[fault]()
@@ -329,72 +265,6 @@ def test_what_was_done_before_an_error_is_told(
     assert told[0] == "2 events discarded."
     assert told[1].startswith("1 event not processed. Stopped: ")
     assert ArchivedEvent.objects.filter(state=State.DISCARDED).count() == 2
-
-
-# -- after a login ------------------------------------------------------------------------
-
-
-def posted() -> list[str]:
-    """Return the names of all views of a row that only forms use."""
-    return [
-        "failuregroup_replay",
-        "failuregroup_discard",
-        "failuregroup_batch",
-        "failuregroup_write",
-        *(f"replaybatch_{act}" for act in ("start", "look", "pause", "resume", "cancel")),
-    ]
-
-
-@pytest.mark.parametrize("name", posted())
-def test_after_a_login_the_url_of_a_form_leads_to_its_page(root: Client, name: str) -> None:
-    batch = batch_in("running")
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
-    model = name.partition("_")[0]
-    pk = group.pk if model == "failuregroup" else batch.pk
-    answer = root.get(url(*name.split("_"), pk))
-    assert (answer.status_code, answer["Location"]) == (302, url(model, "change", pk))
-    assert batch_states.rows().get().state == "running"
-
-
-def test_no_url_answers_with_a_bare_refusal(root: Client) -> None:
-    """Every URL of these pages, asked for as after a login."""
-    batch, row, waiting = batch_in("running"), make(), outbox_row()
-    failure_groups.rebuild()
-    ids = {
-        "archivedevent": row.pk,
-        "outboxevent": waiting.pk,
-        "replaybatch": batch.pk,
-        "failuregroup": FailureGroup.objects.values_list("pk", flat=True)[0],
-    }
-    found = 0
-    for name in _names():
-        model = name.split("_")[3]
-        args: list[Any]
-        for args in ([], [ids.get(model)], [ids.get(model), 1]):
-            try:
-                address = reverse(f"admin:{name}", args=args)
-            except Exception:  # noqa: BLE001, S112 - it has other arguments
-                continue
-            found += 1
-            assert root.get(address).status_code in (200, 302), address
-            break
-    assert found > 20
-
-
-def _names() -> list[str]:
-    names: list[str] = []
-    for pattern in get_resolver().url_patterns:
-        if isinstance(pattern, URLResolver) and pattern.namespace == "admin":
-            for model in pattern.url_patterns:
-                if isinstance(model, URLResolver):
-                    names += [str(getattr(each, "name", "")) for each in model.url_patterns]
-    theirs = ("_add", "_delete", "_history")
-    return [
-        name
-        for name in names
-        if name.startswith("django_amqp_events_") and not name.endswith(theirs)
-    ]
 
 
 # -- the clock of another machine ---------------------------------------------------------

@@ -13,7 +13,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from django_amqp_events.archive import eligibility, states, tables
+from django_amqp_events.archive import states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
@@ -21,10 +21,9 @@ from django_amqp_events.models import (
     ReplayBatch,
     State,
 )
-from django_amqp_events.reasons import Reason
 
 from . import admin_world as world
-from .admin_world import Page, client_of, ids_in, make, page, said, select
+from .admin_world import client_of, ids_in, make, page, said, select
 
 pytestmark = pytest.mark.django_db
 
@@ -226,40 +225,3 @@ def test_look_again(ada: Client) -> None:
     words = page(ada.get(url("change", batch.pk))).words
     assert "2 of 3 events can be replayed" in words
     assert "another user or tab changed it first; its state is now discarded" in words
-
-
-# -- what is shown ------------------------------------------------------------------------
-
-
-def test_progress_is_shown(ada: Client) -> None:
-    batch = running()
-    seen = dict(batch_states.events(batch.pk).values_list("event_id", "version"))
-    skipped = eligibility.Skipped(id=next(iter(seen)), title="", why=Reason.of("so"))
-    batch_states.skip(batch.pk, [skipped])
-    batch_states.count(batch.pk)
-    words = page(ada.get(url("change", batch.pk))).words
-    for word in ("1 skipped: so", "skipped 1", "pending 1"):
-        assert word in words
-
-
-def test_the_audit_of_an_event_names_its_batch(ada: Client) -> None:
-    row = make()
-    batch = running(0)
-    claimed = states.claim(
-        {row.pk: row.version},
-        handlers={row.pk: "send_invoice"},
-        by="ada",
-        reason="fixed",
-        now=datetime.now(UTC),
-        batch=batch.pk,
-    )
-    states.published(claimed, now=datetime.now(UTC))
-    content = ada.get(world.url("change", row.pk)).content.decode()
-    assert f"in batch {str(batch.pk)[:8]}" in Page(content).words
-
-
-def test_filters_of_the_list(ada: Client) -> None:
-    drafted()
-    assert ada.get(url("changelist") + "?state=draft").context["cl"].result_count == 1
-    assert ada.get(url("changelist") + "?state=running").context["cl"].result_count == 0
-    assert ada.get(url("changelist") + "?state=nonsense").context["cl"].result_count == 0

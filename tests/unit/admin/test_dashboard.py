@@ -6,7 +6,6 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -29,6 +28,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.monitor import statistics
+from tests.archive_rows import make_group
 
 from . import admin_world as world
 from .admin_world import (
@@ -302,7 +302,7 @@ def test_the_figures_of_the_archive():
 def test_series_and_groups_are_those_of_the_tallies():
     now = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
     this = now.replace(minute=0)
-    made = [group(place) for place in range(3)]
+    made = [make_group(handler=f"handler-{place}", open=place + 1) for place in range(3)]
     for each, hours, numbers in (
         (made[0], 0, (2, 1, 0)), (made[1], 0, (3, 0, 0)), (made[0], 23, (5, 0, 4)),
         (made[0], 24, (9, 9, 9)),
@@ -325,14 +325,6 @@ def test_series_and_groups_are_those_of_the_tallies():
     assert [each.open for each in statistics.top_groups()] == [3, 2, 1]
     FailureGroup.objects.update(open=0)
     assert statistics.top_groups() == []
-
-
-def group(place: int) -> FailureGroup:
-    return FailureGroup.objects.create(
-        pk=uuid4(), service="billing", handler=f"handler-{place}",
-        exception="billing.errors.TaxError", first_seen=datetime.now(UTC),
-        last_seen=datetime.now(UTC), open=place + 1,
-    )  # fmt: skip
 
 
 def test_figures_end_at_a_cap(monkeypatch, ada):

@@ -9,7 +9,8 @@ from django.test import override_settings
 from django.urls import reverse
 
 from django_amqp_events.archive import search_values, selection
-from django_amqp_events.models import ArchivedEvent, InboxEntry, State
+from django_amqp_events.models import ArchivedEvent, State
+from tests.archive_rows import make_inbox
 
 from . import admin_world as world
 from .admin_world import add_replay, client_of, ids_in, make, page, said, select
@@ -46,10 +47,7 @@ def find(client: Any, value: str) -> Any:
 def test_rows_are_shown_with_links() -> None:
     row = stored(state=State.REPLAYING)
     replay = add_replay(row)
-    InboxEntry.objects.create(
-        id=row.pk, service="billing", handler="book", event_id=row.event_id, name=row.name,
-        handled_at=row.last_failed_at,
-    )  # fmt: skip
+    make_inbox(row.event_id)
     client = staff(*EVERYTHING)
     archived = reverse("admin:django_amqp_events_archivedevent_change", args=[row.pk])
     for value in (row.event_id, str(replay.pk), "7", "order_id=7", "note=Gr*"):

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import urlencode
-from uuid import UUID, uuid4
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 
 from django_amqp_events.admin import ArchivedEventAdmin
-from django_amqp_events.archive import states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchiveAction,
@@ -71,36 +67,6 @@ def fields(group: FailureGroup, **more: Any) -> dict[str, Any]:
 # -- list
 
 
-def test_list_shows_open_groups(ada):
-    now = datetime.now(UTC)
-    rows = [make(last_failed_at=now - timedelta(minutes=n), replays=n % 2) for n in range(3)]
-    make(exception="billing.errors.LateError", location="")
-    group = grouped(*rows)
-    failure_groups.write(
-        group.pk,
-        seen=0,
-        by="ada",
-        now=now,
-        note="wait for the release",
-        assignee="bob",
-        ticket="https://tickets.example/7",
-    )
-    response = ada.get(url("changelist"))
-    words = page(response).words
-    for word in (
-        "TaxError",
-        "billing.tax in rate",
-        "send_invoice",
-        "bob",
-        "tickets.example/7",
-        "wait for the release",
-    ):
-        assert word in words, word
-    html = response.content.decode()
-    assert "open 3" in words
-    assert 'href="https://tickets.example/7"' in html
-
-
 def test_filters_and_search(ada):
     opened = grouped(make(exception="a.Open"))
     failure_groups.write(
@@ -134,20 +100,6 @@ def test_filters_and_search(ada):
         assert listed(ada, **query) == found, query
 
 
-def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
-    rows = [make() for _ in range(3)]
-    group = grouped(*rows)
-    states.discard({rows[0].pk: rows[0].version}, by="ada", reason="old", now=datetime.now(UTC))
-    assert FailureGroup.objects.get().open == 3
-    response = ada.get(url("changelist"))
-    assert "open 2" in page(response).words
-    assert "2 open events" in page(ada.get(url("change", group.pk))).words
-    states.discard(
-        {row.pk: row.version for row in rows}, by="ada", reason="old", now=datetime.now(UTC)
-    )
-    assert listed(ada) == set()
-
-
 # -- one group
 
 
@@ -173,19 +125,6 @@ def test_the_page_of_a_group(ada):
     assert f'href="{events}?group={group.pk}"' in html
     found = ada.get(events, {"group": str(group.pk)})
     assert [each.pk for each in found.context["cl"].result_list] == [row.pk]
-
-
-def test_the_list_of_events_by_group(ada):
-    rows = [make(), make(exception="a.Other")]
-    groups_ = [grouped(row) for row in rows]
-    for row, group in zip(rows, groups_, strict=True):
-        response = ada.get(world.url("changelist"), {"group": str(group.pk)})
-        assert [each.pk for each in response.context["cl"].result_list] == [row.pk]
-        assert str(group) in page(response).words
-    for wrong in (str(uuid4()), "nonsense", ""):
-        response = ada.get(world.url("changelist"), {"group": wrong})
-        assert not response.context["cl"].result_list
-    assert "failure group" not in page(ada.get(world.url("changelist"))).words
 
 
 def test_an_event_leads_to_its_group(ada):
@@ -246,24 +185,6 @@ def test_permissions_are_asked_for_again_in_each_view(wire):
 # -- what people write
 
 
-def test_note_assignee_and_ticket(ada):
-    group = grouped(make())
-    given = {"note": "known", "assignee": "bob", "ticket": "https://t.example/1"}
-    response = ada.post(url("write", group.pk), fields(group, **given))
-    assert response.url == url("change", group.pk)
-    assert said(response) == ["Saved: note, assignee, ticket."]
-    group.refresh_from_db()
-    assert (group.note, group.assignee, group.ticket) == tuple(given.values())
-    assert set(GroupAction.objects.values_list("action", "by")) == {
-        ("note", "ada"),
-        ("assign", "ada"),
-        ("ticket", "ada"),
-    }
-    assert not LogEntry.objects.exists()
-    words = page(ada.get(url("change", group.pk))).words
-    assert "by ada" in words
-
-
 NO_URLS = ("javascript:alert(1)", "http://", "https:///x", "ftp://host/1", "http://a b", "x")
 
 
@@ -280,20 +201,6 @@ def test_invalid_form_is_not_saved(ada):
         page(ada.post(url("write", group.pk), fields(group, note="mine") | wrong))
         assert not GroupAction.objects.exists(), wrong
         assert FailureGroup.objects.get().note == ""
-
-
-def test_stale_form_names_the_change(ada):
-    group = grouped(make())
-    eve = person("view", name="eve", groups=("view", "assign"))
-    eve.post(url("write", group.pk), fields(group, note="eve looks at it"))
-    response = ada.post(url("write", group.pk), fields(group, note="mine"))
-    words = page(response).words
-    assert "eve changed this group since you opened it" in words
-    assert "eve looks at it" in words
-    assert FailureGroup.objects.get().note == "eve looks at it"
-    again = page(response).fields["edits"]
-    ada.post(url("write", group.pk), fields(group, note="mine", edits=again))
-    assert FailureGroup.objects.get().note == "mine"
 
 
 # -- what they decide
@@ -332,22 +239,6 @@ def test_whole_group_is_replayed(ada, wire):
     assert not GroupAction.objects.exists()
 
 
-def test_whole_group_is_discarded(ada, wire):
-    rows = [make() for _ in range(2)]
-    group = grouped(*rows)
-    asked = ada.post(url("discard", group.pk))
-    response = confirm(ada, "discard", asked, reason="not needed")
-    assert response.url == url("change", group.pk)
-    assert set(ArchivedEvent.objects.values_list("state", flat=True)) == {"discarded"}
-    assert ArchiveAction.objects.count() == 2
-    words = page(ada.get(url("change", group.pk))).words
-    assert "0 open events" in words
-    assert "discarded 2 events by ada not needed" in words
-    failure_groups.fold_all_counts()
-    assert "Resolved" in page(ada.get(url("change", group.pk))).words
-    assert "This group has no open events." in said(ada.post(url("replay", group.pk)))
-
-
 def test_more_than_the_limit(ada, wire, monkeypatch):
     monkeypatch.setattr(ArchivedEventAdmin, "limit", 3)
     now = datetime.now(UTC)
@@ -368,14 +259,3 @@ def test_a_decision_is_in_the_history_of_the_group_of_its_event(ada, wire):
     assert failure_groups.history(group, 10) == []
     [step] = failure_groups.history(another, 10)
     assert (step.what, step.by, step.text, step.events) == ("discarded", "ada", "x", 1)
-
-
-# -- in other words, and pictures
-
-
-def test_the_filters_survive_the_way(ada):
-    group = grouped(make())
-    filters = urlencode({"_changelist_filters": "state=all"})
-    response = ada.post(f"{url('write', group.pk)}?{filters}", fields(group, note="x"))
-    assert response.url == f"{url('change', group.pk)}?{filters}"
-    assert isinstance(group.pk, UUID)

@@ -171,17 +171,6 @@ FAIL = Replay.State.FAILED
 # -- freezing -----------------------------------------------------------------------------
 
 
-def test_batch_freezes_matching_events_oldest_first() -> None:
-    rows = [make(number) for number in (3, 1, 2)]
-    make(4, State.SUCCEEDED)
-    batch = freeze(title="all that is open")
-    make(5)
-    assert (batch.total, batch.pending, batch.state) == (3, 3, "draft")
-    found = batch_states.events(batch.pk).order_by("position").values_list("event_id", "version")
-    assert list(found) == [(rows[1].pk, 3), (rows[2].pk, 3), (rows[0].pk, 3)]
-    assert done(batch) == [("freeze", "ada")]
-
-
 def querysets() -> dict[str, tuple[Any, set[int]]]:
     """Return querysets of every shape, and the numbers of the events that they match."""
     rows = tables.rows()

@@ -6,13 +6,11 @@ import json
 from decimal import Decimal
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from django_amqp_events import event
 from django_amqp_events.archive import editing, eligibility, replay, states
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     AppendOnlyError,
@@ -26,7 +24,6 @@ from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
-    FailureGroup,
     GroupAction,
     Replay,
     ReplayBatch,
@@ -37,7 +34,7 @@ from django_amqp_events.models import (
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
 from tests import archive_rows
-from tests.archive_rows import NOW, Broker, again
+from tests.archive_rows import NOW, Broker, again, make_group
 from tests.conftest import ONE, Database
 
 BODY = b'[[], {"order_id":  7, "country": "XX"}, {}]'
@@ -201,21 +198,17 @@ def test_hints_that_are_enforced_validate_an_edit(settings: Any) -> None:
 
 @ONE
 def test_an_older_version_is_upcast_for_the_check(settings: Any) -> None:
-    before = declarations.snapshot()
-    try:
-        newer = event("shop.order.v2")(fixed)
+    newer = event("shop.order.v2")(fixed)
 
-        @newer.upcast_from("shop.order.paid")
-        def with_country(payload: dict[str, Any]) -> dict[str, Any]:
-            return {"order_id": payload["id"], "country": "DE"}
+    @newer.upcast_from("shop.order.paid")
+    def with_country(payload: dict[str, Any]) -> dict[str, Any]:
+        return {"order_id": payload["id"], "country": "DE"}
 
-        handlers = {"loose": {"EVENTS": ["shop.order.v2"], "HANDLER": f"{__name__}.fixed"}}
-        settings.AMQP_EVENTS = SETTINGS | {"HANDLERS": handlers, "EVENTS": {"shop.order.paid": {}}}
-        row = make(b'[[], {"id": 7}, {}]', name="shop.order.paid", handler="loose")
-        assert draft(row, {"id": 8}, "loose").notes == ()
-        assert "with_country failed" in problems(row, {"order_id": 8}, "loose")
-    finally:
-        declarations.restore(before)
+    handlers = {"loose": {"EVENTS": ["shop.order.v2"], "HANDLER": f"{__name__}.fixed"}}
+    settings.AMQP_EVENTS = SETTINGS | {"HANDLERS": handlers, "EVENTS": {"shop.order.paid": {}}}
+    row = make(b'[[], {"id": 7}, {}]', name="shop.order.paid", handler="loose")
+    assert draft(row, {"id": 8}, "loose").notes == ()
+    assert "with_country failed" in problems(row, {"order_id": 8}, "loose")
 
 
 @ONE
@@ -433,9 +426,7 @@ def test_forced_replay_keeps_the_edited_payload(
 def test_the_audit_log_is_added_to_and_never_changed() -> None:
     edit(make())
     batch = ReplayBatch.objects.create(service="billing", created_at=NOW)
-    group = FailureGroup.objects.create(
-        id=uuid4(), service="billing", first_seen=NOW, last_seen=NOW
-    )
+    group = make_group()
     ReplayBatchAction.objects.create(batch=batch, at=NOW, action="start", by="ada")
     GroupAction.objects.create(group=group, at=NOW, action="note", by="ada")
     for model in (Revision, ArchiveAction, ReplayBatchAction, GroupAction):
@@ -475,27 +466,6 @@ def test_the_audit_log_is_added_to_and_never_changed() -> None:
     group.delete()
     assert not ReplayBatchAction.objects.exists()
     assert not GroupAction.objects.exists()
-
-
-def test_revisions_go_with_their_event_when_it_is_old() -> None:
-    from django_amqp_events.archive import retention
-
-    row = make()
-    edit(row)
-    ArchivedEvent.objects.update(state=State.SUCCEEDED, state_since=NOW)
-    assert retention.prune({State.SUCCEEDED: 60.0}, service="billing").total == 1
-    assert not Revision.objects.exists()
-
-
-@ONE
-def test_a_replay_keeps_the_revision_that_it_has_published() -> None:
-    """If the revision were deleted, the original body would be published instead."""
-    from django.db.models import RestrictedError
-    from django.db.models.deletion import Collector
-
-    edit(make())
-    with pytest.raises(RestrictedError):
-        Collector(using=Revision.objects.get()._state.db or "").collect(Revision.objects.all())
 
 
 # -- what differs ---------------------------------------------------------------------------

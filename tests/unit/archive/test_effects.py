@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
@@ -24,9 +24,10 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, Revision, State
+from django_amqp_events.models import ArchiveAction, ArchivedEvent, Revision, State
 from django_amqp_events.publish import publisher
-from tests.archive_rows import NOW, Broker, again, make, seen
+from tests.archive_rows import NOW, Broker, again, make, replaying, seen
+from tests.doubles.receivers import connected
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 
@@ -67,26 +68,13 @@ def told() -> Iterator[list[Any]]:
     def hear(sender: object, *, event: Any, **_: Any) -> None:
         heard.append(event.id)
 
-    signals.event_replayed.connect(hear)
-    yield heard
-    signals.event_replayed.disconnect(hear)
+    with connected(hear, signals.event_replayed):
+        yield heard
 
 
 def overdue() -> ArchivedEvent:
     """An event whose first replay has no outcome."""
-    at = tables.clock() - timedelta(days=3)
-    row = make(state=State.REPLAYING, replays=1, at=at)
-    Replay.objects.create(
-        pk=uuid4(),
-        event=row,
-        number=1,
-        handler=row.handler,
-        requested_at=at,
-        published_at=at,
-        state=Replay.State.PUBLISHED,
-        publishes=1,
-    )
-    return row
+    return replaying(tables.clock() - timedelta(days=3))
 
 
 def press(way: str, row: ArchivedEvent, batch: UUID | None) -> None:

@@ -22,7 +22,6 @@ from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
     ArchivedFailure,
-    Replay,
     Revision,
     State,
 )
@@ -73,10 +72,7 @@ def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> Archi
         id=uuid4(), event=row, number=1, body=b'[[],{"card":"card-42"},{}]', by="ada", at=NOW,
         reason="wrong card",
     )  # fmt: skip
-    replay = Replay.objects.create(
-        id=uuid4(), event=row, number=1, revision=revision, handler="send_invoice",
-        state="failed", requested_at=NOW, requested_by="ada", publishes=1,
-    )  # fmt: skip
+    replay = archive_rows.add_replay(row, revision=revision, state="failed")
     for each in (None, replay):
         ArchivedFailure.objects.create(
             id=uuid4(), event=row, replay=each, reason="failed", failed_at=NOW, mirrored_at=NOW,

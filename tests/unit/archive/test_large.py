@@ -31,7 +31,6 @@ from django_amqp_events.models import (
     ArchivedFailure,
     FailureGroup,
     GroupCountChange,
-    InboxEntry,
     OutboxEvent,
     Replay,
     ReplayBatch,
@@ -40,8 +39,8 @@ from django_amqp_events.models import (
     Snapshot,
     State,
 )
-from django_amqp_events.publish import outbox_rows
 from django_amqp_events.reasons import Reason
+from tests.archive_rows import make_inbox, make_outbox
 
 from ..admin import admin_world as world
 from ..admin.admin_world import add_replay, client_of, document, make
@@ -79,16 +78,9 @@ def fill(number: int) -> None:
         ArchiveAction.objects.create(
             event=row, at=datetime.now(UTC), action="replay", by="ada", replay_id=replay.pk
         )
-        OutboxEvent.objects.create(
-            pk=outbox_rows.new_id(), service="billing", event_id=str(uuid4()),
-            name=f"shop.order.{n}", exchange="events", envelope="{}", body=b"x", size=1,
-            created_at=Now(), due_at=Now(),
-            attempts=n % 2, **({"discarded_at": Now()} if n % 3 == 0 else {}),
-        )  # fmt: skip
-        InboxEntry.objects.create(
-            pk=uuid4(), service="billing", handler="book", source="shop", event_id=str(uuid4()),
-            name="shop.order.created", handled_at=Now(),
-        )  # fmt: skip
+        discarded = {"discarded_at": Now()} if n % 3 == 0 else {}
+        make_outbox(due=0, name=f"shop.order.{n}", attempts=n % 2, **discarded)
+        make_inbox(str(uuid4()))
         Snapshot.objects.create(at=datetime.now(UTC), service="billing", seen=True, document="{}")
     opened = ArchivedEvent.objects.filter(event_id=OPENED, handler="book").first()
     opened = opened or make(handler="book", event_id=OPENED)

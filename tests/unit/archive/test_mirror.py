@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,6 @@ from django_amqp_events.archive import row_writer, states
 from django_amqp_events.archive.entries import read_entries
 from django_amqp_events.archive.mirror import MAX_ASIDE, Mirror
 from django_amqp_events.archive.row_writer import Counts
-from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
@@ -26,6 +24,7 @@ from django_amqp_events.models import (
     State,
 )
 from tests.integration.archiving import archived, outcome, received, store, store_items, taken
+from tests.unit.message.test_fuzz_messages import received as received_
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EARLIER, LATER = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
@@ -227,43 +226,6 @@ def test_first_connection_is_not_logged(monkeypatch):
 
 # -- anything --------------------------------------------------------------------------------------
 
-TEXT = st.text(st.characters(), max_size=20)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.datetimes().map(str),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=8,
-)
-KEYS = [
-    "reason", "detail", "handler", "queue", "event_name", "attempt", "replay_id", "exception",
-    "first_failed_at", "last_failed_at", "frames", "traceback", "history", "outcome", "at",
-]  # fmt: skip
-DOCUMENT = st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON))
-VALUE = JSON | st.binary(max_size=20) | DOCUMENT.map(json.dumps)
-HEADERS = st.fixed_dictionaries(
-    {},
-    optional={
-        **dict.fromkeys(
-            ("event-id", "id", "event-name", "event-service", "event-attempt", "event-handler",
-             "event-history", "event-published-at", "event-correlation-id", "event-replay-id",
-             "x-death", "compression", "other"),
-            VALUE,
-        ),
-        "event-archive": DOCUMENT.map(json.dumps) | VALUE,
-        "event-outcome": DOCUMENT.map(json.dumps) | VALUE,
-    },
-)  # fmt: skip
-MESSAGE = st.builds(
-    Received,
-    queue=st.just("billing:archive"),
-    exchange=TEXT,
-    routing_key=TEXT,
-    body=st.binary(max_size=30) | JSON.map(lambda value: json.dumps([[], value, {}]).encode()),
-    headers=HEADERS,
-    properties=st.dictionaries(st.sampled_from(["content_type", "content_encoding"]), VALUE),
-    redelivered=st.booleans(),
-    unreadable=st.just("") | TEXT,
-)
-
 
 @pytest.mark.django_db
 @settings(
@@ -271,7 +233,7 @@ MESSAGE = st.builds(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(messages=st.lists(MESSAGE, min_size=1, max_size=4))
+@given(messages=st.lists(received_, min_size=1, max_size=4))
 def test_any_messages_are_stored_and_counted(messages):
     counts = store(messages)
     assert counts.messages == len(messages)

@@ -29,6 +29,7 @@ from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, Replay, State
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
+from tests import archive_rows
 from tests.archive_rows import NOW, Answer, Broker, Clock, again, build, make, seen
 from tests.commands import run_command
 
@@ -175,13 +176,7 @@ def test_lost_race_is_reported(monkeypatch: pytest.MonkeyPatch, broker: Broker) 
 
 
 def replaying(minutes: float, **fields: Any) -> ArchivedEvent:
-    since = datetime.now(UTC) - timedelta(minutes=minutes)
-    row = make(state=State.REPLAYING, state_since=since, replays=1, **fields)
-    Replay.objects.create(
-        pk=uuid4(), event=row, number=1, handler=row.handler, state="published",
-        requested_at=since,
-    )  # fmt: skip
-    return row
+    return archive_rows.replaying(datetime.now(UTC) - timedelta(minutes=minutes), **fields)
 
 
 def test_force_replays_only_overdue_events(broker: Broker) -> None:

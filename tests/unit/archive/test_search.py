@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,7 +16,6 @@ from django_amqp_events.archive import (
     tables,
 )
 from django_amqp_events.archive.selection import SearchTerm, Selection
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue
 from django_amqp_events.publish import publisher
 from tests import archive_rows
@@ -50,12 +48,9 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def billing(archive_database: Database, settings: Any) -> Iterator[Any]:
-    before = declarations.snapshot()
-    declarations.restore(((), ()))
+def billing(archive_database: Database, settings: Any) -> Any:
     settings.AMQP_EVENTS = SETTINGS
-    yield settings
-    declarations.restore(before)
+    return settings
 
 
 def body_of(payload: Any) -> bytes:

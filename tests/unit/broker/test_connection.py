@@ -10,7 +10,6 @@ from celery import Celery
 
 from django_amqp_events.broker.connection import build_connection
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
-from django_amqp_events.exceptions import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -38,13 +37,6 @@ def test_a_connection_imports_no_other_library(
     app = Celery(set_as_current=False)
     app.conf.update(options)
     assert build_connection(app).transport.driver_name == "py-amqp"
-
-
-@pytest.mark.parametrize("url", ["memory://", "memory://x", "filesystem://"])
-def test_another_broker_is_refused(url: str) -> None:
-    app = Celery(set_as_current=False, broker=url)
-    with pytest.raises(ConfigurationError, match="events need RabbitMQ"):
-        build_connection(app)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from django_amqp_events.broker.topology import (
     GRAVEYARD_LIMIT,
     NO_LIMIT,
     POWER_DELAYS,
-    Names,
     Topology,
 )
 from django_amqp_events.declare import registry
@@ -34,7 +32,6 @@ def declaration(target: Any, name: str, *events: str, **options: Any) -> Handler
     return HandlerDeclaration(target=target, name=name, options={"events": events, **options})
 
 
-INVOICE = declaration(invoice, "billing.invoice", "shop.order.created", retry_backoff=30)
 MAIL = declaration(mail, "billing.mail", "shop.order.*", "shop.#", queue="mail", max_retries=0)
 
 
@@ -115,11 +112,3 @@ def test_everything_refers_to_something(service: str, names: list[str], backoff:
     infrastructure = {queue.name for queue in built.queues if queue.role != "handler"}
     assert all(":" in name for name in infrastructure)
     assert all(":" not in name for name in set(queues) - infrastructure)
-
-
-@pytest.mark.parametrize("prefix", ["", "eu-"])
-def test_names(prefix: str) -> None:
-    names = Names(prefix, "svc", f"{prefix}events")
-    assert names.return_ == f"{prefix}svc:return"
-    assert names.delay(8) == f"{prefix}svc:delay.8s"
-    assert names.handlers == f"{prefix}svc."

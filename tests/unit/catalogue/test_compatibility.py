@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import make_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Optional, Union
+from typing import Annotated, Any, Literal, NotRequired, Optional, Union
 from uuid import UUID
 
 import pytest
@@ -148,56 +148,20 @@ SCALARS = [
     *("not a hint", "list[", Literal["a", 1, True], Literal[b"x"]),
     *(Annotated[int, Field(gt=1)], Annotated[Decimal, Field(max_digits=5)]),
 ]
-NAMES = st.sampled_from(["a", "b", "kind", "items", "$ref", "$defs", "enum"])
-KEYS = st.sampled_from([str, int, bool, Color, Size, date, UUID, Literal["a"], Literal[1], Any])
 
 
-def _inner(hints: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    fields = st.dictionaries(NAMES.filter(str.isidentifier), hints, max_size=3)
-    made: list[st.SearchStrategy[Any]] = [
-        hints.map(lambda each: list[each]),  # type: ignore[valid-type]
-        hints.map(lambda each: typing.List[each]),  # type: ignore[valid-type]  # noqa: UP006
-        hints.map(lambda each: tuple[each, int]),  # type: ignore[valid-type]
-        hints.map(lambda each: tuple[each, ...]),  # type: ignore[valid-type]
-        hints.map(lambda each: Optional[each]),  # noqa: UP045
-        st.tuples(hints, hints).map(lambda two: Union[two]),  # noqa: UP007
-        st.tuples(KEYS, hints).map(lambda two: dict[two]),  # type: ignore[misc, valid-type]
-        st.tuples(KEYS, hints).map(lambda two: typing.Mapping[two]),  # type: ignore[misc, valid-type]
-        fields.map(lambda each: model(**each)),
-        fields.map(lambda each: model(extra="forbid", **each)),
-        fields.map(lambda each: make_dataclass("Data", [*each.items()])),
-        st.dictionaries(NAMES, hints, max_size=3).map(lambda each: typed_dict(**each)),
-        fields.map(lambda each: NamedTuple("Named", [*each.items()])),
-        hints.map(recursive),
-        hints.map(lambda each: tagged(model(kind=Literal["a"], value=each), Marker)),
-        hints.map(lambda each: Annotated[each, "metadata"]),
-    ]  # fmt: skip
-
-    def safely(make: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-        @st.composite
-        def drawn(draw: st.DrawFn) -> Any:
-            try:
-                return draw(make)
-            # No such hint in Python, or no such field in pydantic.
-            except (TypeError, ValueError, NameError, SyntaxError, PydanticUserError):
-                return int
-
-        return drawn()
-
-    return st.one_of([*map(safely, made)])
-
-
-HINTS = st.recursive(st.sampled_from(SCALARS + BARE), _inner, max_leaves=5)
-
-
-@given(hint=HINTS)
+@pytest.mark.parametrize("hint", [*SCALARS, *BARE], ids=repr)
 def test_a_document_has_no_changes_from_itself(hint: Any) -> None:
-    function = contract(hint)
-    assert of_contract(function, function) == []
-    document = service({EVENT: function})
-    assert json.loads(json.dumps(document)) == document
-    payload = document["events"][0]["payload"]
-    assert not list(dangling(payload, payload))
+    """Wherever a hint stands; one that pydantic does not know is described as it is written."""
+    for place in (lambda each: each, *PLACES.values()):
+        try:
+            function = contract(place(hint))
+        # No such hint in Python, or no such field in pydantic.
+        except (TypeError, NameError, SyntaxError, PydanticUserError):
+            continue
+        assert of_contract(function, function) == []
+        payload = service({EVENT: function})["events"][0]["payload"]
+        assert not list(dangling(payload, payload))
 
 
 # -- types ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -29,26 +29,17 @@ from django_amqp_events.archive import tables
 from django_amqp_events.checks import project as checks_project
 from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import build, get_registry
 from django_amqp_events.worker import bootstrap
 from tests.conftest import Database, on
 
 from .. import project
+from ..test_fuzz_settings import nested
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = project.__name__
 PREFIX = "django_amqp_events."
 Check = Callable[..., list[str]]
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """No declarations of other tests."""
-    before = declarations.snapshot()
-    declarations.restore(((), ()))
-    yield
-    declarations.restore(before)
 
 
 @pytest.fixture
@@ -609,21 +600,11 @@ def test_a_worker_starts_if_no_check_objects(
 
 # -- hostile ------------------------------------------------------------------------------
 
-anything = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.binary()
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
 
 @given(
     keys=st.dictionaries(
         st.sampled_from([key for key in sorted(conf.KEYS) if key != "CELERY_APP"]),
-        anything,
+        nested,
         max_size=5,
     ),
     celery=st.dictionaries(
@@ -634,7 +615,7 @@ anything = st.recursive(
                 *("task_time_limit", "worker_cancel_long_running_tasks_on_connection_loss"),
             ]
         ),
-        anything,
+        nested,
         max_size=4,
     ),
 )

@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from django_amqp_events.declare.patterns import (
-    is_pattern,
     pattern_matches,
     pattern_problem,
     patterns_overlap,
@@ -99,10 +98,3 @@ def test_bad_patterns(pattern: object, reason: str) -> None:
     problem = pattern_problem(pattern)
     assert problem is not None
     assert reason in problem
-
-
-def test_is_pattern() -> None:
-    assert is_pattern("shop.*")
-    assert is_pattern("#")
-    assert not is_pattern("shop.order")
-    assert not is_pattern("shop.a*b")

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from celery import Task
-from hypothesis import given
-from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf
@@ -219,12 +217,6 @@ def test_the_default_name_is_app_label_and_function() -> None:
     assert set(clean(declaration(name=""))) == {"tests.invoice"}
 
 
-def test_the_prefix_is_in_front() -> None:
-    handlers = clean(declaration(queue="mail"), PREFIX="eu-")
-    assert handlers["billing.invoice"].queue == "eu-billing.mail"
-    assert handlers["billing.invoice"].key == "eu-billing.billing.invoice"
-
-
 def test_several_handlers_of_one_event_and_of_one_queue() -> None:
     found = put_together(
         declaration(queue="all"),
@@ -248,25 +240,6 @@ def test_several_handlers_of_one_event_and_of_one_queue() -> None:
     assert name_of("billing.billing.other", "shop.order.created") == "billing.other"
     assert name_of("billing.all", "shop.order.lost") is None
     assert name_of("billing.none", "shop.order.created") is None
-
-
-@pytest.mark.parametrize(
-    ("patterns", "overlap"),
-    [
-        (("shop.order.created",), True),
-        (("shop.*.created",), True),
-        (("#",), True),
-        (("shop.order.paid", "#.created"), True),
-        (("shop.order.paid",), False),
-        (("shop.*",), False),
-    ],
-)
-def test_an_overlap_on_one_queue(patterns: tuple[str, ...], overlap: bool) -> None:
-    pair = (
-        declaration(queue="all"),
-        declaration(mail, "billing.mail", queue="all", events=patterns),
-    )
-    assert codes(*pair) == (["E010"] if overlap else [])
 
 
 def test_an_event_may_be_given_as_the_object() -> None:
@@ -433,64 +406,20 @@ def test_forbidden_event_names(name: str) -> None:
     assert codes(events=(EventDeclaration(name=name, contract=contract),)) == ["E006"]
 
 
-# -- hostile ------------------------------------------------------------------------------
-
-anything = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.binary()
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=2)
-    ),
-    max_leaves=5,
-)
-
-
-@given(
-    options=st.dictionaries(
-        st.sampled_from([*known_options.HANDLER_OPTIONS, "x"]), anything, max_size=6
-    ),
-    defaults=st.dictionaries(
-        st.sampled_from([name.upper() for name in known_options.DEFAULT_OPTIONS]),
-        anything,
-        max_size=4,
-    ),
-    name=st.text(max_size=8),
-)
-def test_building_never_raises(
-    options: dict[str, Any], defaults: dict[str, Any], name: str
-) -> None:
-    settings, _ = conf.parse(
-        {
-            "SERVICE": "billing",
-            "DEFAULTS": defaults,
-            "EVENTS": {name: {"CONTRACT": options.get("handler")}},
-            "HANDLERS": {name: {key.upper(): value for key, value in options.items()}},
-        }
-    )
-    found = build(settings, (), [HandlerDeclaration(target=mail, name="x.y", options=options)])
-    assert all(problem.message and problem.hint for problem in found.problems)
-
-
 # -- the process's registry ---------------------------------------------------------------
 
 
 def test_the_registry_of_the_process(settings: DjangoSettings) -> None:
-    before = declarations.snapshot()
-    try:
-        settings.AMQP_EVENTS = {"SERVICE": "billing"}
-        declarations.restore(((), ()))
-        assert dict(registry.get_registry().handlers) == {}
-        declarations.add_event(EventDeclaration(name="a.b", contract=contract))
-        declarations.add_handler(declaration())
-        found = registry.get_registry()
-        assert set(found.events) == {"a.b"}
-        assert found.handlers["billing.invoice"].queue == "billing.billing.invoice"
-        assert registry.get_registry() is found
-        settings.AMQP_EVENTS = {"SERVICE": "other"}
-        assert registry.get_registry().handlers["billing.invoice"].queue == "other.billing.invoice"
-        declarations.add_handler(declaration(mail, "billing.mail", max_retries=-1))
-        with pytest.raises(ConfigurationError, match="max_retries"):
-            registry.get_registry()
-    finally:
-        declarations.restore(before)
+    settings.AMQP_EVENTS = {"SERVICE": "billing"}
+    assert dict(registry.get_registry().handlers) == {}
+    declarations.add_event(EventDeclaration(name="a.b", contract=contract))
+    declarations.add_handler(declaration())
+    found = registry.get_registry()
+    assert set(found.events) == {"a.b"}
+    assert found.handlers["billing.invoice"].queue == "billing.billing.invoice"
+    assert registry.get_registry() is found
+    settings.AMQP_EVENTS = {"SERVICE": "other"}
+    assert registry.get_registry().handlers["billing.invoice"].queue == "other.billing.invoice"
+    declarations.add_handler(declaration(mail, "billing.mail", max_retries=-1))
+    with pytest.raises(ConfigurationError, match="max_retries"):
+        registry.get_registry()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,6 @@ from django_amqp_events.worker.binding import upcast
 from django_amqp_events.worker.verdict import ContractViolated
 
 V1, V2, V3 = (f"shop.order.created{suffix}" for suffix in ("", ".v2", ".v3"))
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    before = declarations.snapshot()
-    declarations.restore(((), ()))
-    yield
-    declarations.restore(before)
 
 
 def handle(**payload: Any) -> None: ...

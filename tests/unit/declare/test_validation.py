@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import json
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,9 +21,6 @@ from uuid import UUID
 import pydantic
 import pytest
 from celery import Celery, Task
-from django.core.serializers.json import DjangoJSONEncoder
-from django.utils.functional import Promise
-from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
@@ -39,6 +35,7 @@ from django_amqp_events.message.encoding import encode_payload
 from django_amqp_events.worker import bootstrap
 from django_amqp_events.worker.binding import bind
 from django_amqp_events.worker.verdict import ContractViolated
+from tests.commands import run_python
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
@@ -155,27 +152,6 @@ def test_values_go_to_json_and_back(hint: Any, value: Any) -> None:
     _, received = both_ways(hint, value)
     assert received == value
     assert type(received) is type(value)
-
-
-PLAIN = [
-    1, 2.5, True, None, "ä", Decimal("9.90"), NOON, NOON.replace(microsecond=123_456),
-    NOON.replace(tzinfo=None), date(2026, 3, 1), time(12, 30, 0, 123_456), timedelta(1, 2, 3), ID,
-    [1, Decimal(2)], {"a": {"b": [ID]}},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
-@pytest.mark.parametrize("hinted", [True, False])
-def test_plain_values_are_on_the_wire_as_without_validation(value: Any, hinted: bool) -> None:
-    """Handlers without VALIDATE, and celery-amqp-events, read the same."""
-
-    def contract(value: Any) -> None: ...
-
-    if hinted:
-        contract.__annotations__["value"] = type(value)
-    without = bind_contract("a.b", contract, {"value": value})
-    validated = bind_contract("a.b", contract, {"value": value}, validate=True)
-    assert encode_payload("a.b", validated) == encode_payload("a.b", without)
 
 
 def test_a_handler_gets_the_type_of_what_is_published_as_it_is() -> None:
@@ -463,45 +439,7 @@ def test_every_kind_of_handler_has_hints(target: Any, options: dict[str, Any]) -
         bind(handler, (), {"at": "tomorrow"})
 
 
-def test_a_validator_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-
-    real = pydantic.TypeAdapter
-
-    def counted(hints: Any) -> Any:
-        made.append(hints)
-        return real(hints)
-
-    monkeypatch.setattr(pydantic, "TypeAdapter", counted)
-
-    def order(order_id: int) -> None: ...
-
-    for number in range(5):
-        bind_contract("a.b", order, {"order_id": number}, validate=True)
-        bind(handler_of(order), (), {"order_id": number})
-    assert len(made) == 2
-
-
-def hidden(at: Missing, more: int = 0) -> Missing:
-    """The name of the hint exists for type checkers only."""
-
-
 def no_schema(value: inspect.Signature) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("target", "text"),
-    [
-        (hidden, "name 'Missing' is not defined"),
-        (no_schema, "inspect.Signature"),
-    ],
-)
-def test_hints_that_cannot_be_enforced_are_an_error(target: Any, text: str) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be enforced") as error:
-        bind_contract("a.b", target, {}, {}, validate=True)
-    assert text in str(error.value)
-    assert f"{__name__}.{target.__name__}" in str(error.value)
-    assert "remove VALIDATE" in str(error.value)
 
 
 MODULE = """
@@ -565,15 +503,6 @@ def test_what_an_upcaster_made_may_have_python_values() -> None:
         bind(handler_of(handler), (), {"total": 1, "line": object()})
 
 
-def test_translated_text_is_written_as_by_django() -> None:
-    def contract(free: Any, note) -> None: ...
-
-    lazy = gettext_lazy("Yes")
-    assert isinstance(lazy, Promise)
-    full = bind_contract("a.b", contract, {"free": lazy, "note": lazy}, validate=True)
-    assert json.loads(DjangoJSONEncoder().encode(full)) == {"free": "Yes", "note": "Yes"}
-
-
 PROGRAM = """
 import sys
 from django.conf import settings
@@ -596,14 +525,7 @@ print("pydantic" in sys.modules)
 """
 
 
-def run(validate: bool) -> str:
-    program = PROGRAM.format(validate=validate)
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    return ended.stdout if ended.returncode == 0 else ended.stderr.splitlines()[-1]
-
-
 def test_pydantic_is_imported_for_validation_only() -> None:
-    assert run(validate=False) == "handled 5\nFalse\n"
-    assert run(validate=True) == "handled 5\nTrue\n"
+    for validate in (False, True):
+        program = PROGRAM.format(validate=validate)
+        assert run_python(program).stdout == f"handled 5\n{validate}\n"

@@ -96,19 +96,6 @@ def test_types_refuse(kind: Callable[[str], object], text: str) -> None:
         kind(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("events_status", "--workers"),
-        ("events_worker", "--hang-after"),
-    ],
-)
-@pytest.mark.parametrize("number", ["nan", "inf", "-1"])
-def test_seconds_are_a_number(name: str, option: str, number: str) -> None:
-    code, _, err = run_command(name, f"{option}={number}")
-    assert (code, f"{number} is not a number" in err) == (2, True), err
-
-
 def test_wrong_arguments_exit_with_2() -> None:
     code, _, err = run_command("events_mirror", "--batch-size", "0")
     assert (code, "0 is not a number from 1 to 10000" in err) == (2, True)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_amqp_events.declare.declarations import declarations
 from tests.commands import run_command
 
 HERE = __name__
@@ -55,11 +54,8 @@ def book(order_id: int, **more: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def service() -> Iterator[None]:
-    before = declarations.snapshot()
-    declarations.restore(((), ()))
     with override_settings(AMQP_EVENTS=EVENTS):
         yield
-    declarations.restore(before)
 
 
 @pytest.fixture

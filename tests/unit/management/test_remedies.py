@@ -27,9 +27,10 @@ MENTIONED = {"events_replay --background", "events_replay --group", "events_repl
 
 
 def in_code() -> list[str]:
-    """Return the commands with arguments that texts and templates have in backquotes."""
+    """Return the commands with arguments that texts, templates and runbooks have in backquotes."""
     found = []
-    for path in [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html")]:
+    runbooks = ROOT / "docs" / "runbooks.md"
+    for path in [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), runbooks]:
         text = re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8"))
         found += re.findall(r"`(?:manage\.py )?(events_[a-z]+ [^`]+)`", text)
     return sorted(set(found) - MENTIONED)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import celery
 import pytest
 from asgiref.sync import sync_to_async
-from celery import current_app
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection, transaction
 
@@ -35,6 +32,7 @@ from django_amqp_events.memory.backend import EndlessEventsError
 from django_amqp_events.publish import publisher
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
+from tests.doubles.receivers import connected
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = Options(mode="immediate")
@@ -117,40 +115,6 @@ def test_handlers_that_publish_without_end_are_found_out(broker: MemoryBackend) 
         broker.run(limit=50)
 
 
-def test_no_socket_is_opened_and_no_result_is_stored(
-    broker: MemoryBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = []
-
-    def connect(self: Any, address: Any) -> None:
-        opened.append(address)
-        raise AssertionError
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    app = current_app._get_current_object()
-    stored: list[Any] = []
-    for name in ("store_result", "process_cleanup"):
-        monkeypatch.setattr(
-            type(app.backend), name, lambda *args, **kwargs: stored.append((args, kwargs))
-        )
-    monkeypatch.setitem(app.conf, "task_store_eager_result", True)
-
-    @handler("a.b", name="t.good", ignore_result=False)
-    def good() -> int:
-        return 1
-
-    @handler("a.b", name="t.bad", max_retries=1, ignore_result=False)
-    def bad() -> None:
-        raise ValueError
-
-    publish_event("a.b", {})
-    assert broker.advance(5) == 3
-    assert len(broker.archived) == 1
-    assert opened == []
-    if celery.VERSION >= (5, 6):  # before, it stores failures
-        assert stored == []
-
-
 def test_signals_are_sent_as_by_a_worker(broker: MemoryBackend) -> None:
     seen: list[tuple[str, Any]] = []
 
@@ -164,14 +128,12 @@ def test_signals_are_sent_as_by_a_worker(broker: MemoryBackend) -> None:
     def x() -> None:
         raise ValueError("no")
 
-    signals.event_retried.connect(on_retry)
-    signals.event_archived.connect(on_archive)
-    try:
+    with (
+        connected(on_retry, signals.event_retried),
+        connected(on_archive, signals.event_archived),
+    ):
         publish_event("a.b", {})
         broker.advance(1)
-    finally:
-        signals.event_retried.disconnect(on_retry)
-        signals.event_archived.disconnect(on_archive)
     assert seen == [("t.x", 1.0), ("t.x", ("exhausted", "ValueError: no"))]
 
 
@@ -188,11 +150,8 @@ def test_a_receiver_that_ends_the_process_runs_no_event_again(broker: MemoryBack
         raise SystemExit(3)
 
     publish_event("a.b", {})
-    signals.event_archived.connect(leave)
-    try:
+    with connected(leave, signals.event_archived):
         broker.run()
-    finally:
-        signals.event_archived.disconnect(leave)
     broker.run()
     assert (len(runs), len(broker.archived)) == (1, 1)
 

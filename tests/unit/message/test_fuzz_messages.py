@@ -377,9 +377,9 @@ def written_headers(delivery: Received) -> bytes:
 
 
 @fuzz
-@given(received, st.booleans(), st.integers(1, 2**31 - 1), st.one_of(st.none(), st.uuids()))
+@given(received, *[st.booleans()] * 2, st.integers(1, 2**31 - 1), st.uuids() | st.none())
 def test_retry_and_replay_round_trip(
-    delivery: Received, trusted: bool, attempt: int, replay_id: UUID | None
+    delivery: Received, trusted: bool, forced: bool, attempt: int, replay_id: UUID | None
 ) -> None:
     event, progress = identified(delivery, trusted=trusted)
     if event is None:
@@ -399,7 +399,7 @@ def test_retry_and_replay_round_trip(
         )
 
     def replay(of: Received, event: ReceivedEvent) -> Message:
-        return encoding.replay_message(of, event, **common, replay_id=str(replay_id), forced=False)
+        return encoding.replay_message(of, event, **common, replay_id=str(replay_id), forced=forced)
 
     for build in (retry, replay):
         copy = check(build(delivery, event))
@@ -416,6 +416,12 @@ def test_retry_and_replay_round_trip(
         assert copy.body == delivery.body
         again = check(build(copy, back))
         assert written_headers(again) == written_headers(copy)
+        if build is replay:
+            assert back.replay_forced is forced
+            retried, _ = decoding.identify(check(retry(copy, back)), trusted=True)
+            assert retried.replay_forced is (forced and replay_id is not None)
+            # A publisher may write what it likes.
+            assert not decoding.identify(copy, trusted=False)[0].replay_forced
 
 
 @fuzz

@@ -22,16 +22,17 @@ from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
-    OutboxEvent,
     Snapshot,
 )
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
 from django_amqp_events.publish.outbox import OutboxStatus
 from django_amqp_events.reasons import Reason
+from tests.archive_rows import make_group, make_outbox
 from tests.celery_app import app as celery_app
 from tests.commands import run_command
 from tests.conftest import ONE, Database, routed_by
+from tests.doubles.receivers import connected
 
 from ..admin.admin_world import make
 
@@ -67,11 +68,8 @@ def heard() -> Any:
         name = "raised" if signal is signals.alert_raised else "ended"
         found.append({"name": name, **said})
 
-    signals.alert_raised.connect(hear)
-    signals.alert_ended.connect(hear)
-    yield found
-    signals.alert_raised.disconnect(hear)
-    signals.alert_ended.disconnect(hear)
+    with connected(hear, signals.alert_raised, signals.alert_ended):
+        yield found
 
 
 def names(heard: Any) -> list[tuple[str, str, str]]:
@@ -258,10 +256,7 @@ def test_alerts_about_what_is_gone_end(heard: Any, settings: Any) -> None:
 def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
     """After a night without a mirror, and with a worker whose clock is wrong."""
     for hours in (-2, 8, 9_000):
-        group = FailureGroup.objects.create(
-            pk=uuid4(), service="billing", exception="TaxError", open=1,
-            first_seen=NOW - timedelta(hours=hours), last_seen=NOW,
-        )  # fmt: skip
+        group = make_group(first_seen=NOW - timedelta(hours=hours))
         make(group=group, mirrored_at=NOW - timedelta(minutes=1))
     settings = read()
     alerts.update_alerts(alerts.evaluate_groups(settings, NOW), now=NOW, settings=settings)
@@ -272,10 +267,7 @@ def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
 def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     def group(age: float, **more: Any) -> FailureGroup:
         seen = NOW - timedelta(hours=age)
-        found: FailureGroup = FailureGroup.objects.create(
-            pk=uuid4(), handler="send_invoice", exception="TaxError",
-            **{"service": "billing", "first_seen": seen, "last_seen": NOW, "open": 1, **more},
-        )  # fmt: skip
+        found = make_group(**{"first_seen": seen, **more})
         make(group=found, mirrored_at=seen)
         return found
 
@@ -366,10 +358,7 @@ def test_an_alert_of_a_newer_version_is_shown(heard: Any) -> None:
 def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     """The count is current; a condition that returned between two checks is sent again."""
     seen = NOW - timedelta(minutes=5)
-    group = FailureGroup.objects.create(
-        pk=uuid4(), service="billing", handler="send_invoice",
-        exception="shop.TaxError", first_seen=seen, last_seen=seen, open=2,
-    )  # fmt: skip
+    group = make_group(exception="shop.TaxError", first_seen=seen, last_seen=seen, open=2)
 
     def look(now: datetime, **changed: Any) -> list[tuple[str, str]]:
         FailureGroup.objects.filter(pk=group.pk).update(**changed)
@@ -419,18 +408,12 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
         return {kind for (kind, _key), problem in problems.items() if problem is not None}
 
     def fill(service: str, at: datetime) -> None:
-        group = FailureGroup.objects.create(
-            pk=uuid4(), service=service, handler="send", exception="Error",
-            reason="failed", frame="f", first_seen=at, last_seen=at, open=3,
-        )  # fmt: skip
+        group = make_group(service=service, first_seen=at, last_seen=at, open=3)
         for _ in range(3):
             make(
                 service=service, group=group, first_failed_at=at, last_failed_at=at, mirrored_at=at
             )
-        OutboxEvent.objects.create(
-            id=uuid4(), service=service, event_id=str(uuid4()), name="shop.order.created",
-            exchange="events", envelope="{}", body=b"{}", size=2, created_at=at, due_at=at,
-        )  # fmt: skip
+        make_outbox(service=service, created_at=at, due_at=at)
 
     fill("shop", NOW - timedelta(seconds=2))
     fill("shop", late)
@@ -482,11 +465,8 @@ def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> No
         raise OSError("no mail today")
 
     monkeypatch.setattr(EmailBackend, "send_messages", fail)
-    signals.alert_raised.connect(fail)
-    try:
+    with connected(fail, signals.alert_raised):
         assert alerts.update_alert("abyss", "p", "x", now=NOW, settings=read())
-    finally:
-        signals.alert_raised.disconnect(fail)
     assert "no mail today" in caplog.text
     caplog.clear()
     with override_settings(ADMINS=ADMINS):
@@ -530,23 +510,9 @@ def test_missing_snapshots_raise_an_alert(heard: Any, settings: Any) -> None:
 
 @ONE
 @DATABASES
-def test_command_lists_active_alerts(settings: Any) -> None:
-    settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}
-    alerts.update_alert("abyss", "billing:abyss", "look at the logs", now=NOW)
-    code, out = command()
-    assert code == 1
-    assert "2026-03-01 12:00:00 UTC  Messages in the abyss: billing:abyss" in out
-    assert "look at the logs" in out
-
-
-@ONE
-@DATABASES
 def test_a_replay_that_fails_in_another_way_is_a_new_failure(heard: Any) -> None:
     """The event was mirrored long ago, and moves into a group that did not exist."""
-    group = FailureGroup.objects.create(
-        pk=uuid4(), service="billing", exception="NewBug", open=1,
-        first_seen=NOW, last_seen=NOW,
-    )  # fmt: skip
+    group = make_group()
     row = make(group=group, mirrored_at=NOW - timedelta(days=2), state_since=NOW, replays=1)
     ArchivedFailure.objects.create(pk=uuid4(), event=row, failed_at=NOW, mirrored_at=NOW)
     settings = read()

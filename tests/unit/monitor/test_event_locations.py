@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -12,12 +11,9 @@ from django_amqp_events import conf
 from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.databases import Now
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.models import (
     ArchivedEvent,
-    InboxEntry,
-    OutboxEvent,
     Replay,
     State,
     clean,
@@ -25,7 +21,8 @@ from django_amqp_events.models import (
 from django_amqp_events.monitor import event_locations
 from django_amqp_events.monitor.event_locations import Locations, locate
 from tests import archive_rows
-from tests.archive_rows import NOW
+from tests.archive_rows import NOW, add_replay, make_inbox, make_outbox
+from tests.commands import run_command
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,6 +30,7 @@ HANDLER = "tests.integration.handlers.handle"
 PAID = "shop.order.paid"
 SETTINGS: dict[str, Any] = {
     "SERVICE": "billing",
+    "CELERY_APP": "tests.celery_app.app",
     "AUTODISCOVER": [],
     "EVENTS": {PAID: {"SEARCH": ["order_id"]}},
     "HANDLERS": {
@@ -64,34 +62,12 @@ def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> Archi
     return row
 
 
-def make_outbox(event_id: str = "order-1", name: str = PAID, **fields: Any) -> OutboxEvent:
-    return OutboxEvent.objects.create(
-        id=uuid4(), service="billing", event_id=event_id, name=name, exchange="events",
-        envelope="{}", body=b"", size=0, created_at=Now(), due_at=Now() - timedelta(hours=1),
-        **fields,
-    )  # fmt: skip
-
-
-def make_inbox(event_id: str = "order-1", handler: str = "book") -> InboxEntry:
-    return InboxEntry.objects.create(
-        id=uuid4(), service="billing", handler=handler, source="shop", event_id=event_id,
-        name=PAID, handled_at=NOW,
-    )  # fmt: skip
-
-
-def make_replay(row: ArchivedEvent, outcome: str) -> Replay:
-    return Replay.objects.create(
-        id=uuid4(), event=row, number=row.replays, handler=row.handler, state=outcome,
-        requested_at=NOW,
-    )  # fmt: skip
-
-
 def test_rows_of_every_table_are_found_by_every_id() -> None:
-    make_outbox()
-    make_inbox()
+    make_outbox(event_id="order-1", name=PAID, due=-3600)
+    make_inbox("order-1", name=PAID)
     row = make(1, State.REPLAYING, replays=1)
     other = make(1, State.ARCHIVED, handler="ship")
-    replay = make_replay(row, Replay.State.PUBLISHED)
+    replay = add_replay(row, state=Replay.State.PUBLISHED)
     batch_states.freeze(Selection(handlers=["ship"]).queryset(), by="ada")
     expected = {
         ("outbox", "", "overdue"),
@@ -108,9 +84,9 @@ def test_rows_of_every_table_are_found_by_every_id() -> None:
 
 
 def test_a_row_says_what_to_do_next() -> None:
-    make_outbox()
+    make_outbox(event_id="order-1", name=PAID, due=-3600)
     row = make(1, replays=1, unconfirmed=True)
-    make_replay(row, Replay.State.UNCONFIRMED)
+    add_replay(row, state=Replay.State.UNCONFIRMED)
     make(1, handler="gone")
     make(1, service="shipping", handler="pack")
     make(1, State.REPLAYING, handler="ship")
@@ -126,7 +102,7 @@ def test_a_row_says_what_to_do_next() -> None:
 
 def test_handlers_and_the_queues_that_may_have_the_event() -> None:
     make(1, handler="send_bill")
-    make_inbox()
+    make_inbox("order-1", name=PAID)
     found = find("order-1")
     [event] = found.events
     assert {each.handler: each.waiting for each in event.destinations} == {
@@ -137,7 +113,7 @@ def test_handlers_and_the_queues_that_may_have_the_event() -> None:
     names = {queue.name for queue in found.queues}
     assert {"billing.ship", "billing:delay.1s", "billing:archive", "billing:abyss"} <= names
     assert not {"billing.send_invoice", "billing.book", "billing.refund"} & names
-    make_inbox(handler="ship")
+    make_inbox("order-1", "ship", name=PAID)
     assert find("order-1").queues == ()
 
 
@@ -145,6 +121,15 @@ def test_an_event_without_a_row_may_be_in_any_queue() -> None:
     found = find("order-99")
     assert found.events == ()
     assert "billing.refund" in {queue.name for queue in found.queues}
+
+
+@pytest.mark.parametrize("superseded", [True, False])
+def test_an_event_that_a_newer_one_has_superseded(superseded: bool) -> None:
+    make_inbox("order-1", superseded=superseded)
+    code, out, _ = run_command("events_find", "order-1")
+    assert code == 0
+    state = "superseded by a newer event" if superseded else "handled"
+    assert f"inbox    billing book, {state} 20" in out
 
 
 def test_a_name_and_an_id_are_one_event() -> None:
@@ -168,7 +153,7 @@ def test_queues_without_a_message_are_left_out() -> None:
 
 
 def test_only_the_tables_that_may_be_read_are_read() -> None:
-    make_outbox()
+    make_outbox(event_id="order-1", name=PAID, due=-3600)
     row = make(1)
     make(1, handler="ship")
     assert kinds(find("order-1", kinds=["outbox"])) == [("outbox", "", "overdue")]

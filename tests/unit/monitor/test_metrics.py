@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +12,12 @@ import pytest
 from django.core.management import CommandError
 from django.db import OperationalError
 
+from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.management.commands import events_companion
 from django_amqp_events.management.commands.events_worker import Command
 from django_amqp_events.models import Snapshot
 from django_amqp_events.monitor import metrics, snapshots
+from tests.commands import run_python
 
 
 def test_without_a_database_the_counters_remain(
@@ -91,13 +91,7 @@ if __name__ == "__main__":
 
 def test_a_pool_process_continues_the_files_of_the_one_before(tmp_path: Path) -> None:
     """With worker_max_tasks_per_child, each process left two files until the worker ended."""
-    ended = subprocess.run(
-        [sys.executable, "-c", COUNTING],
-        env={**os.environ, metrics.FOLDER: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ended = run_python(COUNTING, **{metrics.FOLDER: str(tmp_path)})
     processes, files = map(int, ended.stdout.splitlines()[0].split())
     assert processes == 12
     assert files <= 2 * 3, "of two pool processes and of the main process"
@@ -132,21 +126,12 @@ print(generate_latest(registry).decode())
 
 def test_metrics_of_a_project_keep_their_files(tmp_path: Path) -> None:
     """Two classes of values wrote one file, which could not be read then."""
-    ended = subprocess.run(
-        [sys.executable, "-c", FORKED],
-        env={**os.environ, metrics.FOLDER: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ended = run_python(FORKED, **{metrics.FOLDER: str(tmp_path)})
     assert "shop_visits_total 3.0" in ended.stdout
     assert 'amqp_events_published_total{event="a long name"} 1.0' in ended.stdout
 
 
 def test_only_superseded_events_are_counted_as_such() -> None:
-    from django_amqp_events.context import ReceivedEvent
-    from django_amqp_events.monitor import metrics
-
     event = ReceivedEvent(id="1", name="a.b", service="shop")
     counter = metrics.SUPERSEDED.labels("", "superseding.handler")
     for superseded, total in ((False, 0), (True, 1)):

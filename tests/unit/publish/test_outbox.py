@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -41,6 +39,8 @@ from django_amqp_events.publish.relay import NO_OUTBOX_SECONDS, Relay
 from django_amqp_events.signals import event_postponed, event_published
 from django_amqp_events.testing import override_events
 from tests.celery_app import app
+from tests.commands import run_python
+from tests.doubles.receivers import connected
 
 NAME = "shop.order.created"
 MESSAGE = Message(exchange="events", routing_key=NAME, body=b"", headers={}, properties={})
@@ -113,12 +113,11 @@ def test_an_event_whose_row_is_not_deleted_yet_is_announced(
     commit.answers.set_result(answers)
     publisher = DirectPublisher(app, Settings(service="shop"))
     monkeypatch.setattr(publisher, "_enqueue", lambda _: "")
-    event_published.connect(published)
-    try:
-        with suppress(SoftTimeLimitExceeded, KeyboardInterrupt):
-            publisher.deliver(commit)
-    finally:
-        event_published.disconnect(published)
+    with (
+        connected(published, event_published),
+        suppress(SoftTimeLimitExceeded, KeyboardInterrupt),
+    ):
+        publisher.deliver(commit)
     assert seen == ["a"]
     assert [found[:2] for found in publisher._unrecorded] == [("default", answers)]
 
@@ -145,13 +144,8 @@ def test_receivers_run_when_all_answers_are_recorded(monkeypatch: pytest.MonkeyP
         commit = CommittedRows(rows=[row], alias=alias, began=began)
         commit.answers.cancel()
         commits.append(commit)
-    event_published.connect(published)
-    event_postponed.connect(published)
-    try:
+    with connected(published, event_published, event_postponed):
         publisher._publish(commits)
-    finally:
-        event_published.disconnect(published)
-        event_postponed.disconnect(published)
     receivers = [f"receiver of {alias}" for alias in ("a", "b", "c")]
     assert done == ["publish", "a", "b", "c", *receivers]
 
@@ -193,9 +187,7 @@ def publishing(broker: str = "amqp://nobody@127.0.0.1:1//", **given: Any) -> str
         "except AmqpEventsError as exc:\n"
         "    print(type(exc).__name__, exc)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python(program)
     return done.stdout + done.stderr
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, date, datetime
-from decimal import Decimal
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import pytest
 from celery import Celery
@@ -42,8 +36,9 @@ from django_amqp_events.publish import publisher
 from django_amqp_events.publish.pending import Backend
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import event_published, event_unrouted
+from tests.commands import run_python
+from tests.doubles.receivers import connected
 
-EXAMPLES = Path(__file__).parents[2] / "messages"
 NAME = "shop.order.created"
 
 
@@ -96,24 +91,6 @@ def outcomes(configure: Configure) -> Iterator[Outcomes]:
         yield outcomes
 
 
-def test_the_message_is_the_frozen_one(outcomes: Outcomes):
-    example = json.loads((EXAMPLES / "event.json").read_text())
-    payload = {
-        "order_id": 7,
-        "total": Decimal("19.90"),
-        "day": date(2026, 3, 1),
-        "customer": UUID("5f0b1c52-2b3c-4a58-8d0a-1a2b3c4d5e6f"),
-        "note": "Grüße, 你好",
-    }
-    publish_event(NAME, payload, options=Options(event_id=example["headers"]["id"]))
-    (message,) = outcomes.messages
-    assert message.exchange == example["exchange"]
-    assert message.routing_key == example["routing_key"]
-    assert message.body.decode() == example["body"]
-    assert dict(message.headers) == example["headers"]
-    assert dict(message.properties) == example["properties"]
-
-
 @pytest.mark.parametrize(
     "name",
     ["", "shop.*", "#", "*", ".", "a..b", "a b", 7, None, ["a"], "x" * 300, "a\nb", "a\ud800"],
@@ -131,13 +108,6 @@ def test_payloads_that_are_none(outcomes: Outcomes, payload: Any):
     for publish in (publish_event, lambda name, wrong: publish_many(name, [{}, wrong])):
         with pytest.raises(InvalidEventError):
             publish(NAME, payload)
-    assert not outcomes.messages
-
-
-@pytest.mark.parametrize("header", ["event-id", "event-anything", "task", "x-death", "CC", ""])
-def test_headers_of_others(outcomes: Outcomes, header: str):
-    with pytest.raises(InvalidEventError, match="header"):
-        publish_event(NAME, {}, options=Options(headers={header: "x"}))
     assert not outcomes.messages
 
 
@@ -183,32 +153,6 @@ def test_the_first_error_is_raised_and_names_the_others(
     assert "3 of 5" in caplog.text
 
 
-@pytest.mark.parametrize(("policy", "raises"), [("warn", False), ("raise", True)])
-def test_unrouted(
-    outcomes: Outcomes,
-    configure: Configure,
-    caplog: pytest.LogCaptureFixture,
-    policy: str,
-    raises: bool,
-):
-    configure(UNROUTED=policy)
-    outcomes.errors = [UnroutableError, None]
-    if raises:
-        with pytest.raises(UnroutableError) as caught:
-            publish_many(NAME, [{}, {}])
-        assert set(caught.value.errors) == {outcomes.messages[0].event_id}
-    else:
-        publish_many(NAME, [{}, {}])
-    assert outcomes.mandatory == [True]
-    assert [r.levelno for r in caplog.records] == [logging.ERROR if raises else logging.WARNING]
-
-
-def test_unrouted_ignored_is_not_asked_for(outcomes: Outcomes, configure: Configure):
-    configure(UNROUTED="ignore")
-    publish_event(NAME, {})
-    assert outcomes.mandatory == [False]
-
-
 def test_signals_report_results(outcomes: Outcomes):
     seen: list[tuple[str, str, Any]] = []
 
@@ -218,15 +162,13 @@ def test_signals_report_results(outcomes: Outcomes):
     def unrouted(sender: Any, event_id: str, name: str, **_: Any) -> None:
         seen.append(("unrouted", event_id, sender))
 
-    event_published.connect(published)
-    event_unrouted.connect(unrouted)
-    try:
-        outcomes.errors = [None, UnroutableError, PublishNackedError]
-        with pytest.raises(PublishNackedError):
-            publish_many(NAME, [{}] * 3)
-    finally:
-        event_published.disconnect(published)
-        event_unrouted.disconnect(unrouted)
+    outcomes.errors = [None, UnroutableError, PublishNackedError]
+    with (
+        connected(published, event_published),
+        connected(unrouted, event_unrouted),
+        pytest.raises(PublishNackedError),
+    ):
+        publish_many(NAME, [{}] * 3)
     ids = [message.event_id for message in outcomes.messages]
     assert seen == [("published", ids[0], "shop"), ("unrouted", ids[1], "shop")]
 
@@ -242,13 +184,8 @@ def test_a_receiver_that_raises_is_no_failed_publish(
     def fine(event_id: str, **_: Any) -> None:
         seen.append(event_id)
 
-    event_published.connect(broken)
-    event_published.connect(fine)
-    try:
+    with connected(broken, event_published), connected(fine, event_published):
         ids = publish_many(NAME, [{}, {}])
-    finally:
-        event_published.disconnect(broken)
-        event_published.disconnect(fine)
     assert seen == ids
     assert "of the receiver" in caplog.text
 
@@ -259,14 +196,11 @@ def test_a_receiver_that_ends_the_process_ends_no_thread(caplog: pytest.LogCaptu
     def leave(**_: Any) -> None:
         sys.exit(3)
 
-    event_published.connect(leave)
-    try:
+    with connected(leave, event_published):
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(event_published.send_robust, "shop").result() == []
         with pytest.raises(SystemExit):
             event_published.send_robust("shop")
-    finally:
-        event_published.disconnect(leave)
     assert caplog.messages == ["a receiver of a signal raised SystemExit"]
 
 
@@ -321,9 +255,7 @@ def test_celerys_own_fallback_app_is_refused() -> None:
         "except ConfigurationError as exc:\n"
         "    print(exc)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python(program)
     assert "has no Celery app, or none that is current in this thread" in done.stdout
     assert "create one as in Celery's guide" in done.stdout
     assert "CELERY_APP" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import amqp
 import pytest
@@ -31,22 +32,26 @@ SETTINGS = Settings(
 OWN, MAIL = "billing.m.moved", "billing.mail"
 
 
-def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved") -> str:
+def delivery(**fields: Any) -> Received:
+    """Return a delivery of plain JSON in the handler's queue."""
+    usual = {"queue": OWN, "exchange": "events", "routing_key": "shop.paid", "body": b"[[],{},{}]"}
+    json = {"content_type": "application/json"}
+    return Received(**{**usual, "headers": {"event-id": "1"}, "properties": json, **fields})
+
+
+def read(received: Received, settings: Settings = SETTINGS) -> tuple[Reading, Payload | Verdict]:
+    reading = Reading(received=received)
+    return reading, Dispatcher(settings, build(settings), Names.of(settings)).read(reading)
+
+
+def handler_of(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved") -> str:
     """Return the name of its handler, or the reason why it has none."""
     headers = {"event-id": "1", "event-name": "shop.paid", "event-attempt": 2}
     if handler:
         headers["event-handler"] = handler
-    received = Received(
-        queue=queue,
-        exchange=exchange,
-        routing_key=key,
-        body=b"[[],{},{}]",
-        headers=headers,
-        properties={"content_type": "application/json"},
+    reading, payload = read(
+        delivery(queue=queue, exchange=exchange, routing_key=key, headers=headers)
     )
-    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
-    reading = Reading(received=received)
-    payload = dispatcher.read(reading)
     if isinstance(payload, Verdict):
         assert reading.handler is None
         return payload.reason
@@ -57,36 +62,22 @@ def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved"
 @pytest.mark.parametrize("header", ["m.moved", None])
 def test_retry_returns_to_the_handlers_queue(exchange: str, header: str | None) -> None:
     """A queue that it has left is still bound: run from both, each retry would make two."""
-    assert read(OWN, exchange, OWN, handler=header) == "m.moved"
-    assert read(MAIL, exchange, OWN, handler=header) == "unknown"
+    assert handler_of(OWN, exchange, OWN, handler=header) == "m.moved"
+    assert handler_of(MAIL, exchange, OWN, handler=header) == "unknown"
 
 
 def test_a_first_delivery_in_a_queue_that_the_handler_has_left() -> None:
-    assert read(OWN, "events", "shop.paid") == "m.moved"
-    assert read(MAIL, "events", "shop.paid") == "unknown"
-    assert read(MAIL, "events", "shop.sent") == "m.mail"
+    assert handler_of(OWN, "events", "shop.paid") == "m.moved"
+    assert handler_of(MAIL, "events", "shop.paid") == "unknown"
+    assert handler_of(MAIL, "events", "shop.sent") == "m.mail"
 
 
 def test_unreadable_message_is_malformed() -> None:
-    received = Received(
-        queue=OWN, exchange="events", routing_key="shop.paid", body=b"", headers={},
-        properties={}, unreadable="the headers cannot be read: year 53872825 is out of range",
-    )  # fmt: skip
-    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
-    reading = Reading(received=received)
-    verdict = dispatcher.read(reading)
+    unreadable = "the headers cannot be read: year 53872825 is out of range"
+    reading, verdict = read(delivery(headers={}, unreadable=unreadable))
     assert isinstance(verdict, Verdict)
     assert (reading.event, reading.handler, verdict.reason) == (None, None, "malformed")
     assert "53872825" in verdict.detail
-
-
-def plain(handler: str, event: str) -> Reading:
-    """Return an unread delivery of plain JSON without an id."""
-    received = Received(
-        queue=f"billing.{handler}", exchange="events", routing_key=event, body=b'{"a": 1}',
-        headers={}, properties={"content_type": "application/json"},
-    )  # fmt: skip
-    return Reading(received=received)
 
 
 def test_events_without_an_id_are_handled_with_one_warning(
@@ -94,15 +85,15 @@ def test_events_without_an_id_are_handled_with_one_warning(
 ) -> None:
     dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
     for _ in range(3):
-        assert dispatcher.read(plain("m.moved", "shop.paid")) == Payload(args=[], kwargs={"a": 1})
+        reading = Reading(received=delivery(headers={}, body=b'{"a": 1}'))
+        assert dispatcher.read(reading) == Payload(args=[], kwargs={"a": 1})
     assert ["'shop.paid' is published without an id" in line for line in caplog.messages] == [True]
 
 
 def test_a_handler_with_once_refuses_an_event_without_an_id() -> None:
     """It would skip the second of two events of the same content."""
-    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
-    reading = plain("m.once", "shop.once")
-    verdict = dispatcher.read(reading)
+    plain = delivery(queue="billing.m.once", routing_key="shop.once", headers={}, body=b'{"a": 1}')
+    reading, verdict = read(plain)
     assert isinstance(verdict, Verdict)
     assert (verdict.reason, reading.event) == ("malformed", None)
     assert "publish it with a message_id" in verdict.detail
@@ -111,17 +102,8 @@ def test_a_handler_with_once_refuses_an_event_without_an_id() -> None:
 
 @pytest.mark.parametrize("size", [10, 5000])
 def test_argument_repr_is_bounded(size: int) -> None:
-    received = Received(
-        queue=OWN,
-        exchange="events",
-        routing_key="shop.paid",
-        body=b'[[5],{"note":"' + b"x" * size + b'","deep":{"a":[1,null,true]}},{}]',
-        headers={"event-id": "1"},
-        properties={"content_type": "application/json"},
-    )
-    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
-    reading = Reading(received=received)
-    payload = dispatcher.read(reading)
+    body = b'[[5],{"note":"' + b"x" * size + b'","deep":{"a":[1,null,true]}},{}]'
+    reading, payload = read(delivery(body=body))
     assert isinstance(payload, Payload)
     headers = celery_headers("billing", reading, payload)
     assert headers["argsrepr"] == "(5,)"
@@ -133,15 +115,9 @@ def test_argument_repr_is_bounded(size: int) -> None:
 
 def test_publisher_headers_reach_the_request_and_change_nothing_else() -> None:
     """Whatever a publisher names: a field of Celery's, of a result backend, or of ours."""
-    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
 
     def request(headers: dict[str, object]) -> Context:
-        received = Received(
-            queue=OWN, exchange="events", routing_key="shop.paid", body=b"[[],{},{}]",
-            headers={**headers, "event-id": "1"}, properties={"content_type": "application/json"},
-        )  # fmt: skip
-        reading = Reading(received=received)
-        payload = dispatcher.read(reading)
+        reading, payload = read(delivery(headers={**headers, "event-id": "1"}))
         assert isinstance(payload, Payload)
         return Context(celery_headers("billing", reading, payload))
 
@@ -169,12 +145,8 @@ def test_a_message_that_was_moved_is_the_only_event_of_its_queue(events: list[st
     settings = Settings(
         service="billing", handlers={"m.moved": {"handler": handle, "events": events}}
     )
-    registry = build(settings)
-    received = Received(
-        queue=OWN, exchange="", routing_key=OWN, body=b"{}", headers={}, properties={}
-    )
-    reading = Reading(received=received)
-    result = Dispatcher(settings, registry, Names.of(settings)).read(reading)
+    moved = delivery(exchange="", routing_key=OWN, body=b"{}", headers={}, properties={})
+    reading, result = read(moved, settings)
     if events == ["shop.paid"]:
         assert reading.known[0].name == "shop.paid"
     else:

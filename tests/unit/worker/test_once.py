@@ -20,11 +20,11 @@ from django_amqp_events import (
 )
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.memory import MemoryBackend
-from django_amqp_events.message import decoding, encoding
-from django_amqp_events.message.types import Received
+from django_amqp_events.message import encoding
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.testing import memory_events, override_events
 from django_amqp_events.worker import inbox
+from tests.doubles.receivers import connected
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -63,15 +63,9 @@ def test_the_row_sends_no_signals() -> None:
     def receiver(sender: type[Any], **_: Any) -> None:
         called.append(sender)
 
-    signals.pre_save.connect(receiver)
-    signals.post_save.connect(receiver)
-    try:
-        with memory_events(NOW) as broker:
-            publish_event("a.b", {})
-            broker.run()
-    finally:
-        signals.pre_save.disconnect(receiver)
-        signals.post_save.disconnect(receiver)
+    with connected(receiver, signals.pre_save, signals.post_save), memory_events(NOW) as broker:
+        publish_event("a.b", {})
+        broker.run()
     assert InboxEntry.objects.count() == 1
     assert set(called) == {Group}
 
@@ -134,49 +128,3 @@ def test_on_the_inline_backend() -> None:
     with override_events(BACKEND="inline"):
         publish_event("a.b", {})
     assert InboxEntry.objects.count() == Group.objects.count() == 1
-
-
-def test_that_a_replay_is_forced_goes_round_with_its_retries() -> None:
-    event = decoding.identify(_received(), trusted=False)[0]
-    assert not event.replay_forced
-    common: dict[str, Any] = {"routing_key": "t.group", "service": "t", "handler": "t.group"}
-    for forced in (True, False):
-        sent = encoding.replay_message(
-            _received(), event, exchange="x", replay_id="r", forced=forced, **common
-        )
-        back, progress = decoding.identify(_received(sent.headers), trusted=True)
-        assert back.replay_forced is forced
-        retried = encoding.retry_message(
-            _received(sent.headers),
-            back,
-            exchange="x",
-            attempt=2,
-            due_at=NOW,
-            replay_id=progress.replay_id,
-            history=(),
-            **common,
-        )
-        assert (
-            decoding.identify(_received(retried.headers), trusted=True)[0].replay_forced is forced
-        )
-        # A publisher may write what it likes.
-        assert not decoding.identify(_received(sent.headers), trusted=False)[0].replay_forced
-
-
-def _received(headers: Any = None) -> Received:
-    message = encoding.event_message(
-        exchange="events",
-        name="a.b",
-        body=b"[[], {}, {}]",
-        event_id="1",
-        service="shop",
-        published_at=NOW,
-    )
-    return Received(
-        queue="t.group",
-        exchange="x",
-        routing_key="a.b",
-        body=message.body,
-        headers=headers or message.headers,
-        properties=message.properties,
-    )

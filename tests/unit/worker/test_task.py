@@ -13,7 +13,6 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from django_amqp_events.worker.task import (
 )
 from django_amqp_events.worker.tracing import trace as traced
 from django_amqp_events.worker.verdict import REQUEUE, InvalidArguments, Verdict
+from tests.doubles.receivers import connected
 
 calls: list[int] = []
 
@@ -194,12 +194,6 @@ class Slow(Task):
         ran.append(payload)
 
 
-async def bound(self: Any, **payload: object) -> None:
-    ran.append(self.event)
-    if self.request.id:
-        self.retry(countdown=7)
-
-
 def behind_a_decorator(**payload: object) -> object:
     return Slow.run(Slow(), **payload)
 
@@ -241,59 +235,6 @@ def sold_out(**payload: object) -> None:
     raise ValueError("out of stock")
 
 
-def test_a_bound_coroutine_has_its_event_and_can_request_a_retry(app: Celery) -> None:
-    verdict = verdict_of(app, bound, {}, bind=True)
-    assert ran == [ReceivedEvent(id="1", name="shop.order.created")]
-    assert verdict.kind == "retry"
-    assert verdict.due_at is not None
-    assert 5 < (verdict.due_at - datetime.now(UTC)).total_seconds() <= 7
-    ran.clear()
-    app.tasks["shop.other"]()
-    assert ran == [None], "called directly"
-
-
-@dataclass(frozen=True)
-class OutOfStock(Exception):
-    """It refuses each attribute, those that Python and contextlib set too."""
-
-    sku: str = "S-1"
-
-
-class Looked(Exception):
-    """It looks its attributes up somewhere."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise KeyError(name)
-
-
-class Peculiar(Exception):
-    """One of its attributes cannot be read."""
-
-    @property
-    def exc(self) -> Any:
-        raise RuntimeError("not now")
-
-
-@pytest.mark.parametrize("wrong", [OutOfStock, Looked, Peculiar])
-@pytest.mark.parametrize("ignore_result", [True, False])
-def test_exception_with_odd_attributes(
-    app: Celery, wrong: type[Exception], ignore_result: bool
-) -> None:
-    def fails(**payload: object) -> None:
-        raise wrong
-
-    ignored: dict[str, Any] = {"ignore_result": ignore_result}
-    assert verdict_of(app, fails, {}, **ignored).kind == "retry"
-    policy = RetryPolicy(max_retries=0)
-    verdict = verdict_of(app, fails, {}, policy=policy, **ignored)
-    assert (verdict.kind, verdict.reason) == ("archive", "exhausted")
-    assert verdict.failure is not None
-    assert wrong.__name__ in verdict.failure.exception
-    policy = RetryPolicy(max_retries=5, dont_autoretry_for=(wrong,))
-    verdict = verdict_of(app, fails, {}, policy=policy, **ignored)
-    assert (verdict.kind, verdict.reason) == ("archive", "failed")
-
-
 class Curious(Task):
     """It wants to know of its retries."""
 
@@ -311,14 +252,11 @@ def test_an_event_whose_process_was_ended_has_a_verdict_and_its_hooks(app: Celer
     def hear(exception: Any, **_: Any) -> None:
         heard.append(exception)
 
-    signals.task_failure.connect(hear)
-    try:
-        policy = RetryPolicy(max_retries=0)
+    policy = RetryPolicy(max_retries=0)
+    with connected(hear, signals.task_failure):
         verdict = verdict_of(
             app, Observed, {"how": "ok"}, error=TimeLimitExceeded(3), policy=policy
         )
-    finally:
-        signals.task_failure.disconnect(hear)
     assert (verdict.kind, verdict.reason) == ("archive", "exhausted")
     assert verdict.failure is not None
     assert verdict.failure.exception == "billiard.exceptions.TimeLimitExceeded"
@@ -349,11 +287,8 @@ def test_task_retry_signal_has_the_handlers_exception(app: Celery) -> None:
     def hear(einfo: Any, **_: Any) -> None:
         heard.append(einfo.traceback)
 
-    signals.task_retry.connect(hear)
-    try:
+    with connected(hear, signals.task_retry):
         assert verdict_of(app, sold_out, {}, ignore_result=True).kind == "retry"
-    finally:
-        signals.task_retry.disconnect(hear)
     assert "in sold_out" in heard[0]
     assert verdict_of(app, Curious, {}, ignore_result=True).kind == "retry"
     assert "in sold_out" in str(ran[0])
