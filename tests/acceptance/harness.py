@@ -252,6 +252,10 @@ class Service:
     def runs(self, event_id: str, what: str = "start", **wanted: Any) -> list[dict[str, Any]]:
         return self.ledger(event=event_id, what=what, **wanted)
 
+    def ended(self, ids: Iterable[str], **wanted: Any) -> bool:
+        """Return True if each of these events has a run that came to its end."""
+        return {line["event"] for line in self.ledger(what="end", **wanted)} >= set(ids)
+
 
 def task_id(
     event_id: str, name: str, handler: str, service: str = "core", replay_id: str | None = None
@@ -315,6 +319,12 @@ class Eyes:
         message = self.message(name, payload, **more)
         self.send(message)
         return message.event_id
+
+    def events(self, number: int, name: str, *plan: str) -> list[str]:
+        """Publish events with the same plan; return their ids."""
+        messages = [self.message(name, {"plan": plan}) for _ in range(number)]
+        self.send(*messages)
+        return [message.event_id for message in messages]
 
     def message(
         self, name: str, payload: Mapping[str, Any], *, event_id: str = "", **more: Any

@@ -135,6 +135,14 @@ def short(value: bytes) -> bytes:
     return bytes([len(value)]) + value
 
 
+def nested(depth: int) -> bytes:
+    """Return the value of a header: a list in a list, and so on."""
+    value = b"t\x01"
+    for _ in range(depth):
+        value = b"A" + struct.pack(">I", len(value)) + value
+    return value
+
+
 class Touch:
     """Pickled, it makes a file where it is loaded."""
 
@@ -429,6 +437,11 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
             (b"milliseconds", b"T" + struct.pack(">Q", 1_700_000_000_000_000)),
             (b"early", b"T" + struct.pack(">q", -62_135_596_800)),
         )),
+        *(
+            Case(name=f"headers-deep-{depth}", raw=((b"deep", nested(depth)),), body=again)
+            for depth in (300, 2000)
+        ),
+        Case(name="message-id-bytes", properties={"message_id": b"\xff\xfe"}, body=again),
         header("big", "x" * 100_000),
         header("big", "x" * 100_000, "malformed", label="big-bad", body=text("%")),
         Case(name="headers-too-big", headers={"big": "x" * 140_000}, ends=no),

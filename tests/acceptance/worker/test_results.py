@@ -86,23 +86,3 @@ def test_one_result_per_event_handler_and_replay(
     assert "did unless:fixed" in found[asked][2]
     assert unasked not in found
     assert {key: value for key, value in found.items() if key != asked} == before
-
-
-@pytest.mark.parametrize("pool", POOLS[:2])
-def test_failing_result_store_changes_nothing(fresh_eyes: Eyes, service: Make, pool: str) -> None:
-    """Every store raises; event, archive, replay and outcome are unaffected."""
-    eyes = fresh_eyes
-    replays = service(eyes, "replays", handlers="replays", celery=BACKEND)
-    replays.declare()
-    replays.python(
-        "from django.core.management import call_command as c\n"
-        "c('migrate', 'django_amqp_events', verbosity=0)"
-    )
-    worker = replays.worker(pool, 2)
-    eyes.event(SHARED, {"plan": ["unless:fixed"]})
-    mirrored(replays, 2, state="archived")
-    fix(replays)
-    replay(replays)
-    mirrored(replays, 2, state="succeeded", replays=1)
-    assert "no such table" in worker.log, "the store did fail"
-    assert worker.alive

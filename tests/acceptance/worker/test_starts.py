@@ -237,6 +237,19 @@ def handles(core: Service, eyes: Eyes) -> None:
     until(lambda: core.runs(event_id, "end"), what="the event is handled")
 
 
+def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) -> None:
+    """Their consumers have different tags; equal ones cost the connection, again and again."""
+    common = "n" * 120
+    options = {"EVENTS": ["core.long"], "HANDLER": "testproject.core.act", "BIND": True}
+    handlers = {f"{common}.a": options, f"{common}.b": options}
+    core = service(fresh_eyes, events={"HANDLERS": handlers})
+    core.declare()
+    worker = core.worker("threads", 2).wait_ready()
+    event_id = fresh_eyes.event("core.long", {"plan": ["ok"]})
+    until(lambda: len(core.runs(event_id, "end")) == 2)
+    assert worker.log.count("Connected to") == 1
+
+
 def test_a_worker_of_ordinary_tasks_on_another_broker(fresh_eyes: Eyes, service: Make) -> None:
     core = service(fresh_eyes)
     core.url = "memory://"
