@@ -1,19 +1,17 @@
 """Commands of ``manage.py`` in processes of their own, on a test's broker and database.
 
-Run as a program it is that ``manage.py``: COMMAND_BROKER, COMMAND_DATABASE and a point to die at
-(COMMAND_DIES, such as ``before-noted@3``: at the third call) come in its environment.
+Run as a program it is that ``manage.py``: COMMAND_BROKER and COMMAND_DATABASE come in its
+environment.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.acceptance.harness import STARTED, Worker
 from tests.conftest import Database, Vhost
@@ -28,16 +26,16 @@ class Process(Worker):
 
 
 class Processes:
-    """Starts a command, with further arguments and variables, as often as it is asked to."""
+    """Starts a command, with further arguments, as often as it is asked to."""
 
     def __init__(self, command: str, environ: dict[str, str], where: Path) -> None:
         self.command, self.environ, self.where = command, environ, where
         self.started: list[Process] = []
 
-    def start(self, *arguments: str, **environ: str) -> Process:
+    def start(self, *arguments: str) -> Process:
         process = Process.start(
             [sys.executable, "-m", __name__, self.command, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **self.environ, **environ},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **self.environ},
             where=self.where,
             name=self.command,
         )
@@ -102,34 +100,7 @@ def main() -> None:
     )
     Celery("command", broker=os.environ["COMMAND_BROKER"]).set_default()
     django.setup()
-    if point := os.environ.get("COMMAND_DIES"):
-        _die(*point.split("@"))
     execute_from_command_line(sys.argv)
-
-
-def _die(where: str, call: str) -> None:
-    """SIGKILL itself before a step, at the given call."""
-    from django_amqp_events.archive import states
-    from django_amqp_events.publish import publisher
-
-    calls = 0
-
-    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == int(call):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return wrapped
-
-    points: dict[str, tuple[Any, str]] = {
-        "before-publish": (publisher.AmqpBackend, "publish"),
-        "before-noted": (states, "published"),
-    }
-    owner, name = points[where]
-    setattr(owner, name, dying(getattr(owner, name)))
 
 
 if __name__ == "__main__":
