@@ -75,6 +75,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     _end(before)
 
 
+@pytest.fixture
+def core(service: Make, fresh_eyes: Eyes) -> Service:
+    """The service ``core``, declared."""
+    made = service(fresh_eyes)
+    made.declare()
+    return made
+
+
 def _end(before: int) -> None:
     for worker in STARTED[before:]:
         worker.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,6 @@ from django_amqp_events.models import ArchivedEvent
 
 from .conftest import Make
 from .harness import Eyes, Service, until
-
-_REPLAY = """
-import json
-from django_amqp_events.archive import replay
-from django_amqp_events.models import ArchivedEvent
-
-seen = dict(ArchivedEvent.objects.filter(**{wanted}).values_list("pk", "version"))
-report = replay.replay(seen, by="ada")
-print("REPORT", json.dumps({{
-    "published": len(report.published),
-    "returned": [str(each.why) for each in report.returned],
-    "skipped": [str(each.why) for each in report.skipped],
-    "stopped": str(report.stopped or ""),
-}}))
-"""
 
 #: Columns and properties that tests look at.
 _EVENT = (
@@ -60,27 +44,25 @@ def archive() -> list[dict[str, Any]]:
 
 
 def replay(service: Service, **wanted: Any) -> dict[str, Any]:
-    """Replay rows, by Django's filter, in a process of its own."""
-    wanted = wanted or {"state": "archived"}
-    printed = service.python(_REPLAY.format(wanted=repr(wanted)))
-    report: dict[str, Any] = _document(printed, "REPORT")
+    """Replay rows, by Django's filter, in a process of its own; return the report in short."""
+    report: dict[str, Any] = service.value(
+        "{'published': len(report.published), 'stopped': report.stopped}",
+        "from django_amqp_events.archive import replay\n"
+        "from django_amqp_events.models import ArchivedEvent\n"
+        f"rows = ArchivedEvent.objects.filter(**{wanted or {'state': 'archived'}!r})\n"
+        "report = replay.replay(dict(rows.values_list('pk', 'version')), by='ada')",
+    )
     return report
-
-
-def _document(printed: str, word: str) -> Any:
-    """Read what was printed behind a word; what was logged comes after it."""
-    return json.JSONDecoder().raw_decode(printed.partition(f"{word} ")[2])[0]
 
 
 def rows(service: Service, **wanted: Any) -> list[dict[str, Any]]:
     """The archive, as another process reads it."""
     here = Path(__file__).resolve().parents[2]
-    printed = service.python(
-        f"import json, sys\nsys.path += [{str(here)!r}, {str(here / 'scripts')!r}]\n"
-        "from tests.acceptance.replaying import archive\n"
-        "print('ROWS', json.dumps(archive()))"
+    found = service.value(
+        "archive()",
+        f"import sys\nsys.path += [{str(here)!r}, {str(here / 'scripts')!r}]\n"
+        "from tests.acceptance.replaying import archive",
     )
-    found = _document(printed, "ROWS")
     return [row for row in found if all(row[key] == value for key, value in wanted.items())]
 
 

@@ -286,7 +286,8 @@ immediately = partial(publishing, mode="immediate")
 ONGOING = (publishing, immediately, handling)
 #: What is done while a fault occurs: its title, how to begin it, and the share of the events: half
 #: of them where each is handled several times, or mirrored too.
-SCENES: dict[str, tuple[str, Callable[[World, str], Scene], float]] = {
+Scenes = dict[str, tuple[str, Callable[[World, str], Scene], float]]
+SCENES: Scenes = {
     "publish": ("publishing, with the outbox", publishing, 1.0),
     "immediate": ("publishing, with immediate", immediately, 1.0),
     "handling": ("handling", handling, 1.0),
@@ -294,7 +295,7 @@ SCENES: dict[str, tuple[str, Callable[[World, str], Scene], float]] = {
     "archive": ("archiving", archiving, 0.5),
     "mirror": ("mirroring", mirroring, 0.5),
 }
-ALARMED = {
+ALARMED: Scenes = {
     **{name: SCENES[name] for name in ("publish", "immediate")},
     "retry": ("handling with retries", partial(handling, passing=1.0), 0.5),
     "archive": SCENES["archive"],

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ..conftest import Make
-from ..harness import Eyes, until
+from ..harness import Eyes, Service, until
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def test_short_events_do_not_wait_for_a_backlog_of_long_ones(
-    fresh_eyes: Eyes, service: Make
+    core: Service, fresh_eyes: Eyes
 ) -> None:
     """Queues have their turns, so a short one waits for one long run, not for all."""
-    core = service(fresh_eyes)
-    core.declare()
     for _ in range(12):
         fresh_eyes.event("core.act", {"plan": ["sleep:2"]})
     short = [fresh_eyes.event("core.act.once", {"plan": ["ok"]}) for _ in range(20)]
@@ -25,10 +22,8 @@ def test_short_events_do_not_wait_for_a_backlog_of_long_ones(
 
 
 def test_a_backlog_in_one_of_many_queues_occupies_all_processes(
-    fresh_eyes: Eyes, service: Make
+    core: Service, fresh_eyes: Eyes
 ) -> None:
-    core = service(fresh_eyes)
-    core.declare()
     core.worker("prefork", 3)
     for _ in range(30):
         fresh_eyes.event("core.act", {"plan": ["sleep:0.3"]})

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from ..conftest import Make
 from ..harness import (
     Archive,
     Eyes,
@@ -26,13 +25,6 @@ QUEUE = "core.testproject.act"
 LOSSES = 6
 #: Where the broker moves a message to that was delivered too often.
 BEHIND = {"core:graveyard": ("core:dead",), "core:dead": ("core:abyss",)}
-
-
-@pytest.fixture
-def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes)
-    made.declare()
-    return made
 
 
 def bury(core: Service, eyes: Eyes, *plans: list[str]) -> list[str]:

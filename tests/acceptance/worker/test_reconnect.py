@@ -271,17 +271,3 @@ def test_a_missing_queue_at_the_start(fresh_eyes: Eyes, service: Make) -> None:
     until(lambda: each_once(eyes), 20)
     (event_id,) = eyes.events(1, ACT, "ok")
     until(lambda: core.runs(event_id, "end"))
-
-
-def test_verify_refuses_to_start(fresh_eyes: Eyes, service: Make) -> None:
-    """A worker on a topology that does not fit would lose events: it says what to run."""
-    eyes = fresh_eyes
-    core = service(eyes, events={"TOPOLOGY": "verify"})
-    core.declare()
-    eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[0]}")
-    before = set(eyes.totals("core"))
-    worker = core.worker("threads", 1)
-    assert worker.wait() == 1
-    assert "events_declare" in worker.log
-    assert QUEUES[0] in worker.log
-    assert set(eyes.totals("core")) == before, "verify declares nothing"

@@ -37,10 +37,9 @@ def again(service: Service, what: str = "end") -> dict[str, list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(("pool", "concurrency"), POOLS)
-def test_warm_shutdown(pool: str, concurrency: int, fresh_eyes: Eyes, service: Make) -> None:
+def test_warm_shutdown(pool: str, concurrency: int, core: Service, fresh_eyes: Eyes) -> None:
     """Finished events never run again; retries in flight are neither lost nor doubled."""
-    eyes, core = fresh_eyes, service(fresh_eyes)
-    core.declare()
+    eyes = fresh_eyes
     worker = core.worker(pool, concurrency, "-Q", QUEUE)
     failing = eyes.events(5, ACT, "fail", "ok")
     until(lambda: len(core.ledger(what="start", attempt=1)) >= 2)
@@ -67,11 +66,10 @@ def test_warm_shutdown(pool: str, concurrency: int, fresh_eyes: Eyes, service: M
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_handler_that_exits_as_if_it_were_terminated(
-    pool: str, fresh_eyes: Eyes, service: Make
+    pool: str, core: Service, fresh_eyes: Eyes
 ) -> None:
     """The exit code is that of billiard's signal handler, so there is no verdict."""
-    eyes, core = fresh_eyes, service(fresh_eyes)
-    core.declare()
+    eyes = fresh_eyes
     worker = core.worker(pool, 1, "-Q", QUEUE)
     _, healthy = eyes.events(1, ACT, "sysexit:-200") + eyes.events(1, ACT, "ok")
     until(lambda: eyes.totals()["core:graveyard"] == 1, 30, "it is left to the reaper")
@@ -80,10 +78,9 @@ def test_a_handler_that_exits_as_if_it_were_terminated(
     assert worker.stop() == 0
 
 
-def test_solo_answers_before_the_next_run(fresh_eyes: Eyes, service: Make) -> None:
+def test_solo_answers_before_the_next_run(core: Service, fresh_eyes: Eyes) -> None:
     """Its main thread is in the next handler, for an hour or until that ends the worker."""
-    eyes, core = fresh_eyes, service(fresh_eyes)
-    core.declare()
+    eyes = fresh_eyes
     handled, failing = eyes.events(1, ACT, "ok") + eyes.events(1, ACT, "countdown:600")
     rubbish = eyes.message(ACT, {}, event_id="rubbish")
     eyes.send(dataclasses.replace(rubbish, body=b"{"))
@@ -103,10 +100,9 @@ def test_solo_answers_before_the_next_run(fresh_eyes: Eyes, service: Make) -> No
     assert len(Archive(eyes).of("rubbish")) == 1
 
 
-def test_a_cold_shutdown_of_solo_runs_nothing_within_a_run(fresh_eyes: Eyes, service: Make) -> None:
+def test_a_cold_shutdown_of_solo_runs_nothing_within_a_run(core: Service, fresh_eyes: Eyes) -> None:
     """Celery's signal handler waits for an answer of RabbitMQ, and reads deliveries meanwhile."""
-    eyes, core = fresh_eyes, service(fresh_eyes)
-    core.declare()
+    eyes = fresh_eyes
     worker = core.worker("solo", 1, "-Q", f"{QUEUE},ordinary").wait_ready()
     (held,) = eyes.events(1, ACT, "sleep:2")
     until(lambda: core.runs(held))

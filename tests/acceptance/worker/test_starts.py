@@ -90,22 +90,6 @@ def test_an_option_that_is_not_possible(
 
 
 @pytest.mark.parametrize(
-    ("what", "url"),
-    [("events_worker", "ampq://localhost//"), ("events_reaper", "redis://localhost/0")],
-)
-def test_a_url_that_is_not_of_rabbitmq(
-    fresh_eyes: Eyes, service: Make, what: str, url: str
-) -> None:
-    core: Service = service(fresh_eyes, "core")
-    core.url = url
-    worker = starts(core, what)
-    assert worker.wait(60) == 1
-    assert "CommandError: " in worker.log
-    assert "events need RabbitMQ (amqp://…) and py-amqp" in worker.log
-    assert "Traceback" not in worker.log
-
-
-@pytest.mark.parametrize(
     ("what", "change", "says"),
     [
         ("worker", "password", "check user and password"),
@@ -269,13 +253,6 @@ def test_a_second_worker_of_the_same_name_waits_for_it(fresh_eyes: Eyes, service
     first.stop()
     second.wait_ready(60)
     handles(core, fresh_eyes)
-
-
-def test_the_names_of_the_readme_differ(fresh_eyes: Eyes, service: Make) -> None:
-    core = service(fresh_eyes)
-    core.declare()
-    for _ in range(2):
-        events_worker(core, *ALONE).wait_ready()
 
 
 def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, service: Make) -> None:

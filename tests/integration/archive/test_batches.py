@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,21 +11,15 @@ import pytest
 from django_amqp_events.archive import tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.models import ArchivedEvent, ReplayBatch
+from tests.acceptance import harness
 from tests.archive_rows import build
 from tests.conftest import ONE, Database
 
 from ..conftest import Service, wait_until
-from ..processes import Processes, runners
 
 QUEUE = "billing.send_invoice"
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture
-def running(billing: Service, archive_database: Database, tmp_path: Path) -> Iterator[Processes]:
-    with runners(billing.vhost.url, archive_database.json, tmp_path) as starter:
-        yield starter
 
 
 def fill(number: int) -> None:
@@ -47,16 +39,16 @@ def again(batch: ReplayBatch) -> ReplayBatch:
 
 
 @ONE
-def test_sigterm_gives_back_and_pause_holds(billing: Service, running: Processes) -> None:
+def test_sigterm_gives_back_and_pause_holds(billing: Service, processes: harness.Service) -> None:
     batch = begun(500, rate=20)
-    one = running.start()
+    one = processes.start("events_batches")
     wait_until(lambda: billing.ready(QUEUE) >= 20, "it has begun")
     assert one.stop() == 0
     found = again(batch)
     assert (found.state, found.runner, found.leased_until) == ("running", None, None)
     so_far = billing.ready(QUEUE)
     assert so_far % 20 == 0
-    two = running.start()
+    two = processes.start("events_batches")
     wait_until(lambda: billing.ready(QUEUE) > so_far, "the next one goes on at once")
     assert batch_states.pause(batch.pk, by="ada")
     at_most = billing.ready(QUEUE) + 20

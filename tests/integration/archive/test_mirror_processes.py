@@ -6,7 +6,6 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,28 +16,32 @@ from django_amqp_events.archive import mirror
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Replay, State
-from tests.conftest import EACH, ONE, SLOW, Database, archive_in
+from tests.conftest import EACH, ONE, SLOW, archive_in
 
-from ..archiving import FAILURE, archived, outcome, publish, received, store, taken
-from ..conftest import Service, wait_until
-from ..processes import Processes, mirrors
+from ..archiving import (
+    FAILURE,
+    archived,
+    mirror_until_empty,
+    outcome,
+    publish,
+    received,
+    store,
+    taken,
+)
+from ..conftest import wait_until
 
 ARCHIVE = "billing:archive"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture
-def processes(billing: Service, archive_database: Database, tmp_path: Path) -> Iterator[Processes]:
-    with mirrors(billing.vhost, archive_database, tmp_path) as starter:
-        yield starter
-
-
 @ONE
 def test_until_empty_reports_its_counts(billing, processes):
-    assert processes.empty().splitlines()[-1] == "events_mirror: stopped; nothing in all"
+    assert (
+        mirror_until_empty(processes).splitlines()[-1] == "events_mirror: stopped; nothing in all"
+    )
     message = archived(received("1"))
     publish(billing, *(archived(received(f"{n}")) for n in range(2, 41)), message, message)
-    said = processes.empty("--batch-size", "7").splitlines()
+    said = mirror_until_empty(processes, "--batch-size", "7").splitlines()
     assert said[0] == f"events_mirror: mirroring {ARCHIVE}"
     assert said[-1] == "events_mirror: stopped; 40 new events, 1 known already in all"
 
@@ -46,15 +49,15 @@ def test_until_empty_reports_its_counts(billing, processes):
 @ONE
 def test_sigterm_ends_it_with_everything_acked(billing, processes):
     """A socket that is closed with messages unread would take the last acks with it."""
-    running = processes.start("--batch-size", "2")
+    mirroring = processes.start("events_mirror", "--batch-size", "2")
     publish(billing, *(archived(received(f"{n}")) for n in range(600)))
     wait_until(lambda: ArchivedEvent.objects.count() > 100, "it is at work", 60)
-    assert running.stop() == 0
+    assert mirroring.stop() == 0
     stored = ArchivedEvent.objects.count()
-    [total] = re.findall(r"stopped; (\d+) new events in all", running.said)
+    [total] = re.findall(r"stopped; (\d+) new events in all", mirroring.log)
     assert int(total) == stored
     wait_until(lambda: billing.ready(ARCHIVE) == 600 - stored, "what it had is acked")
-    assert "known" not in processes.empty()
+    assert "known" not in mirror_until_empty(processes)
 
 
 @SLOW
@@ -76,12 +79,12 @@ def test_large_messages_do_not_fill_the_memory(billing, processes):
                 for m in range(4)
             ),
         )
-    running = processes.start()
+    mirroring = processes.start("events_mirror")
     wait_until(lambda: ArchivedEvent.objects.count() == 100, "all are stored", 100)
-    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    status = Path(f"/proc/{mirroring.process.pid}/status").read_text()
     peak = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) // 1024
     assert peak < 400, f"{peak} MiB at the most"
-    assert running.stop() == 0
+    assert mirroring.stop() == 0
 
 
 def some(first: int, last: int) -> list[Message]:
@@ -137,13 +140,13 @@ def test_one_missing_table_is_waited_for(billing, processes):
     rename(table, away)
     try:
         publish(billing, *some(0, 5))
-        running = processes.start()
-        wait_until(lambda: "paused: a table is missing;" in running.said, "it says so", 60)
+        mirroring = processes.start("events_mirror")
+        wait_until(lambda: "paused: a table is missing;" in mirroring.log, "it says so", 60)
         billing.wait_for_ready(ARCHIVE, 5)
         rename(away, table)
         stored(5)
-        assert "cannot be stored" not in running.said
-        assert running.stop() == 0
+        assert "cannot be stored" not in mirroring.log
+        assert mirroring.stop() == 0
     except BaseException:
         rename(away, table)
         raise
@@ -151,16 +154,16 @@ def test_one_missing_table_is_waited_for(billing, processes):
 
 @ONE
 def test_the_archive_queue_is_deleted_and_declared_again(billing, processes):
-    running = processes.start()
+    mirroring = processes.start("events_mirror")
     publish(billing, *some(0, 3))
     stored(3)
     billing.channel().queue_delete(ARCHIVE)
-    wait_until(lambda: "was it deleted?" in running.said, "it says so")
-    wait_until(lambda: "run `manage.py events_declare`" in running.said, "it says so")
+    wait_until(lambda: "was it deleted?" in mirroring.log, "it says so")
+    wait_until(lambda: "run `manage.py events_declare`" in mirroring.log, "it says so")
     billing.declare()
     publish(billing, *some(3, 6))
     stored(6)
-    assert running.stop() == 0
+    assert mirroring.stop() == 0
 
 
 @EACH
@@ -200,10 +203,12 @@ def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_
     server = archive_database.server
     deadlocks = server.log.count("deadlock detected") if server else 0
     publish(billing, *messages)
-    running = [processes.start("--until-empty", "--batch-size", "40") for _ in range(number)]
+    running = [
+        processes.start("events_mirror", "--until-empty", "--batch-size", "40")
+        for _ in range(number)
+    ]
     assert [each.wait() for each in running] == [0] * number
-    processes.empty()
-    said = "".join(each.said for each in processes.started)
+    said = "".join(each.log for each in running) + mirror_until_empty(processes)
     assert "paused" not in said, said
     assert "cannot be stored" not in said
     assert (server.log.count("deadlock detected") if server else 0) == deadlocks
