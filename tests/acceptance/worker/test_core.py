@@ -16,12 +16,7 @@ from typing import Any
 import pytest
 
 from ..conftest import Make
-from ..harness import (
-    Archive,
-    Eyes,
-    Service,
-    until,
-)
+from ..harness import Archive, Eyes, Service, until
 
 POOLS = ("prefork", "threads", "solo")
 

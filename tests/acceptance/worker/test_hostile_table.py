@@ -31,12 +31,7 @@ import pytest
 from tests.waiting import NotInTime
 
 from ..conftest import POOLS, Make
-from ..harness import (
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from ..harness import Eyes, Service, Worker, until
 
 pytestmark = pytest.mark.timeout(300)
 
