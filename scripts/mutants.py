@@ -72,7 +72,7 @@ TESTS = {
     "worker/verdict": "unit/worker/test_verdict.py unit/worker/test_task.py "
     "acceptance/worker/test_core.py",
     "declare/retry_policy": "unit/declare/test_retry_policy.py unit/worker/test_verdict.py "
-    "acceptance/worker/test_retries.py",
+    "contract/test_contract.py",
     "archive/states": "unit/archive/test_states.py unit/archive/test_replay.py "
     "unit/archive/test_batches.py unit/archive/test_editing.py "
     "integration/archive/test_replay.py integration/archive/test_archive_machine.py",
@@ -88,8 +88,7 @@ TESTS = {
     "integration/archive/test_archive_machine.py acceptance/archive/test_replay.py",
     "broker/confirms": "integration/broker/test_confirms.py "
     "integration/broker/test_confirms_model.py integration/publish/test_publisher.py",
-    "worker/inbox": "unit/worker/test_once.py integration/worker/test_once.py "
-    "acceptance/worker/test_once.py",
+    "worker/inbox": "unit/worker/test_once.py integration/worker/test_once.py",
     "archive/eligibility": "unit/archive/test_replay.py unit/archive/test_batches.py "
     "unit/archive/test_editing.py unit/admin/test_admin.py unit/admin/test_editing.py",
     "archive/redaction": "unit/archive/test_search.py unit/archive/test_export.py "

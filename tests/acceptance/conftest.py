@@ -11,12 +11,7 @@ import pytest
 from broker import Node
 from tests.conftest import Vhost, _vhost, slow
 
-from .harness import (
-    STARTED,
-    Archive,
-    Eyes,
-    Service,
-)
+from .harness import STARTED, Archive, Eyes, Service
 
 Make = Callable[..., Service]
 POOLS = ("prefork", *slow("threads", "solo"))
@@ -73,6 +68,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     before = len(STARTED)
     yield _service(tmp_path_factory)
     _end(before)
+
+
+@pytest.fixture
+def core(service: Make, fresh_eyes: Eyes) -> Service:
+    """The service ``core``, declared."""
+    made = service(fresh_eyes)
+    made.declare()
+    return made
 
 
 def _end(before: int) -> None:

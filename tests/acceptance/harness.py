@@ -122,6 +122,53 @@ class Worker:
         self.process.wait(10)
 
 
+class Project:
+    """A project of its own in a folder, and its processes.
+
+    Args:
+        path: where its modules are.
+        environ: of its processes, beside those of the test.
+    """
+
+    def __init__(self, where: Path, path: Path, **environ: str) -> None:
+        self.where = where
+        paths = os.pathsep.join([str(path), str(PACKAGE)])
+        self.environ = {**os.environ, "PYTHONPATH": paths, **environ}
+        self.started: list[Worker] = []
+
+    def run(self, *arguments: str, **environ: str) -> str:
+        """Run a program to its end; return what it prints."""
+        done = forked.run(
+            [sys.executable, *arguments], env={**self.environ, **environ}, cwd=self.where,
+            capture_output=True, text=True, timeout=90,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout + done.stderr)
+
+    def manage(self, *arguments: str, **environ: str) -> str:
+        return self.run("-m", "django", *arguments, **environ)
+
+    def python(self, code: str, **environ: str) -> str:
+        return self.run("-c", f"import django; django.setup()\n{code}", **environ)
+
+    def start(self, name: str, *arguments: str, ready: str = " ready.", **environ: str) -> Worker:
+        """Start a program that goes on, and wait until its log says that it is ready."""
+        env = {**self.environ, **environ}
+        worker = Worker.start([sys.executable, *arguments], env=env, where=self.where, name=name)
+        self.started.append(worker)
+        return worker.wait_ready(60, ready)
+
+    def end(self) -> None:
+        """Stop what was started, at once, and kill what does not stop."""
+        for worker in self.started:
+            worker.signal(signal.SIGTERM)
+        for worker in self.started:
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait()
+            worker.kill()
+            STARTED.remove(worker)
+
+
 @dataclass
 class Service:
     """A service of the test project on one vhost; its processes share a ledger."""
@@ -196,6 +243,14 @@ class Service:
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def value(self, expression: str, setup: str = "") -> Any:
+        """Return the value of an expression in a process of this service, as JSON has it."""
+        printed = self.python(
+            f"import json\n{setup}\nprint('VALUE', json.dumps({expression}, default=str))"
+        )
+        # What is logged may come before it and behind it.
+        return json.JSONDecoder().raw_decode(printed.partition("VALUE ")[2])[0]
+
     def command(self, name: str, *arguments: str) -> tuple[int, str]:
         """Run a management command; return its exit code and what it prints to stdout."""
         done = self._run("-m", "django", name, *arguments)
@@ -251,6 +306,10 @@ class Service:
 
     def runs(self, event_id: str, what: str = "start", **wanted: Any) -> list[dict[str, Any]]:
         return self.ledger(event=event_id, what=what, **wanted)
+
+    def ended(self, ids: Iterable[str], **wanted: Any) -> bool:
+        """Return True if each of these events has a run that came to its end."""
+        return {line["event"] for line in self.ledger(what="end", **wanted)} >= set(ids)
 
 
 def task_id(
@@ -315,6 +374,12 @@ class Eyes:
         message = self.message(name, payload, **more)
         self.send(message)
         return message.event_id
+
+    def events(self, number: int, name: str, *plan: str) -> list[str]:
+        """Publish events with the same plan; return their ids."""
+        messages = [self.message(name, {"plan": plan}) for _ in range(number)]
+        self.send(*messages)
+        return [message.event_id for message in messages]
 
     def message(
         self, name: str, payload: Mapping[str, Any], *, event_id: str = "", **more: Any

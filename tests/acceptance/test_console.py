@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from machine import free_ports
-from tests import forked
 from tests.conftest import sqlite_settings
 from tests.forked import REAL_START
 from tests.roles import roles
 
-from .harness import PACKAGE, STARTED, Eyes, Worker, until
+from .harness import Eyes, Project, until
 
 HERE = Path(__file__).resolve().parent / "console"
 ROOT = HERE.parents[2]
@@ -28,7 +24,8 @@ BLOCK = re.compile(r"`(store/\w+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-#: Run with the settings of the console, as a user with the permissions of an operator.
+CONSOLE = {"DJANGO_SETTINGS_MODULE": "store.console"}
+#: Run with these settings, as a user with the permissions of an operator.
 BROWSE = """
 from django.test import Client
 from django.urls import reverse
@@ -57,45 +54,28 @@ assert "1 event published to its handler." in page.content.decode(), page.conten
 """
 
 
-class Store:
-    """The project and its processes."""
+class Store(Project):
+    """The project, whose processes import the admin or not, as their settings say."""
 
     def __init__(self, eyes: Eyes, where: Path) -> None:
-        self.where = where
+        self.booked, self.fixed = where / "booked", where / "fixed"
+        super().__init__(
+            where,
+            where,
+            DJANGO_SETTINGS_MODULE="store.settings",
+            RABBITMQ_URL=eyes.url,
+            STORE_DATABASE=json.dumps(sqlite_settings(where / "db.sqlite3")),
+            STORE_BOOKED=str(self.booked),
+            STORE_FIXED=str(self.fixed),
+            # Processes of the fork server have imported the admin.
+            **{REAL_START: "1"},
+        )
         shutil.copytree(HERE / "store", where / "store")
         page = (ROOT / "docs" / "console.md").read_text()
         files = dict(BLOCK.findall(page))
         assert set(files) == {"store/console.py", "store/console_urls.py"}
         for name, code in files.items():
             (where / name).write_text(code)
-        self.booked = where / "booked"
-        self.fixed = where / "fixed"
-        self.environ = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(where), str(PACKAGE)]),
-            "DJANGO_SETTINGS_MODULE": "store.settings",
-            # Processes of the fork server have imported the admin.
-            REAL_START: "1",
-            "RABBITMQ_URL": eyes.url,
-            "STORE_DATABASE": json.dumps(sqlite_settings(where / "db.sqlite3")),
-            "STORE_BOOKED": str(self.booked),
-            "STORE_FIXED": str(self.fixed),
-        }
-
-    def run(self, *arguments: str, settings: str = "store.settings") -> str:
-        done = forked.run(
-            [sys.executable, *arguments],
-            env={**self.environ, "DJANGO_SETTINGS_MODULE": settings}, cwd=self.where,
-            capture_output=True, text=True, timeout=90, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return str(done.stdout + done.stderr)
-
-    def manage(self, *arguments: str, settings: str = "store.settings") -> str:
-        return self.run("-m", "django", *arguments, settings=settings)
-
-    def python(self, code: str, settings: str = "store.settings") -> str:
-        return self.run("-c", f"import django; django.setup()\n{code}", settings=settings)
 
     def publish(self, order: int) -> None:
         self.python(f"from store.events import ordered\nordered.publish(order={order})")
@@ -108,15 +88,9 @@ class Store:
 
 @pytest.fixture
 def store(fresh_eyes: Eyes, tmp_path: Path) -> Iterator[Store]:
-    before = len(STARTED)
-    try:
-        yield Store(fresh_eyes, tmp_path)
-    finally:
-        for worker in STARTED[before:]:
-            worker.signal(signal.SIGTERM)
-        for worker in STARTED[before:]:
-            worker.wait()
-        del STARTED[before:]
+    made = Store(fresh_eyes, tmp_path)
+    yield made
+    made.end()
 
 
 def test_a_project_without_the_admin_and_its_console(store: Store) -> None:
@@ -127,10 +101,7 @@ def test_a_project_without_the_admin_and_its_console(store: Store) -> None:
     store.manage("makemigrations", "--check", "--dry-run")
     store.manage("migrate", "--verbosity", "0")
     store.manage("events_declare")
-    Worker.start(
-        [sys.executable, "-m", "django", "events_worker", "--", "-P", "solo", "-l", "INFO"],
-        env=store.environ, where=store.where, name="worker",
-    ).wait_ready()  # fmt: skip
+    store.start("worker", "-m", "django", "events_worker", "--", "-P", "solo", "-l", "INFO")
 
     # By commands.
     store.publish(1)
@@ -146,8 +117,8 @@ def test_a_project_without_the_admin_and_its_console(store: Store) -> None:
     store.publish(2)
     until(lambda: store.states() == ["succeeded", "archived"], 60, "the second is mirrored")
     store.fixed.touch()
-    assert "no issues" in store.manage("check", settings="store.console")
-    store.manage("migrate", "--verbosity", "0", settings="store.console")
+    assert "no issues" in store.manage("check", **CONSOLE)
+    store.manage("migrate", "--verbosity", "0", **CONSOLE)
     store.python(
         "from store.models import User\n"
         "user = User(email='ada@example.com'); user.set_password('secret'); user.save()"
@@ -157,20 +128,16 @@ def test_a_project_without_the_admin_and_its_console(store: Store) -> None:
         "from store.models import User\n"
         f"allowed = Permission.objects.filter(codename__in={roles()['operator']})\n"
         "User.objects.get().user_permissions.set(allowed)",
-        settings="store.console",
+        **CONSOLE,
     )
-    store.manage("collectstatic", "--verbosity", "0", settings="store.console")
+    store.manage("collectstatic", "--verbosity", "0", **CONSOLE)
     assert (store.where / "static" / "django_amqp_events" / "admin.css").exists()
-    store.python(BROWSE, settings="store.console")
+    store.python(BROWSE, **CONSOLE)
     until(lambda: store.states() == ["succeeded", "succeeded"], 60, "the second is handled")
     assert store.booked.read_text() == "1\n2\n"
     (port,) = free_ports(1)
     bound = ("-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--no-control-socket")
-    Worker.start(
-        [sys.executable, *bound, "store.wsgi"],
-        env={**store.environ, "DJANGO_SETTINGS_MODULE": "store.console"},
-        where=store.where, name="console",
-    ).wait_ready(text="Listening at")  # fmt: skip
+    store.start("console", *bound, "store.wsgi", ready="Listening at", **CONSOLE)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
         assert page.url.endswith("/login/?next=/")
         assert "<title>Log in | Events</title>" in page.read().decode()

@@ -7,9 +7,14 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from . import peering
 from .conftest import Make
 from .harness import Eyes, Worker, until
+
+#: It installs the other package.
+pytestmark = pytest.mark.slow
 
 PEER = Path(__file__).resolve().parent / "peer"
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
@@ -16,11 +13,10 @@ import pytest
 import redis as redis_client
 
 from redis_server import Redis
-from tests import forked
 from tests.conftest import sqlite_settings
 from tests.forked import REAL_START
 
-from .harness import PACKAGE, STARTED, Eyes, Worker, until
+from .harness import Eyes, Project, until
 
 HERE = Path(__file__).resolve().parent / "two_brokers"
 ROOT = HERE.parents[2]
@@ -39,38 +35,20 @@ EXPECTED = Counter(
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-class Shop:
-    """The project and its processes."""
+class Shop(Project):
+    """The project on both brokers."""
 
     def __init__(self, redis: Redis, eyes: Eyes, where: Path) -> None:
-        self.where = where
         self.notes = where / "notes"
-        database = sqlite_settings(where / "db.sqlite3")
-        self.environ = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(PACKAGE)]),
-            "DJANGO_SETTINGS_MODULE": "shop.settings",
-            "REDIS_URL": redis.url,
-            "RABBITMQ_URL": eyes.url,
-            "SHOP_DATABASE": json.dumps(database),
-            "SHOP_NOTES": str(self.notes),
-        }
-
-    def run(self, *arguments: str) -> str:
-        done = forked.run(
-            [sys.executable, *arguments], env=self.environ, cwd=self.where,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return str(done.stdout)
-
-    def start(self, *arguments: str) -> None:
-        Worker.start(
-            [sys.executable, *arguments], env=self.environ, where=self.where, name=arguments[-1]
-        ).wait_ready()
-
-    def python(self, code: str) -> None:
-        self.run("-c", f"import django; django.setup()\n{code}")
+        super().__init__(
+            where,
+            HERE,
+            DJANGO_SETTINGS_MODULE="shop.settings",
+            REDIS_URL=redis.url,
+            RABBITMQ_URL=eyes.url,
+            SHOP_DATABASE=json.dumps(sqlite_settings(where / "db.sqlite3")),
+            SHOP_NOTES=str(self.notes),
+        )
 
     @property
     def noted(self) -> Counter[str]:
@@ -92,22 +70,15 @@ def redis() -> Iterator[Redis]:
 
 @pytest.fixture
 def shop(redis: Redis, fresh_eyes: Eyes, tmp_path: Path) -> Iterator[Shop]:
-    before = len(STARTED)
     made = Shop(redis, fresh_eyes, tmp_path)
     try:
-        made.run("-m", "django", "migrate", "--verbosity", "0")
-        made.run("-m", "django", "check", "--tag", "amqp_events", "--fail-level", "WARNING")
-        made.run("-m", "django", "events_declare")
-        made.start("-m", "celery", "-A", "shop", "worker", "-P", "solo", "-l", "INFO")
+        made.manage("migrate", "--verbosity", "0")
+        made.manage("check", "--tag", "amqp_events", "--fail-level", "WARNING")
+        made.manage("events_declare")
+        made.start("tasks", "-m", "celery", "-A", "shop", "worker", "-P", "solo", "-l", "INFO")
         yield made
-        for worker in STARTED[before:]:
-            worker.signal(signal.SIGTERM)
-        for worker in STARTED[before:]:
-            worker.wait()
     finally:
-        for worker in STARTED[before:]:
-            worker.kill()
-        del STARTED[before:]
+        made.end()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +96,7 @@ def test_tasks_go_to_redis_and_events_to_rabbitmq(
     if pool == "spawn":
         shop.environ[REAL_START] = "1"
     chosen = ("prefork", "--pool-start-method", "spawn") if pool == "spawn" else (pool,)
-    shop.start("-m", *program[command], "-P", *chosen, "-c", "2", "-l", "INFO")
+    shop.start("events", "-m", *program[command], "-P", *chosen, "-c", "2", "-l", "INFO")
     shop.python("from shop.events import ordered\nordered.publish(order=1)")
     until(lambda: shop.noted == EXPECTED, 30, str(shop.noted))
     # From a thread, as a web server has them, a task that publishes.

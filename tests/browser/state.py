@@ -20,13 +20,7 @@ from django_amqp_events.archive import search_index, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.models import (
-    ArchivedEvent,
-    FailureGroup,
-    Replay,
-    ReplayBatch,
-    State,
-)
+from django_amqp_events.models import ArchivedEvent, FailureGroup, Replay, ReplayBatch, State
 from django_amqp_events.reasons import Reason
 from tests.unit.admin import admin_world as world
 
@@ -309,32 +303,7 @@ def watched(now: datetime, group: FailureGroup) -> None:
     taker = SnapshotTaker(app, settings, topology.build(settings, registry.get_registry()))
     for hour in range(24, 0, -1):
         before = taker.take(now - timedelta(hours=hour))
-        before.open = (
-            9,
-            9,
-            8,
-            8,
-            7,
-            7,
-            6,
-            9,
-            14,
-            15,
-            15,
-            13,
-            12,
-            12,
-            16,
-            21,
-            26,
-            25,
-            24,
-            24,
-            29,
-            33,
-            38,
-            46,
-        )[24 - hour]
+        before.open = max(6 + hour % 4, 46 - 3 * hour)
         before.save()
     with connection_module.connection(app, timeout=10) as connection:
         channel = connection.channel()

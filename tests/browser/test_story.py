@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +17,7 @@ from selenium.common.exceptions import WebDriverException
 
 from chromium import Chromium
 from machine import free_ports
-from tests import forked
-from tests.acceptance.harness import Eyes, until
+from tests.acceptance.harness import Eyes, Project, until
 from tests.conftest import Vhost
 
 from .console import ROOT
@@ -29,55 +25,21 @@ from .console import ROOT
 NUMBER = 40
 
 
-class Billing:
-    """The service's processes."""
+class Billing(Project):
+    """The service and its processes."""
 
     def __init__(self, where: Path, url: str) -> None:
-        self.where = where
-        self.env = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("AMQP_")},
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]),
-            "PYTHONUNBUFFERED": "1",
-            "DJANGO_SETTINGS_MODULE": "tests.browser.billing",
-            "STORY_DIR": str(where),
-            "STORY_BROKER": url,
-        }
-        self.started: dict[str, subprocess.Popen[bytes]] = {}
-        (port,) = free_ports(1)
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
-
-    def manage(self, *arguments: str, **env: str) -> None:
-        done = forked.run(
-            [sys.executable, "-m", "django", *arguments],
-            env=self.env | env,
-            cwd=self.where,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        super().__init__(
+            where,
+            ROOT,
+            DJANGO_SETTINGS_MODULE="tests.browser.billing",
+            PYTHONUNBUFFERED="1",
+            STORY_DIR=str(where),
+            STORY_BROKER=url,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def start(self, *arguments: str) -> None:
-        name = arguments[0]
-        with self.log(name).open("wb") as log:
-            self.started[name] = forked.Popen(
-                [sys.executable, "-m", "django", *arguments],
-                env=self.env,
-                cwd=self.where,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def log(self, name: str) -> Path:
-        return self.where / f"{name}.log"
-
-    def said(self, name: str, words: str) -> bool:
-        text = self.log(name).read_text(errors="replace")
-        assert self.started[name].poll() is None, text[-3000:]
-        return words in text
+        self.environ["PYTHONPATH"] += os.pathsep + str(ROOT / "scripts")
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def mend(self, **rates: int) -> None:
         """Write the file that the handler reads, atomically."""
@@ -92,17 +54,6 @@ class Billing:
         lines = ledger.read_text().splitlines() if ledger.exists() else []
         return [(line["order"], line["country"]) for line in map(json.loads, lines)]
 
-    def end(self) -> None:
-        for name, process in self.started.items():
-            # A worker takes its children along.
-            process.send_signal(signal.SIGTERM if name == "events_worker" else signal.SIGKILL)
-        for process in self.started.values():
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
-
 
 @pytest.fixture
 def billing(tmp_path: Path, fresh_vhost: Vhost) -> Iterator[Billing]:
@@ -115,13 +66,16 @@ def billing(tmp_path: Path, fresh_vhost: Vhost) -> Iterator[Billing]:
             "createsuperuser", "--noinput", "--username", "ada", "--email", "",
             DJANGO_SUPERUSER_PASSWORD="secret",
         )  # fmt: skip
-        service.start("events_worker", "--no-mirror", "--no-reaper", "--no-relay", "-c", "2")
-        service.start("events_mirror")
-        service.start("runserver", "--noreload", "--insecure", f"127.0.0.1:{service.port}")
+        options = ("--no-mirror", "--no-reaper", "--no-relay", "-c", "2")
+        service.start("worker", "-m", "django", "events_worker", *options)
+        service.start("mirror", "-m", "django", "events_mirror", ready="mirroring")
+        address = f"127.0.0.1:{service.port}"
+        server = ("runserver", "--noreload", "--insecure", address)
+        service.start("server", "-m", "django", *server, ready=address)
         yield service
     except BaseException:
-        for log in sorted(tmp_path.glob("*.log")):
-            print(f"-- {log.name}\n{log.read_text(errors='replace')[-2500:]}")
+        for worker in service.started:
+            print(f"-- {worker.name}\n{worker.log[-2500:]}")
         raise
     finally:
         service.end()
@@ -194,7 +148,6 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada = Person(browser)
 
     # The evening: forty orders without a tax rate, one without country, one without customer.
-    until(lambda: billing.said("events_worker", " ready."), 60, "the worker is ready")
     eyes = Eyes(fresh_vhost.node, fresh_vhost.name)
     orders = [{"order": n, "country": "XX", "customer": "Zoë"} for n in range(NUMBER)]
     orders.append({"order": 100, "country": "??", "customer": "Zoë"})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
 
-from celery import Task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Reject
 
 from django_amqp_events import current_event, event, publish_event
 from django_amqp_events.publish.publisher import Options
@@ -75,36 +73,6 @@ def eta(self: HandlerTask) -> None:
         raise self.retry(eta=ledger.now() + timedelta(seconds=2))
 
 
-def retry_exc(self: HandlerTask) -> None:
-    ledger.write("retry_exc")
-    try:
-        raise KeyError("lost")
-    except KeyError as exc:
-        raise self.retry(exc=exc, max_retries=1, countdown=1) from exc
-
-
-def no_throw(self: HandlerTask) -> None:
-    ledger.write("no_throw")
-    if _attempt() == 1:
-        self.retry(countdown=1, throw=False)
-        ledger.write("no_throw_went_on")
-
-
-def too_short(self: HandlerTask) -> None:
-    ledger.write("too_short")
-    self.retry(countdown=0.5)
-
-
-def ignore() -> None:
-    ledger.write("ignore")
-    raise Ignore
-
-
-def reject() -> None:
-    ledger.write("reject")
-    raise Reject("go away", requeue=False)
-
-
 def requeue() -> None:
     ledger.write("requeue")
     if len(ledger.lines("requeue", _id())) == 1:
@@ -114,39 +82,6 @@ def requeue() -> None:
 def poison() -> None:
     ledger.write("poison")
     raise Reject("for ever", requeue=True)
-
-
-def replace(self: HandlerTask) -> None:
-    ledger.write("replace")
-    self.replace(None)
-
-
-def missing(order_id: int, customer: str) -> None:
-    ledger.write("missing")
-
-
-def surplus(order_id: int) -> None:
-    ledger.write("surplus", order_id=order_id)
-
-
-def strict(order_id: int) -> None:
-    ledger.write("strict")
-
-
-async def asynchronous(order_id: int) -> None:
-    await asyncio.sleep(0)
-    ledger.write("asynchronous", order_id=order_id)
-    if _attempt() == 1:
-        raise RuntimeError("once")
-
-
-class TaskClass(Task):
-    max_retries = 1
-    retry_backoff = 1
-
-    def run(self, order_id: int) -> None:
-        ledger.write("task_class", order_id=order_id, retries=self.request.retries)
-        raise RuntimeError("always")
 
 
 def bound(self: HandlerTask, order_id: int) -> None:
@@ -178,20 +113,9 @@ def effect_seen(**payload: Any) -> None:
     )
 
 
-def many(number: int) -> None:
-    ledger.write("many", number=number)
-    if number == 7 or (number % 2 and _attempt() == 1):
-        raise RuntimeError(f"number {number}")
-
-
 def replay_fails() -> None:
     ledger.write("replay_fails")
     raise RefusedError("still no")
-
-
-def loud() -> None:
-    ledger.write("loud")
-    raise RefusedError("\ud800 lone surrogate " + "x" * 100_000)
 
 
 @dataclass
@@ -210,10 +134,6 @@ def typed(order_id: int, lines: list[Line], day: date) -> None:
     ledger.write("typed", order_id=order_id, lines=repr(lines), day=repr(day), total=total)
     if _attempt() == 1:
         raise RuntimeError("once")
-
-
-def violated(day: date) -> None:
-    ledger.write("violated")
 
 
 def versioned(total: Decimal, currency: str, country: str) -> None:
@@ -285,19 +205,8 @@ HANDLERS = _declare(
     never=NO,
     countdown=BOUND,
     eta=BOUND,
-    retry_exc=BOUND,
-    no_throw=BOUND,
-    too_short={**BOUND, "MAX_RETRIES": 0},
-    ignore={},
-    reject={"MAX_RETRIES": 1, **QUICK},
     requeue={},
     poison={},
-    replace=BOUND,
-    missing={},
-    surplus={},
-    strict={"STRICT": True},
-    asynchronous=QUICK,
-    TaskClass={"EVENTS": ["case.task_class"]},
     bound=BOUND,
     star={"EVENTS": ["case.pattern.*"]},
     hashed={"EVENTS": ["case.pattern.#", "case.pattern.one"]},
@@ -305,12 +214,9 @@ HANDLERS = _declare(
     mail_b={"EVENTS": ["case.mail.b"], "QUEUE": "mail"},
     cause={},
     effect_seen={"EVENTS": ["case.effect"]},
-    many={"MAX_RETRIES": 2, **QUICK},
     replayed={},
     replay_fails=NO,
-    loud=NO,
     typed={"VALIDATE": True, **QUICK},
-    violated={"VALIDATE": True},
     versioned={"EVENTS": ["case.version.v3"], "VALIDATE": True, **QUICK},
     every_version={"EVENTS": ["case.version.#"]},
 )

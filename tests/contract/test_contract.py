@@ -2,6 +2,9 @@
 
 A case is a generator: what it publishes stands before its ``yield``, what must have come of it
 after. All cases publish first, then time passes once, for all of them together.
+
+What the worker decides from a handler's options, exceptions and arguments is in
+acceptance/worker/test_core.py and test_combined.py: both worlds run the same code for it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
 
 import pytest
 
@@ -171,15 +173,6 @@ def what_is_never_retried_is_archived_at_once(world: World) -> Generator[None]:
     assert "RefusedError is not retried" in found.detail
 
 
-@case
-def a_long_and_broken_message_is_archived(world: World) -> Generator[None]:
-    event = world.publish("case.loud")
-    yield
-    found = one(world, event)
-    assert found.message.startswith("\ud800 lone surrogate xxx")
-    assert len(found.message) <= 4_000
-
-
 # -- what a handler asks for --------------------------------------------------------------
 
 
@@ -204,50 +197,6 @@ def retry_with_eta(world: World) -> Generator[None]:
 
 
 @case
-def retry_with_exception_and_limit(world: World) -> Generator[None]:
-    event = world.publish("case.retry_exc")
-    yield
-    assert attempts(world, "retry_exc", event) == [1, 2]
-    found = one(world, event)
-    assert (found.reason, found.attempts) == ("exhausted", 2)
-    assert (found.exception, found.message) == ("KeyError", "'lost'")
-
-
-@case
-def retry_without_throwing(world: World) -> Generator[None]:
-    event = world.publish("case.no_throw")
-    yield
-    assert attempts(world, "no_throw", event) == [1, 2]
-    assert len(world.runs("no_throw_went_on", event)) == 1
-    assert world.archived(event) == []
-
-
-@case
-def a_delay_below_a_second_is_an_error(world: World) -> Generator[None]:
-    event = world.publish("case.too_short")
-    yield
-    found = one(world, event)
-    assert found.exception == "ValueError"
-    assert "a delay is at least 1 s" in found.message
-
-
-@case
-def ignore_is_handled(world: World) -> Generator[None]:
-    event = world.publish("case.ignore")
-    yield
-    assert attempts(world, "ignore", event) == [1]
-    assert world.archived(event) == []
-
-
-@case
-def reject_is_a_failure(world: World) -> Generator[None]:
-    event = world.publish("case.reject")
-    yield
-    assert attempts(world, "reject", event) == [1, 2]
-    assert one(world, event).reason == "exhausted"
-
-
-@case
 def reject_with_requeue_comes_again_as_the_same_attempt(world: World) -> Generator[None]:
     event = world.publish("case.requeue")
     yield
@@ -264,60 +213,6 @@ def what_is_requeued_for_ever_ends_in_the_graveyard(world: World) -> Generator[N
     assert attempts(world, "poison", event) in ([1] * 6, [1] * 5)
     assert world.depth("contract:graveyard") == 1
     assert world.archived(event) == []
-
-
-@case
-def replace_makes_no_sense(world: World) -> Generator[None]:
-    event = world.publish("case.replace")
-    yield
-    assert attempts(world, "replace", event) == [1]
-    assert one(world, event).reason == "unsupported"
-
-
-# -- arguments ----------------------------------------------------------------------------
-
-
-@case
-def a_missing_argument_is_archived_without_a_run(world: World) -> Generator[None]:
-    event = world.publish("case.missing", {"order_id": 1})
-    yield
-    assert world.runs("missing", event) == []
-    found = one(world, event)
-    assert (found.reason, found.attempts) == ("arguments", 1)
-    assert "'customer'" in found.detail
-
-
-@case
-def surplus_arguments_are_dropped(world: World) -> Generator[None]:
-    event = world.publish("case.surplus", {"order_id": 1, "new": 2})
-    yield
-    assert [run["order_id"] for run in world.runs("surplus", event)] == [1]
-
-
-@case
-def a_strict_handler_refuses_surplus_arguments(world: World) -> Generator[None]:
-    event = world.publish("case.strict", {"order_id": 1, "new": 2})
-    yield
-    assert world.runs("strict", event) == []
-    assert one(world, event).reason == "arguments"
-
-
-# -- kinds of handlers --------------------------------------------------------------------
-
-
-@case
-def an_async_handler(world: World) -> Generator[None]:
-    event = world.publish("case.asynchronous", {"order_id": 5})
-    yield
-    assert attempts(world, "asynchronous", event) == [1, 2]
-
-
-@case
-def a_task_class_with_options_of_its_own(world: World) -> Generator[None]:
-    event = world.publish("case.task_class", {"order_id": 5})
-    yield
-    assert [run["retries"] for run in world.runs("task_class", event)] == [0, 1]
-    assert one(world, event).reason == "exhausted"
 
 
 @case
@@ -448,45 +343,10 @@ def an_event_published_by_a_handler_knows_its_cause(world: World) -> Generator[N
     assert runs[0]["event"] != event
 
 
-BROKEN: dict[str, tuple[bytes, dict[str, Any]]] = {
-    "no-json": (b"\xff\x00 not json", {}),
-    "not-three": (b'{"a": 1}', {}),
-    "args-no-list": (b"[{}, [], {}]", {}),
-    "pickle": (b"\x80\x04K\x01.", {"content_type": "application/x-python-serialize"}),
-    "latin": (b"[[], {}, {}]", {"content_encoding": "latin-1"}),
-    "too-large": (b"[[], {}, {}]" + b" " * 200_001, {}),
-}
-
-
-@case
-def malformed_bodies_are_archived_byte_for_byte(world: World) -> Generator[None]:
-    for name, (body, properties) in BROKEN.items():
-        message = raw(world, "case.once", event_id=f"broken-{name}")
-        message = replace(message, body=body, properties={**message.properties, **properties})
-        assert world.send(message) is None
-    yield
-    for name, (body, _) in BROKEN.items():
-        found = one(world, f"broken-{name}")
-        assert found.reason == "malformed"
-        assert found.body == body
-        assert found.handler == "c.once"
-        assert world.runs("once", f"broken-{name}") == []
-
-
 @case
 def a_message_without_an_id_is_archived(world: World) -> Generator[None]:
-    assert (
-        world.send(
-            Message(
-                exchange=names().events,
-                routing_key="case.once",
-                body=b"no id at all",
-                headers={},
-                properties={"content_type": "text/plain"},
-            )
-        )
-        is None
-    )
+    message = replace(raw(world, "case.once"), body=b"no id at all", headers={}, properties={})
+    assert world.send(message) is None
     yield
     (found,) = [item for item in world.all_archived() if item.body == b"no id at all"]
     assert found.reason == "malformed"
@@ -517,38 +377,6 @@ def our_headers_are_not_believed_from_a_publisher(world: World) -> Generator[Non
     assert found.event is not None
     assert (found.attempts, found.event.attempt, found.event.replay_id) == (1, 1, None)
     assert (found.handler, found.event.name) == ("c.never", "case.never")
-
-
-@case
-def a_plain_celery_message_is_an_event(world: World) -> Generator[None]:
-    assert (
-        world.send(
-            Message(
-                exchange=names().events,
-                routing_key="case.once",
-                body=json.dumps(
-                    [[], {"total": {"__type__": "decimal", "__value__": "1.5"}}, {}]
-                ).encode(),
-                headers={"task": "case.once", "id": "plain-1", "lang": "py"},
-                properties={"content_type": "application/json", "content_encoding": "utf-8"},
-            )
-        )
-        is None
-    )
-    yield
-    (run,) = world.runs("once", "plain-1")
-    assert run["payload"] == {"total": "1.5"}
-
-
-@case
-def attempts_are_exact_over_many_events(world: World) -> Generator[None]:
-    events = [world.publish("case.many", {"number": number}) for number in range(20)]
-    yield
-    for number, event in enumerate(events):
-        expected = [1, 2, 3] if number == 7 else [1, 2] if number % 2 else [1]
-        assert attempts(world, "many", event) == expected
-    assert one(world, events[7]).attempts == 3
-    assert [event for event in events if world.archived(event)] == [events[7]]
 
 
 # -- replays ------------------------------------------------------------------------------
@@ -586,63 +414,21 @@ def an_ordinary_success_is_not_reported(world: World) -> Generator[None]:
 # -- formats ------------------------------------------------------------------------------
 
 
-def foreign(name: str, content_type: str, body: object, **headers: Any) -> Message:
-    """Build the message of a publisher that does not have this project."""
-    return Message(
-        exchange=names().events,
-        routing_key=name,
-        body=json.dumps(body).encode(),
-        headers=headers,
-        properties={"delivery_mode": 2, "content_type": content_type, "message_id": "by-property"},
-    )
-
-
-def envelope(name: str, event_id: str, data: object) -> dict[str, Any]:
-    return {
-        "specversion": "1.0", "id": event_id, "source": "/elsewhere", "type": name, "data": data,
-    }  # fmt: skip
-
-
-@case
-def plain_json_is_handled_and_retried(world: World) -> Generator[None]:
-    world.send(foreign("case.backoff", "application/json", {}))
-    yield
-    assert attempts(world, "backoff", "by-property") == [1, 2, 3, 4]
-
-
-@case
-def cloud_events_are_handled_and_retried(world: World) -> Generator[None]:
-    body = envelope("case.backoff", "structured", {})
-    world.send(foreign("case.backoff", "application/cloudevents+json", body))
-    binary = {f"ce-{key}": value for key, value in envelope("case.backoff", "binary", 0).items()}
-    world.send(foreign("case.backoff", "application/json", {}, **binary))
-    yield
-    for event_id in ("structured", "binary"):
-        assert attempts(world, "backoff", event_id) == [1, 2, 3, 4]
-
-
 @case
 def a_failed_cloud_event_is_archived_as_it_came(world: World) -> Generator[None]:
-    body = envelope("case.exhausted", "failed-cloud", {"reason": "no"})
-    message = foreign("case.exhausted", "application/cloudevents+json", body)
-    world.send(message)
+    """Of a publisher that does not have this project."""
+    body = {"specversion": "1.0", "id": "failed-cloud", "source": "/elsewhere",
+            "type": "case.exhausted", "data": {"reason": "no"}}  # fmt: skip
+    properties = {"delivery_mode": 2, "content_type": "application/cloudevents+json"}
+    message = raw(world, "case.exhausted")
+    message = replace(message, body=json.dumps(body).encode(), headers={}, properties=properties)
+    assert world.send(message) is None
     yield
     archived = one(world, "failed-cloud")
     assert (archived.body, archived.content_type) == (message.body, "application/cloudevents+json")
     assert archived.event is not None
     assert archived.event.source == "/elsewhere"
     assert archived.payload == {"reason": "no"}
-
-
-@case
-def a_cloud_event_of_another_type_is_archived(world: World) -> Generator[None]:
-    body = envelope("case.paid", "other-type", {})
-    world.send(foreign("case.once", "application/cloudevents+json", body))
-    yield
-    archived = one(world, "other-type")
-    assert archived.reason == "malformed"
-    assert archived.detail == "the CloudEvents type is 'case.paid', the routing key 'case.once'"
-    assert world.runs("once", "other-type") == []
 
 
 @case
@@ -679,17 +465,6 @@ def typed_arguments_arrive_as_their_types_in_each_attempt(world: World) -> Gener
         assert (run["lines"], run["day"]) == (repr(lines), "datetime.date(2026, 3, 1)")
         assert (run["order_id"], run["total"]) == (1, "3.10")
     assert world.archived(event) == []
-
-
-@case
-def a_violated_hint_is_archived_without_a_run(world: World) -> Generator[None]:
-    event = world.publish("case.violated", {"day": "tomorrow"})
-    yield
-    assert world.runs("violated", event) == []
-    found = one(world, event)
-    assert (found.reason, found.attempts, found.handler) == ("contract", 1, "c.violated")
-    assert "hints of handler 'c.violated': day: Input should be a valid date" in found.detail
-    assert found.body == b'[[],{"day":"tomorrow"},{}]'
 
 
 @case
@@ -734,19 +509,6 @@ def an_upcaster_that_fails_is_archived_without_a_run(world: World) -> Generator[
     assert found.body == b'[[],{"sum":"9.90"},{}]'
 
 
-@case
-def a_replay_of_an_older_version_is_upcast(world: World) -> Generator[None]:
-    body = b'[[],{"total":"3"},{}]'
-    old = replay(world, "case.version", "c.versioned", "replayed-3", "r-3", body=body)
-    assert world.send(old) is None
-    yield
-    runs = world.runs("versioned", "replayed-3")
-    assert [(run["attempt"], run["replay_id"]) for run in runs] == [(1, "r-3"), (2, "r-3")]
-    assert {run["currency"] for run in runs} == {"EUR"}
-    (outcome,) = world.outcomes("replayed-3")
-    assert outcome.outcome == "succeeded"
-
-
 # -- tools --------------------------------------------------------------------------------
 
 
@@ -765,27 +527,16 @@ def raw(world: World, name: str, event_id: str = "raw") -> Message:
     )
 
 
-def replay(
-    world: World,
-    name: str,
-    handler: str,
-    event_id: str,
-    replay_id: str,
-    body: bytes = b"[[],{},{}]",
-) -> Message:
+def replay(world: World, name: str, handler: str, event_id: str, replay_id: str) -> Message:
     """Build what the admin would publish to replay an archived event."""
     message = raw(world, name, event_id)
-    event = ReceivedEvent(id=event_id, name=name, service="elsewhere")
+    delivery = Received(
+        queue="", exchange="", routing_key="", body=message.body, headers={},
+        properties=message.properties,
+    )  # fmt: skip
     return encoding.retry_message(
-        Received(
-            queue="",
-            exchange="",
-            routing_key="",
-            body=body,
-            headers={},
-            properties=message.properties,
-        ),
-        event,
+        delivery,
+        ReceivedEvent(id=event_id, name=name, service="elsewhere"),
         exchange=names().replay,
         routing_key=get_registry().handlers[handler].key,
         service="contract",

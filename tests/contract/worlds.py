@@ -23,12 +23,7 @@ from django_amqp_events.message.archive_message import Archived, Outcome
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
-from tests.acceptance.harness import (
-    STARTED,
-    Eyes,
-    Worker,
-    until,
-)
+from tests.acceptance.harness import STARTED, Eyes, Worker, until
 from tests.celery_app import app
 from tests.conftest import Vhost
 
@@ -39,24 +34,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class World(Protocol):
-    """The interface of a case."""
+    """The interface of a case, with what both worlds do alike."""
 
     #: Seconds by which a run may come after its due time.
     late: float
 
     def now(self) -> datetime: ...
-    def publish(self, name: str, payload: Mapping[str, Any] | None = None, /,
-                **using: Any) -> str: ...  # fmt: skip
     def send(self, message: Message) -> PublishError | None: ...
     def advance(self, seconds: float) -> None: ...
-    def runs(self, handler: str, event_id: str | None = None) -> list[dict[str, Any]]: ...
-    def archived(self, event_id: str) -> list[Archived]: ...
-    def all_archived(self) -> list[Archived]: ...
-    def outcomes(self, event_id: str) -> list[Outcome]: ...
+    def archive(self) -> list[Archived | Outcome]: ...
     def depth(self, queue: str) -> int: ...
 
-
-class _World:
     def publish(self, name: str, payload: Mapping[str, Any] | None = None, /, **using: Any) -> str:
         return publish_event(name, payload or {}, options=Options(**using))
 
@@ -76,11 +64,8 @@ class _World:
             if isinstance(item, Outcome) and item.event.id == event_id
         ]
 
-    def archive(self) -> list[Archived | Outcome]:
-        raise NotImplementedError
 
-
-class MemoryWorld(_World):
+class MemoryWorld(World):
     late = 0.001
 
     def __init__(self, backend: MemoryBackend) -> None:
@@ -102,7 +87,7 @@ class MemoryWorld(_World):
         return self.backend.depths.get(queue, 0)
 
 
-class RabbitWorld(_World):
+class RabbitWorld(World):
     late = 15.0
     #: Where messages end; everything else is empty once all is handled.
     ends = ("contract:archive", "contract:graveyard")

@@ -3,7 +3,6 @@
     make faults                                    all rows, a few minutes for every ten
     make faults ARGS="--events 200 child-within"   some of them
     make faults ARGS="--list"
-    make faults ARGS="--peer --events 200"         the same faults, run against celery-amqp-events
 
 Results are stored in docs/faults/ by broker version and database; the page is written from all of
 them.
@@ -30,9 +29,9 @@ import django  # noqa: E402
 
 from tests.conftest import SERVERS  # noqa: E402
 
-from . import all_rows, peers, report  # noqa: E402 - scripts/ has the broker
+from . import all_rows, report  # noqa: E402 - scripts/ has the broker
 from .running import Result, run  # noqa: E402
-from .world import Grounds, world  # noqa: E402
+from .world import Grounds  # noqa: E402
 
 #: Published in a row of the table; twice as many units.
 EVENTS = 2000
@@ -51,9 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--keep", action="store_true", help="Keep ledgers and logs, and print their path."
     )
     parser.add_argument("--list", action="store_true", help="The rows' names.")
-    parser.add_argument("--peer", action="store_true", help="Rows of celery-amqp-events.")
     given = parser.parse_args(arguments)
-    rows = peers.PEERS if given.peer else all_rows()
+    rows = all_rows()
     if given.list:
         print(*(f"{row.name:32} {row.title}" for row in rows.values()), sep="\n")
         return 0
@@ -62,18 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The texts of the package's errors are translated, which needs Django's registry.
     django.setup()
     directory = Path(tempfile.mkdtemp(prefix="faults-"))
-    grounds = Grounds(directory, kind="sqlite" if given.peer else given.database)
-    make = peers.peer_world if given.peer else world
+    grounds = Grounds(directory, kind=given.database)
     results: list[Result] = []
     began = time.monotonic()
     try:
         print(f"RabbitMQ {grounds.node.version}, {grounds.kind}, {given.events} events in a row")
         for name in given.rows or rows:
-            result = run(rows[name], grounds, events=given.events, seed=given.seed, make=make)
+            result = run(rows[name], grounds, events=given.events, seed=given.seed)
             print(report.line(result), flush=True)
             results.append(result)
             # After each: what was measured stays if the machine goes.
-            report.keep(given.output, grounds, result, seed=given.seed, peer=given.peer)
+            report.keep(given.output, grounds, result, seed=given.seed)
     finally:
         grounds.end()
         if given.keep:
@@ -88,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if bad:
         print(f"Not held: {', '.join(bad)}")
-    # The peer's table shows the rows that it does not hold.
-    return 1 if bad and not given.peer else 0
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +17,7 @@ from tests.integration.wire import Proxy
 from tests.waiting import NotInTime, stopped
 
 from .rows import row
-from .world import (
-    ARCHIVE,
-    NAME,
-    QUEUES,
-    Hit,
-    World,
-)
+from .world import ARCHIVE, NAME, QUEUES, Hit, World
 
 KILLS = "The broker is killed and started again"
 NETWORK = "The network between a process and the broker"
@@ -284,32 +278,9 @@ def struck(
 immediately = partial(publishing, mode="immediate")
 #: These last long enough to be hit twice; events in delay queues exist once.
 ONGOING = (publishing, immediately, handling)
-#: What is done while a fault occurs: its title, how to begin it, and the share of the events.
-Scenes = Mapping[str, tuple[str, Callable[[World, str], Scene], float]]
-
-
-def under_faults(
-    scenes: Scenes, alarmed: Scenes, ongoing: Sequence[Any]
-) -> Iterator[tuple[str, str, str, float, Callable[[World], None]]]:
-    """Yield group, title, name, share and run of each fault; *ongoing* scenes are cut twice."""
-    for name, (words, scene, share) in scenes.items():
-        run, times = partial(struck, scene=scene), 2 if scene in ongoing else 1
-        died = partial(run, fault=killed, what="broker killed", direct=True)
-        yield KILLS, f"While {words}", f"broker-killed-{name}", share, died
-        lost = partial(run, fault=cut, what="connections cut", times=times)
-        yield NETWORK, f"Connections are cut while {words}", f"cut-{name}", share, lost
-        silent = partial(run, fault=half_open, what="packets dropped")
-        title = f"Connections go half-open while {words}"
-        yield NETWORK, title, f"half-open-{name}", share, silent
-    for kind in ("memory", "disk"):
-        for name, (words, scene, share) in alarmed.items():
-            fault = partial(alarm, kind=kind)
-            run = partial(struck, scene=scene, fault=fault, what=f"{kind} alarm", direct=True)
-            title = f"{kind.capitalize()} alarm while {words}"
-            yield ALARMS, title, f"{kind}-{name}", share, run
-
-
-# Half of the events where each is handled several times, or mirrored too.
+#: What is done while a fault occurs: its title, how to begin it, and the share of the events: half
+#: of them where each is handled several times, or mirrored too.
+Scenes = dict[str, tuple[str, Callable[[World, str], Scene], float]]
 SCENES: Scenes = {
     "publish": ("publishing, with the outbox", publishing, 1.0),
     "immediate": ("publishing, with immediate", immediately, 1.0),
@@ -323,8 +294,23 @@ ALARMED: Scenes = {
     "retry": ("handling with retries", partial(handling, passing=1.0), 0.5),
     "archive": SCENES["archive"],
 }
-for _group, _title, _name, _share, _run in under_faults(SCENES, ALARMED, ONGOING):
-    row(_group, _title, name=_name, share=_share)(_run)
+for _name, (_words, _scene, _share) in SCENES.items():
+    _run = partial(struck, scene=_scene)
+    row(KILLS, f"While {_words}", name=f"broker-killed-{_name}", share=_share)(
+        partial(_run, fault=killed, what="broker killed", direct=True)
+    )
+    row(NETWORK, f"Connections are cut while {_words}", name=f"cut-{_name}", share=_share)(
+        partial(_run, fault=cut, what="connections cut", times=2 if _scene in ONGOING else 1)
+    )
+    row(NETWORK, f"Connections go half-open while {_words}", name=f"half-open-{_name}",
+        share=_share)(partial(_run, fault=half_open, what="packets dropped"))  # fmt: skip
+for _kind in ("memory", "disk"):
+    for _name, (_words, _scene, _share) in ALARMED.items():
+        row(ALARMS, f"{_kind.capitalize()} alarm while {_words}", name=f"{_kind}-{_name}",
+            share=_share)(
+            partial(struck, scene=_scene, fault=partial(alarm, kind=_kind), what=f"{_kind} alarm",
+                    direct=True)
+        )  # fmt: skip
 
 
 # -- the consumer timeout -------------------------------------------------------------------

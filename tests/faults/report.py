@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.conftest import SERVERS
 
-from . import all_rows, peers
+from . import all_rows
 from .rows import Row
 from .running import Result
 from .world import Grounds, Hit
@@ -72,24 +72,16 @@ def line(result: Result) -> str:
     return f"{mark} {result.row:32} {result.seconds:5.0f} s  {figures}  {why}"
 
 
-def _path(docs: Path, grounds: Grounds, *, peer: bool) -> Path:
+def _path(docs: Path, grounds: Grounds) -> Path:
     release = ".".join((grounds.node.version or "0.0").split(".")[:2])
     # That of PostgreSQL, the default, has no database in its name.
     database = "" if grounds.kind == "postgresql" else f"-{grounds.kind}"
-    name = peers.PACKAGE if peer else f"rabbitmq-{release}{database}"
-    return docs / "faults" / f"{name}.json"
+    return docs / "faults" / f"rabbitmq-{release}{database}.json"
 
 
-def keep(
-    docs: Path,
-    grounds: Grounds,
-    result: Result,
-    *,
-    seed: str,
-    peer: bool = False,
-) -> None:
-    """Store a result with those of earlier runs on the same broker and database, or of the peer."""
-    path = _path(docs, grounds, peer=peer)
+def keep(docs: Path, grounds: Grounds, result: Result, *, seed: str) -> None:
+    """Store a result with those of earlier runs on the same broker and database."""
+    path = _path(docs, grounds)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
     assert result.counts is not None
@@ -106,8 +98,8 @@ def keep(
     about = {
         "rabbitmq": grounds.node.version,
         "python": platform.python_version(),
-        **(peers.versions() if peer else {"database": grounds.kind}),
-        **({} if peer else {name: version(name) for name in ("django", "celery", "kombu", "amqp")}),
+        "database": grounds.kind,
+        **{name: version(name) for name in ("django", "celery", "kombu", "amqp")},
     }
     text = json.dumps({"about": about, "rows": rows}, indent=1, sort_keys=True)
     path.write_text(text + "\n")
@@ -132,8 +124,6 @@ def write(docs: Path) -> Path:
     folder = docs / "faults"
     stored = [json.loads(path.read_text()) for path in folder.glob("rabbitmq-*.json")]
     lines = [INTRODUCTION, *_summary(sorted(stored, key=_place))]
-    if (path := folder / f"{peers.PACKAGE}.json").exists():
-        lines += _of_peer(json.loads(path.read_text()))
     page = docs / "faults.md"
     page.write_text("\n".join([*lines, ""]))
     return page
@@ -194,31 +184,6 @@ def _groups() -> Iterator[tuple[str, list[Row]]]:
 
 def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _of_peer(found: Mapping[str, Any]) -> list[str]:
-    """Return the section of the peer: its sums, and the rows that it does not hold."""
-    about, rows = found["about"], found["rows"]
-    columns = ("published", "handled", "archived", "waiting", "lost", "calls")
-    known = peers.PEERS.keys() & rows.keys()
-    ours = [peers.PEERS[row.name] for _, group in _groups() for row in group if row.name in known]
-    bad = [row for row in ours if not rows[row.name]["held"]]
-    sums = (f"{sum(rows[row.name][name] for row in ours):,}" for name in columns)
-    return [
-        f"\n## The same faults, {peers.PACKAGE}\n",
-        (
-            f"Version {about[peers.PACKAGE]}, RabbitMQ {about['rabbitmq']}, Python "
-            f"{about['python']}, Celery {about['celery']}, kombu {about['kombu']}, py-amqp "
-            f"{about['amqp']}; {_days(rows)}. It held {len(ours) - len(bad)} of {len(ours)} rows; "
-            f"{len(all_rows()) - len(ours)} others need what it does not have, such as "
-            f"{', '.join(list(peers.CANNOT)[:3])}.\n"
-        ),
-        peers.INTRODUCTION,
-        f"| fault | {' | '.join(columns)} |",
-        f"| --- |{' ---: |' * len(columns)}",
-        *(_line(row.title, *(f"{rows[row.name][name]:,}" for name in columns)) for row in bad),
-        _line(f"all {len(ours)} rows", *sums),
-    ]
 
 
 def _days(rows: Mapping[str, Any]) -> str:

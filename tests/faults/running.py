@@ -5,22 +5,15 @@ from __future__ import annotations
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.waiting import NotInTime
 
 from .counts import Counts
 from .rows import Row
-from .world import (
-    Grounds,
-    Hit,
-    World,
-    world,
-)
+from .world import Grounds, Hit, world
 
-Making = AbstractContextManager[World]
 #: Runs of a row whose fault misses.
 TRIES = 3
 
@@ -68,32 +61,27 @@ class Result:
         return not self.hit and counts is not None and not counts.lost and not counts.effects
 
 
-def run(
-    row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making] = world
-) -> Result:
+def run(row: Row, grounds: Grounds, *, events: int, seed: str) -> Result:
     """Run one row; what goes wrong with it is said in the result.
 
     Faults come by the clock where processes do their work: one that missed it proves nothing, and
     the row is run again.
     """
-    result = _run(row, grounds, events=events, seed=seed, make=make)
+    result = _run(row, grounds, events=events, seed=seed)
     for again in range(2, TRIES + 1):
         if not result.missed:
             break
         print(f"{row.name} missed: {result.error or 'nothing was in flight'}", flush=True)
-        result = _run(row, grounds, events=events, seed=f"{seed}-{again}", make=make)
+        result = _run(row, grounds, events=events, seed=f"{seed}-{again}")
     return result
 
 
-def _run(
-    row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making]
-) -> Result:
+def _run(row: Row, grounds: Grounds, *, events: int, seed: str) -> Result:
     number = row.published(events)
     nodes = grounds.cluster() if row.cluster else []
     began = time.monotonic()
-    with make(
-        grounds, name=row.name, events=number, seed=f"{seed}-{row.name}", nodes=nodes
-    ) as here:
+    seed = f"{seed}-{row.name}"
+    with world(grounds, name=row.name, events=number, seed=seed, nodes=nodes) as here:
         error, late = "", False
         try:
             row.run(here)

@@ -15,6 +15,8 @@ from .world import World
 PROCESSES = "Pool processes and workers"
 STOPS = "Shutdowns"
 POOLS = {"prefork": 2, "threads": 4, "solo": 1}
+#: Seconds between two transactions, and of a run, while workers are replaced.
+PAUSE = 0.02
 MOMENTS = {
     "before": "before the handler",
     "within": "within it",
@@ -51,7 +53,7 @@ for _copy, _words, _share in (("delay", "a retry", 0.1), ("archive", "an archive
     )(partial(killed, point=f"{_copy}-confirmed", whom="worker", of=_share))
 
 
-def stopped(world: World, *, pool: str, how: str, pause: float = 0.02) -> None:
+def stopped(world: World, *, pool: str, how: str) -> None:
     """Rolling restarts under load: another worker is there before one is stopped."""
     restarts = 10 if world.events >= 500 else 3 if world.events >= 100 else 2
     soft = 3 if how == "soft" else 0
@@ -61,10 +63,10 @@ def stopped(world: World, *, pool: str, how: str, pause: float = 0.02) -> None:
     chance = random.Random(world.seed)
     start = partial(world.worker, pool, POOLS[pool])
     worker: Worker = start().wait_ready(90)
-    world.publisher(pause=pause, work=pause)
+    world.publisher(pause=PAUSE, work=PAUSE)
     for _ in range(restarts):
         following = start().wait_ready(90)
-        until(partial(_busy, world, pause), 60, "something is in hand")
+        until(lambda: _busy(world), 60, "something is in hand")
         time.sleep(chance.random() * 0.5)
         world.hit(f"{how} shutdown", worker, number)
         worker.wait(90)
@@ -72,11 +74,11 @@ def stopped(world: World, *, pool: str, how: str, pause: float = 0.02) -> None:
     world.settle()
 
 
-def _busy(world: World, pause: float) -> bool:
+def _busy(world: World) -> bool:
     """Say whether handlers run; publish more where that is through before the restarts are."""
     ledger = world.ledger.read()
     if not ledger.in_hand and ledger.through == world.publishers:
-        world.publisher(max(20, world.events // 4), pause=pause, work=pause)
+        world.publisher(max(20, world.events // 4), pause=PAUSE, work=PAUSE)
     return bool(ledger.in_hand)
 
 

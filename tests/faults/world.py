@@ -14,32 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 from broker import Broker, Node
 from django_amqp_events.message import headers
-from tests.acceptance.harness import (
-    Archive,
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from tests.acceptance.harness import Archive, Eyes, Service, Worker, until
 from tests.acceptance.isolation import Supervisor
 from tests.conftest import SERVERS
 from tests.integration.wire import Proxy
 from tests.service_database import Database
 from tests.waiting import NotInTime
 
-from .counts import (
-    HANDLERS,
-    Counts,
-    Ledger,
-    Unit,
-    count,
-)
+from .counts import HANDLERS, Counts, Ledger, Unit, count
 
 NAME = "shop"
 ARCHIVE = f"{NAME}:archive"
@@ -174,8 +162,6 @@ class World:
     started: list[Worker] = field(default_factory=list)
     kept: list[Supervisor] = field(default_factory=list)
     proxies: list[Proxy] = field(default_factory=list)
-    interpreter: ClassVar[str] = sys.executable
-    publishing: ClassVar[str] = "testproject.publishing"
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.service.where)
@@ -251,7 +237,9 @@ class World:
         """Start a process that publishes; options as testproject's ``publishing`` has them."""
         self.publishers += 1
         given = {"count": count or self.events, "seed": f"{self.seed}-{self.publishers}"}
-        return self._start(["-m", self.publishing, json.dumps({**given, **options})], "publisher")
+        return self._start(
+            ["-m", "testproject.publishing", json.dumps({**given, **options})], "publisher"
+        )
 
     def keep(self, start: Callable[[], Worker]) -> Supervisor:
         """Start a process, and again whenever it is gone."""
@@ -261,7 +249,7 @@ class World:
 
     def _start(self, arguments: Sequence[str], what: str) -> Worker:
         started = Worker.start(
-            [self.interpreter, *arguments],
+            [sys.executable, *arguments],
             env=self.service.env(),
             where=self.service.where,
             name=what,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from django_amqp_events.archive import mirror, row_writer
+from django_amqp_events.archive import row_writer
 from django_amqp_events.archive.entries import Item, read_entries
 from django_amqp_events.archive.mirror import Mirror
 from django_amqp_events.archive.row_writer import Counts
@@ -15,13 +15,9 @@ from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import archive_message, decoding, encoding
-from django_amqp_events.message.types import (
-    Failure,
-    Message,
-    Progress,
-    Received,
-)
+from django_amqp_events.message.types import Failure, Message, Progress, Received
 from django_amqp_events.models import ArchivedEvent
+from tests.acceptance import harness
 from tests.integration.conftest import Service
 
 FAILURE = Failure(
@@ -164,4 +160,8 @@ def mirror_all(service: Service, **options: Any) -> Counts:
     return mirroring.run(until_empty=True)
 
 
-__all__ = ["FAILURE", "archived", "mirror", "mirror_all", "outcome", "publish", "received", "taken"]
+def mirror_until_empty(processes: harness.Service, *options: str) -> str:
+    """Run ``events_mirror`` until the archive is empty; return what it said."""
+    worker = processes.start("events_mirror", "--until-empty", *options)
+    assert worker.wait(60) == 0, worker.log
+    return worker.log

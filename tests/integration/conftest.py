@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import amqp
@@ -35,15 +36,21 @@ from django_amqp_events.broker.queue_depth import queue_depth
 from django_amqp_events.broker.topology import Names, Topology, build
 from django_amqp_events.declare.registry import Registry, get_registry
 from tests import waiting
+from tests.acceptance import harness
+from tests.acceptance.conftest import pytest_runtest_makereport  # noqa: F401 - shows the logs
 from tests.celery_app import app as celery_app
 from tests.commands import run_command
-from tests.conftest import Vhost
+from tests.conftest import Database, Vhost
 from tests.definitions import definitions
 from tests.waiting import is_usable
 
 from .wire import close_pools, drain, raw_connection
 
 DEADLINE = 20.0
+#: Of processes of the service.
+HANDLERS = {
+    "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": "testproject.steps.perform"}
+}
 
 wait_until = waiting.until
 
@@ -236,3 +243,22 @@ def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Ser
     close_pools()
     yield made
     close_pools()
+
+
+@pytest.fixture
+def processes(
+    billing: Service, archive_database: Database, tmp_path: Path
+) -> Iterator[harness.Service]:
+    """The service for commands in processes of their own; if a test fails, it shows their logs."""
+    before = len(harness.STARTED)
+    yield harness.Service(
+        url=billing.vhost.url,
+        where=tmp_path,
+        name="billing",
+        handlers="steps",
+        events={"TOPOLOGY": "verify", "HANDLERS": HANDLERS},
+        environ={"TESTPROJECT_DATABASE": archive_database.json},
+    )
+    for worker in harness.STARTED[before:]:
+        worker.kill()
+    del harness.STARTED[before:]

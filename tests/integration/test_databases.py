@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -84,23 +83,6 @@ def test_large_columns_are_stored_fast(archive_database: Database) -> None:
     table = ArchivedFailure._meta.db_table
     [insert] = [q["sql"] for q in captured if q["sql"].startswith(f'INSERT INTO "{table}"')]
     assert "UNNEST" not in insert
-
-
-@ROW_LOCKS
-def test_a_database_with_other_migrations_is_not_lent_again(
-    archive_database: Database, template_of: Callable[[str], str]
-) -> None:
-    """A migration can change what no column shows: compression, statistics, a collation."""
-    server, template = archive_database.server, template_of(archive_database.kind)
-    assert server is not None
-    name = server.borrow(template)
-    server.give_back(name)
-    assert server.borrow(template) == name
-    server.execute("DELETE FROM django_migrations WHERE name = '0001_initial'", database=name)
-    server.give_back(name)
-    another = server.borrow(template)
-    assert another != name
-    server.give_back(another)
 
 
 @ROW_LOCKS

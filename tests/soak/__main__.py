@@ -3,7 +3,6 @@
     make soak ARGS="--minutes 10 --seed 7"        one seed
     make soak ARGS="--minutes 60 --runs 6"        six runs of ten minutes, with consecutive seeds
     make soak ARGS="--seed 7 --show"              the schedule of a seed
-    make soak ARGS="--minutes 10 --seed 7 --shrink"   the fewest faults with which it still fails
 
 A run that fails prints its seed; its ledgers and logs are kept.
 """
@@ -35,14 +34,11 @@ from tests.conftest import SERVERS  # noqa: E402
 from tests.faults.world import Grounds, world  # noqa: E402
 
 from . import disks  # noqa: E402
-from .schedule import Step, duration, schedule, shrink  # noqa: E402
-from .soaking import PATIENCE, Result, soak  # noqa: E402
+from .schedule import Step, schedule  # noqa: E402
+from .soaking import Result, soak  # noqa: E402
 
 #: Of what is wrong in a run.
 SHOWN: Final = 20
-#: Seconds without progress after which a run ends whose schedule is being shrunk. It counts as
-#: failed only if it breaks the same rule, which a slow run does not.
-HURRY: Final = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,9 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="Of the first run; a new one by default.")
     parser.add_argument("--steps", help="Only these steps of the schedule: 3,7,12")
     parser.add_argument("--show", action="store_true", help="Print the schedule and end.")
-    parser.add_argument(
-        "--shrink", action="store_true", help="Look for the fewest steps that fail."
-    )
     parser.add_argument("--database", choices=("sqlite", *SERVERS), default="postgresql")
     parser.add_argument("--cluster", action="store_true", help="On a cluster of three nodes.")
     given = parser.parse_args(arguments)
@@ -93,10 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in seeds:
             steps = chosen(seed, seconds, wanted)
             results.append(run(grounds, nodes, seed, steps, seconds))
-            if results[-1].wrong and given.shrink:
-                fewest = shortest(grounds, nodes, results[-1], steps, seconds)
-                print(f"{results[-1].wrong[0].rule}: {len(fewest)} of {len(steps)} faults")
-                print(*fewest, again(grounds, nodes, seed, duration(fewest), fewest), sep="\n")
     finally:
         grounds.end()
         assert server.stdin is not None
@@ -124,13 +113,12 @@ def run(
     seed: int,
     steps: Sequence[Step],
     seconds: float,
-    patience: float = PATIENCE,
 ) -> Result:
     """Run a schedule and print what became of it."""
     print(again(grounds, nodes, seed, seconds, steps), flush=True)
     with world(grounds, name="soak", events=0, seed=str(seed), nodes=nodes) as here:
         result = soak(
-            here, nodes, seed, steps, seconds, lambda line: print(f"  {line}", flush=True), patience
+            here, nodes, seed, steps, seconds, lambda line: print(f"  {line}", flush=True)
         )
     print("  " + "; ".join(result.sizes))
     if result.story:
@@ -173,20 +161,6 @@ def verdict(results: Sequence[Result]) -> str:
         f"{total['replays']} replays, {total['decisions']} by operators: "
         + (f"{total['wrong']} WRONG" if total["wrong"] else "right")
     )
-
-
-def shortest(
-    grounds: Grounds, nodes: Sequence[Node], failed: Result, steps: Sequence[Step], seconds: float
-) -> Sequence[Step]:
-    """Return the fewest steps with which a run still breaks the rule that was broken worst."""
-    rule = failed.wrong[0].rule
-
-    def fails(rest: Sequence[Step]) -> bool:
-        lasts = duration(rest) if rest else seconds
-        wrong = run(grounds, nodes, failed.seed, rest, lasts, HURRY).wrong
-        return rule in {each.rule for each in wrong}
-
-    return shrink(steps, fails)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,31 +71,4 @@ def schedule(seed: int, seconds: float) -> Sequence[Step]:
         lasts = chance.uniform(0.2, 1) * longest
         steps.append(Step(len(steps), round(at, 2), fault, round(lasts, 2), chance.random()))
         at += chance.expovariate(1 / GAP)
-    return steps
-
-
-def duration(steps: Sequence[Step]) -> float:
-    """Return the seconds of a run with these faults, and a while for what they break."""
-    return max((step.at + step.seconds for step in steps), default=0.0) + 2 * GAP
-
-
-def shrink(steps: Sequence[Step], fails: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
-    """Return steps that fail, and that do not fail without any one of them.
-
-    Leaves out parts of the schedule, smaller and smaller ones.
-    """
-    if fails([]):
-        return []
-    parts = 2
-    while len(steps) > 1:
-        size = -(-len(steps) // parts)
-        for first in range(0, len(steps), size):
-            rest = [*steps[:first], *steps[first + size :]]
-            if fails(rest):
-                steps, parts = rest, max(parts - 1, 2)
-                break
-        else:
-            if size == 1:
-                break
-            parts = min(2 * parts, len(steps))
     return steps

@@ -49,7 +49,8 @@ PASSING, LASTING, DEADLY, HANGING, LARGE = 0.15, 0.1, 0.002, 0.002, 0.005
 #: Seconds between two transactions of five events.
 PAUSE: Final = 0.25
 CONFIRM_TIMEOUT, HEARTBEAT, LEASE = 4, 4, 16.0  # seconds
-PATIENCE: Final = 300.0  # seconds
+#: Seconds without progress after which something is stuck.
+PATIENCE: Final = 300.0
 #: Seconds of a warm shutdown. It takes a minute to notice that a connection is half-open.
 STOP: Final = 90.0
 ROUNDS: Final = 10  # of replays at the end
@@ -87,7 +88,6 @@ class Soak:
 
     Attributes:
         fixed: while this file exists, no event fails for good.
-        patience: seconds without progress after which something is stuck, when no more faults come.
         malformed: ids of messages that no handler can read, once they are confirmed.
         sizes: of each process at the beginning and at the end.
     """
@@ -95,7 +95,6 @@ class Soak:
     world: World
     nodes: Sequence[Node]
     seed: int
-    patience: float = PATIENCE
     malformed: set[str] = field(default_factory=set)
     came: Counter[str] = field(default_factory=Counter)
     over: threading.Event = field(default_factory=threading.Event)
@@ -281,7 +280,7 @@ class Soak:
             if not self._open():
                 return
             with suppress(subprocess.TimeoutExpired):
-                self.command("events_replay", "--all").wait(self.patience)
+                self.command("events_replay", "--all").wait(PATIENCE)
         raise NotInTime(f"after {ROUNDS} replays, {self._open()} are still archived")
 
     def _open(self) -> int:
@@ -300,7 +299,7 @@ class Soak:
             number = sum(left.values())
             if number < least or least < 1 <= number or least < 0:
                 least, since = number, Stopwatch()
-            if since.seconds > self.patience:
+            if since.seconds > PATIENCE:
                 raise NotInTime(", ".join(f"{n} of {what}" for what, n in left.items() if n))
             time.sleep(0.5)
 
@@ -506,10 +505,9 @@ def soak(
     steps: Sequence[Step],
     seconds: float,
     tell: Callable[[str], None] = lambda _: None,
-    patience: float = PATIENCE,
 ) -> Result:
     """Run one schedule on a world of its own."""
-    run = Soak(world, nodes, seed, patience)
+    run = Soak(world, nodes, seed)
     run.start()
     run.endure(steps, seconds, tell)
     return run.end()

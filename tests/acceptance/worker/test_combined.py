@@ -216,8 +216,13 @@ def differences(
     for entry in archive.collect():
         archived[entry["event_id"] or entry["properties"]["message_id"]].append(entry)
     runs = by_event(combined.ledger(what="start"))
-    asked = combined.python(_ASK)
-    effects, results = json.loads(asked.partition("ROWS ")[2])
+    effects, results = combined.value(
+        "[cursor.fetchall(), dict(TaskResult.objects.values_list('task_id', 'status'))]",
+        "from django.db import connection\n"
+        "from django_celery_results.models import TaskResult\n"
+        "cursor = connection.cursor()\n"
+        "cursor.execute('SELECT event, handler FROM effects')",
+    )
     effects = Counter(map(tuple, effects))
     found = []
     for event_id, (case, message) in sent.items():
@@ -263,14 +268,3 @@ def early(case: Case, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"attempt {line['attempt']} was early by {line['due'] - line['at']:.3f} s"
         if (wait := line["due"] - before["at"]) < case.delay(before["attempt"]):
             yield f"attempt {line['attempt']} was due after {wait:.3f} s"
-
-
-_ASK = """
-import json
-from django.db import connection
-from django_celery_results.models import TaskResult
-cursor = connection.cursor()
-cursor.execute("SELECT event, handler FROM effects")
-rows = cursor.fetchall(), dict(TaskResult.objects.values_list("task_id", "status"))
-print("ROWS", json.dumps(rows))
-"""

@@ -86,12 +86,6 @@ def timeouts(service: Make, eyes: Eyes) -> Service:
     return core
 
 
-def publish(eyes: Eyes, number: int, name: str, *plan: str) -> list[str]:
-    messages = [eyes.message(f"timeouts.{name}", {"plan": list(plan)}) for _ in range(number)]
-    eyes.send(*messages)
-    return [message.event_id for message in messages]
-
-
 def runs(core: Service, worker: Worker, eyes: Eyes, ids: list[str]) -> Counter[str]:
     """Wait until all events are handled, and return how often each has run."""
     until(lambda: {line["event"] for line in core.ledger(what="end")} >= set(ids), 180)
@@ -110,9 +104,9 @@ def test_a_backlog_of_runs_that_are_shorter_each(
     """What waits for a process waits on the broker: nothing runs twice, of three queues either."""
     core = timeouts(service, node_eyes)
     number = 5 * processes
-    ids = publish(node_eyes, number, "slow", *LONG)
+    ids = node_eyes.events(number, "timeouts.slow", *LONG)
     for name in ("other", "third"):
-        ids += publish(node_eyes, processes, name, *LONG)
+        ids += node_eyes.events(processes, f"timeouts.{name}", *LONG)
     worker = core.worker(pool, processes, "--prefetch-multiplier", str(multiplier))
     assert runs(core, worker, node_eyes, ids) == dict.fromkeys(ids, 1)
 
@@ -123,8 +117,8 @@ def test_events_wait_on_the_broker_for_their_rate_limit(
 ) -> None:
     """A wait that is longer than the timeout ends no run, of unrelated handlers neither."""
     core = timeouts(service, node_eyes)
-    brisk = publish(node_eyes, 24, "brisk", *SHORT)
-    others = publish(node_eyes, 8, "other", *LONG) if pool != "solo" else []
+    brisk = node_eyes.events(24, "timeouts.brisk", *SHORT)
+    others = node_eyes.events(8, "timeouts.other", *LONG) if pool != "solo" else []
     worker = core.worker(pool, processes)
     ids = [*brisk, *others]
     assert runs(core, worker, node_eyes, ids) == dict.fromkeys(ids, 1)
@@ -138,9 +132,9 @@ def test_what_waits_behind_an_unusually_long_run_goes_back(
     """Once: nothing is consumed until a process is free."""
     core = timeouts(service, node_eyes)
     worker = core.worker("prefork", 1, "-Q", f"{core.name}.testproject.slow")
-    short = publish(node_eyes, 20, "slow", *SHORT)
+    short = node_eyes.events(20, "timeouts.slow", *SHORT)
     assert runs(core, worker, node_eyes, short) == dict.fromkeys(short, 1)
-    long = publish(node_eyes, 4, "slow", *LONG)
+    long = node_eyes.events(4, "timeouts.slow", *LONG)
     ids = [*short, *long]
     assert runs(core, worker, node_eyes, ids) == dict.fromkeys(ids, 1)
     assert "requeued 3 events of" in worker.log
@@ -208,14 +202,18 @@ def test_what_happens_while_a_queue_is_paused(
     start = partial(core.worker, "prefork" if arguments else pool, 1, *arguments)
     worker = start()
     queue = f"{core.name}.testproject.other"
-    running = publish(eyes, 1, "slow", "file:go")
+    running = eyes.events(1, "timeouts.slow", "file:go")
     if arguments:
-        running += publish(eyes, 1, "third", "file:go")
+        running += eyes.events(1, "timeouts.third", "file:go")
     until(lambda: all(map(core.runs, running)), 60)
-    ids = [*running, *publish(eyes, 3, "slow", *SHORT), *publish(eyes, 3, "other", *SHORT)]
+    ids = [
+        *running,
+        *eyes.events(3, "timeouts.slow", *SHORT),
+        *eyes.events(3, "timeouts.other", *SHORT),
+    ]
     until(lambda: not eyes.consumers(queue), 60, "it is paused")
     if change != "deleted":
-        ids += publish(eyes, 2, queue.rpartition(".")[2], *SHORT)
+        ids += eyes.events(2, f"timeouts.{queue.rpartition('.')[2]}", *SHORT)
     else:
         until(lambda: eyes.ready(queue) >= 3, 30)
         ids = ids[:-3]
@@ -225,7 +223,7 @@ def test_what_happens_while_a_queue_is_paused(
         assert (found["severity"], found["consumers"], found["paused"]) == ("ok", 0, True)
     CHANGES[change](core, worker, eyes, queue)
     if change == "deleted":
-        ids += publish(eyes, 2, queue.rpartition(".")[2], *SHORT)
+        ids += eyes.events(2, f"timeouts.{queue.rpartition('.')[2]}", *SHORT)
     (core.where / "go").touch()
     if change == "restart":
         worker = start()

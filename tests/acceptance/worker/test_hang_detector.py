@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 
-from ..conftest import POOLS, Make
-from ..harness import (
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from ..conftest import POOLS
+from ..harness import Eyes, Service, Worker, until
 from .test_children import events_worker
 
 pytestmark = pytest.mark.timeout(240)
@@ -21,13 +16,6 @@ pytestmark = pytest.mark.timeout(240)
 ACT = "core.act"
 QUEUE = "core.testproject.act"
 NAME = "watched@localhost"
-
-
-@pytest.fixture
-def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes)
-    made.declare()
-    return made
 
 
 def hang(core: Service, eyes: Eyes, worker: Worker) -> str:

@@ -11,7 +11,6 @@ import sqlite3
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,9 @@ import pytest
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import archive_message
 from django_amqp_events.message.types import Received
-from tests.waiting import NotInTime
 
 from ..conftest import Make
-from ..harness import (
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from ..harness import Eyes, Service, Worker, until
 from .test_hostile_table import (
     ACT,
     FAR,
@@ -41,11 +34,10 @@ from .test_hostile_table import (
     REFUSED,
     REPLAY,
     Case,
+    Siege,
     forged,
-    mirror,
     plan,
     put,
-    reaper,
     rows,
     text,
 )
@@ -222,11 +214,8 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
     core = service(eyes)
     core.declare()
     core.migrate()
-    mirroring = mirror(core)
+    siege = Siege(core, eyes, core.worker("threads", 2, "-X", SLOW).wait_ready())
     replay_id = replayed(core, eyes)
-    worker = core.worker("threads", 2, "-X", SLOW).wait_ready()
-    processes = [worker, mirroring, reaper(core)]
-
     # A stranger claims the outcome of a replay in progress, where strangers may publish.
     forgeries = [
         case("outcome", headers=outcome(replay_id), key=ACT),
@@ -234,90 +223,35 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
                                    "event-handler": "testproject.slow"}, key=ACT),
         case("replay-id-retried", headers={"event-replay-id": replay_id}, body=AGAIN, key=ACT),
     ]  # fmt: skip
-    expected: dict[str, tuple[str, ...]] = {}
-    bodies: dict[str, bytes] = {}
-    healthy: list[str] = []
-    surprises: list[str] = []
-    for exchange, found_there in {**DOORS, "events": forgeries}.items():
-        for each in found_there:
+    for exchange, put_there in {**DOORS, "events": forgeries}.items():
+        for each in put_there:
             mark = f"{exchange}/{each.name}"
-            bodies[mark] = each.body(mark)
-            taken = put(eyes, exchange, each.key, each.wire(mark), bodies[mark])
-            if taken is (each.ends == (REFUSED,)):
-                surprises.append(mark)
-            expected[mark] = each.ends if taken else ()
-            healthy.append(eyes.event(ACT, {"plan": ["ok"], "case": f"healthy {mark}"}))
-            healthy.append(eyes.event(ACT, {"plan": ["fail", "ok"], "case": f"again {mark}"}))
-    assert not surprises, "taken or refused by the broker, unlike the table"
-
-    def ended() -> dict[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {mark: [] for mark in expected}
-        for line in core.ledger(what="end"):
-            if line.get("case") in found:
-                found[line["case"]].append(HANDLED)
-        marks = {body: mark for mark, body in bodies.items()}
-        for row in rows(core):
-            if (mark := marks.get(bytes(row["body"]))) is not None:
-                found[mark].append(row["reason"])
-        return {mark: tuple(ends) for mark, ends in found.items()}
-
-    def elsewhere() -> Counter[str]:
-        totals = eyes.totals("core:")
-        # One message is in two places while it is copied, so this is asked for at the end.
-        return Counter({
-            WAITING: sum(count for name, count in totals.items() if name.startswith("core:delay.")),
-            ABYSS: totals["core:abyss"],
-        })  # fmt: skip
-
-    def logged() -> int:
-        said = [line for line in mirroring.log.splitlines() if "does not have" in line]
-        return sum(int(line.split()[1]) for line in said)
-
-    def through() -> bool:
-        done = {line["event"] for line in core.ledger(what="end")}
-        return not wrong() and done >= set(healthy)
-
-    def wrong() -> dict[str, Any]:
-        quiet = {WAITING, ABYSS, LOGGED}
-        return {
-            mark: (expected[mark], ends)
-            for mark, ends in ended().items()
-            if not _fits(ends, [end for end in expected[mark] if end not in quiet])
-        }
-
-    try:
-        until(through, 90, "everything has ended")
-    except NotInTime:
-        raise NotInTime(f"{wrong()}, {elsewhere()}, {logged()}") from None
+            siege.put(mark, each, exchange, each.key, each.ends)
+            again = {"plan": ["fail", "ok"], "case": f"again {mark}"}
+            siege.healthy.append(eyes.event(ACT, again))
+    unseen = WAITING, ABYSS, LOGGED
+    siege.settle(90, unseen)
     eyes.empty("core:archive", "core:graveyard", "core:dead", QUEUE)
-    assert not wrong()
-    counted = Counter(end for ends in expected.values() for end in ends)
-    until(
-        lambda: (
-            (elsewhere()[WAITING], elsewhere()[ABYSS], logged())
-            == (counted[WAITING], counted[ABYSS], counted[LOGGED])
-        ),
-        20,
-        "what waits, and what only the log knows",
-    )
+    assert not siege.wrong(unseen)
+    counted = Counter(end for ends in siege.expected.values() for end in ends)
+
+    def elsewhere() -> tuple[int, ...]:
+        """Count what waits, what is in the abyss, and what only the log of the mirror knows."""
+        totals = eyes.totals("core:")
+        said = [line for line in siege.mirror.log.splitlines() if "does not have" in line]
+        return (
+            sum(count for name, count in totals.items() if name.startswith("core:delay.")),
+            totals["core:abyss"],
+            sum(int(line.split()[1]) for line in said),
+        )
+
+    until(lambda: elsewhere() == tuple(counted[end] for end in unseen), 20, "the others")
     # The true replay still waits for its handler.
     assert replay_of(core)["state"] == "published"
     (row,) = [row for row in rows(core) if row["event_id"] == "replayed"]
     assert row["state"] == "replaying"
     assert eyes.ready(SLOW) == 1
-    assert all(process.alive for process in processes), [p.name for p in processes if not p.alive]
-    assert worker.log.count("Connected to") == 1
-    handled = Counter(line["event"] for line in core.ledger(what="end"))
-    assert {event: handled[event] for event in healthy} == dict.fromkeys(healthy, 1)
-    for process in processes:
-        assert process.stop() == 0
-
-
-def _fits(ends: Iterable[str], wanted: Iterable[str]) -> bool:
-    ends, wanted = sorted(ends), sorted(wanted)
-    return len(ends) == len(wanted) and all(
-        end in want.split("|") for end, want in zip(ends, wanted, strict=True)
-    )
+    siege.end()
 
 
 # -- memory
@@ -340,8 +274,7 @@ def test_memory_stays_bounded(fresh_eyes: Eyes, service: Make) -> None:
     core = service(eyes)
     core.declare()
     core.migrate()
-    worker = core.worker("prefork", 2).wait_ready()
-    processes = [worker, mirror(core), reaper(core)]
+    processes = Siege(core, eyes, core.worker("prefork", 2).wait_ready()).processes
     first = eyes.event(ACT, {"plan": ["ok"]})
     until(lambda: core.runs(first, "end"))
     before = {process.name: peaks(process) for process in processes}

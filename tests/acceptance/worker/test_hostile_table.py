@@ -16,7 +16,7 @@ import struct
 import zlib
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -31,12 +31,7 @@ import pytest
 from tests.waiting import NotInTime
 
 from ..conftest import POOLS, Make
-from ..harness import (
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from ..harness import Eyes, Service, Worker, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -133,6 +128,14 @@ LEAVE_OUT: Any = object()
 
 def short(value: bytes) -> bytes:
     return bytes([len(value)]) + value
+
+
+def nested(depth: int) -> bytes:
+    """Return the value of a header: a list in a list, and so on."""
+    value = b"t\x01"
+    for _ in range(depth):
+        value = b"A" + struct.pack(">I", len(value)) + value
+    return value
 
 
 class Touch:
@@ -324,7 +327,7 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
         header("compression", "application/x-gzip", "malformed", label="gzip-bomb",
                body=lambda mark: bomb() + mark.encode()),
         # -- bodies
-        body("empty", lambda mark: b""),
+        body("empty", lambda mark: b"", direct=None),
         body("space", lambda mark: b" " * (1 + len(mark))),
         body("truncated", text('[[],{"plan":["ok"],"case":"%"')),
         body("deep", text("[" * 100_000 + "%")),
@@ -429,6 +432,11 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
             (b"milliseconds", b"T" + struct.pack(">Q", 1_700_000_000_000_000)),
             (b"early", b"T" + struct.pack(">q", -62_135_596_800)),
         )),
+        *(
+            Case(name=f"headers-deep-{depth}", raw=((b"deep", nested(depth)),), body=again)
+            for depth in (300, 2000)
+        ),
+        Case(name="message-id-bytes", properties={"message_id": b"\xff\xfe"}, body=again),
         header("big", "x" * 100_000),
         header("big", "x" * 100_000, "malformed", label="big-bad", body=text("%")),
         Case(name="headers-too-big", headers={"big": "x" * 140_000}, ends=no),
@@ -461,19 +469,6 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
 
 
 # -- the processes
-
-
-def command(service: Service, name: str, *arguments: str, ready: str) -> Worker:
-    """Start a command and wait until it is ready."""
-    return service.start(name, *arguments).wait_ready(40, ready)
-
-
-def mirror(service: Service) -> Worker:
-    return command(service, "events_mirror", ready="mirroring core:archive")
-
-
-def reaper(service: Service) -> Worker:
-    return command(service, "events_reaper", ready=" ready.")
 
 
 def rows(service: Service) -> list[dict[str, Any]]:
@@ -517,6 +512,79 @@ def put(eyes: Eyes, exchange: str, key: bytes, wire: bytes, body: bytes) -> bool
     return not returned
 
 
+class Siege:
+    """Hostile messages, each with a healthy event behind it, before a worker, a mirror, a reaper.
+
+    Attributes:
+        expected: where each message ends, by its mark; an end may be one of several: ``a|b``.
+        bodies: what was put.
+        healthy: ids of events that must be handled, once.
+    """
+
+    def __init__(self, core: Service, eyes: Eyes, worker: Worker) -> None:
+        self.core, self.eyes, self.worker = core, eyes, worker
+        self.mirror = core.start("events_mirror").wait_ready(40, "mirroring core:archive")
+        self.processes = [worker, self.mirror, core.start("events_reaper").wait_ready(40)]
+        self.expected: dict[str, tuple[str, ...]] = {}
+        self.bodies: dict[str, bytes] = {}
+        self.healthy: list[str] = []
+
+    def put(self, mark: str, case: Case, exchange: str, key: bytes, ends: tuple[str, ...]) -> None:
+        assert mark not in self.expected, mark
+        self.bodies[mark] = case.body(mark)
+        taken = put(self.eyes, exchange, key, case.wire(mark), self.bodies[mark])
+        assert taken is (ends != (REFUSED,)), f"the broker took {mark}: {taken}"
+        self.expected[mark] = ends if taken else ()
+        self.healthy.append(self.eyes.event(ACT, {"plan": ["ok"], "case": f"healthy {mark}"}))
+
+    def wrong(self, unseen: Collection[str] = ()) -> dict[str, tuple[list[str], list[str]]]:
+        """Return what was expected and found of messages, but for *unseen* ends, where it differs.
+
+        A message is found in the ledger, and by its body in the database.
+        """
+        found: dict[str, list[str]] = {mark: [] for mark in self.expected}
+        for line in self.core.ledger(what="end"):
+            if line.get("case") in found:
+                found[line["case"]].append(HANDLED)
+        marks = {body: mark for mark, body in self.bodies.items()}
+        for row in rows(self.core):
+            if (mark := marks.get(bytes(row["body"]))) is not None:
+                found[mark].append(row["reason"])
+        wanted = {
+            mark: sorted(end for end in ends if end not in unseen)
+            for mark, ends in self.expected.items()
+        }
+        return {
+            mark: (wanted[mark], ends)
+            for mark, ends in found.items()
+            if not _fit(ends, wanted[mark])
+        }
+
+    def settle(self, seconds: float, unseen: Collection[str] = ()) -> None:
+        """Wait until each message is where it ends, and each healthy event is handled."""
+        try:
+            until(lambda: self.core.ended(self.healthy) and not self.wrong(unseen), seconds)
+        except NotInTime:
+            raise NotInTime(f"expected and found: {self.wrong(unseen)}") from None
+
+    def end(self) -> None:
+        """Check that no process has noticed, and stop them."""
+        dead = [process.name for process in self.processes if not process.alive]
+        assert not dead
+        assert self.worker.log.count("Connected to") == 1
+        handled = Counter(line["event"] for line in self.core.ledger(what="end"))
+        assert {each: handled[each] for each in self.healthy} == dict.fromkeys(self.healthy, 1)
+        for process in self.processes:
+            assert process.stop() == 0
+
+
+def _fit(ends: Iterable[str], wanted: Sequence[str]) -> bool:
+    ends = sorted(ends)
+    return len(ends) == len(wanted) and all(
+        end in want.split("|") for end, want in zip(ends, wanted, strict=True)
+    )
+
+
 @pytest.mark.parametrize("pool", POOLS[:2])
 def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     eyes = fresh_eyes
@@ -528,84 +596,28 @@ def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, p
     for pattern in ("core.odd.*", "#.core.act"):
         channel.queue_bind(QUEUE, "events", pattern)
     channel.close()
-    worker = core.worker(pool, 2).wait_ready()
-    processes = [worker, mirror(core), reaper(core)]
-    children = worker.children()
+    siege = Siege(core, eyes, core.worker(pool, 2).wait_ready())
+    children = siege.worker.children()
     trap = core.where / "trap"
-
-    expected: dict[str, Counter[str]] = {}
-    bodies: dict[str, bytes] = {}
-    healthy: list[str] = []
-    surprises: list[str] = []
-    refused = 0
     for case in cases(trap, urlsplit(eyes.url).username or "", release(eyes)):
-        for door in ("events", "queue"):
-            ends = case.ends if door == "events" else case.direct or case.ends
-            if door == "queue" and (case.direct is None or case.key != ACT.encode()):
-                continue
-            mark = f"{case.name}/{door}"
-            assert mark not in expected, mark
-            bodies[mark] = case.body(mark)
-            exchange, key = ("events", case.key) if door == "events" else ("", QUEUE.encode())
-            taken = put(eyes, exchange, key, case.wire(mark), bodies[mark])
-            if taken is (ends == (REFUSED,)):
-                surprises.append(mark)
-            expected[mark] = Counter(ends if taken else ())
-            refused += not taken
-            healthy.append(eyes.event(ACT, {"plan": ["ok"], "case": f"healthy {mark}"}))
+        siege.put(f"{case.name}/events", case, "events", case.key, case.ends)
+        if case.direct is not None and case.key == ACT.encode():
+            siege.put(f"{case.name}/queue", case, "", QUEUE.encode(), case.direct or case.ends)
+    number = len(siege.expected)
+    assert number >= 200
     core.python(
         "from testproject.tasks import ordinary\n"
-        f"[ordinary.delay(f'task {{n}}') for n in range({len(expected)})]"
+        f"[ordinary.delay(f'task {{n}}') for n in range({number})]"
     )
-    assert not surprises, "taken or refused by the broker, unlike the table"
-    published = sum(sum(ends.values()) for ends in expected.values())
-    assert len(expected) >= 200
-
-    def found() -> dict[str, Counter[str]]:
-        """Return the current result of each case."""
-        ended: dict[str, Counter[str]] = {mark: Counter() for mark in expected}
-        for line in core.ledger(what="end"):
-            if (case := line.get("case")) in ended:
-                ended[case][HANDLED] += 1
-        by_body: dict[bytes, Counter[str]] = {}
-        for row in rows(core):
-            by_body.setdefault(bytes(row["body"]), Counter())[row["reason"]] += 1
-        for mark, content in bodies.items():
-            ended[mark] += by_body.get(content, Counter())
-        # The body of no case is another one's, but an empty one has no name in it.
-        ended["body-empty/events"] = ended["body-empty/queue"] = Counter(
-            {reason: count // 2 for reason, count in by_body.get(b"", Counter()).items()}
-        )
-        return ended
-
-    def through() -> bool:
-        ended = found()
-        return (
-            sum(sum(ends.values()) for ends in ended.values()) >= published
-            and len(core.ledger(what="ordinary")) >= len(expected)
-            and len({line["event"] for line in core.ledger(what="end")} & set(healthy))
-            == len(healthy)
-        )
-
-    try:
-        until(through, 240, "everything has ended")
-    except NotInTime:
-        ended = found()
-        wrong = {m: (dict(expected[m]), dict(ended[m])) for m in ended if ended[m] != expected[m]}
-        raise NotInTime(f"expected and found: {wrong}") from None
+    siege.settle(240)
+    until(lambda: len(core.ledger(what="ordinary")) >= number, 60, "the tasks are run")
     eyes.empty(*[name for name in eyes.totals("core") if "delay" not in name], seconds=30)
-
-    ended = found()
-    wrong = {m: (dict(expected[m]), dict(ended[m])) for m in ended if ended[m] != expected[m]}
-    assert not wrong
+    assert not siege.wrong()
     # Counted once more, from the other side: nothing was made of nothing.
-    handled = core.ledger(what="end")
-    archived = rows(core)
-    assert published + len(healthy) == len(handled) + len(archived)
-    assert len(expected) == len(core.ledger(what="ordinary"))
-    assert Counter(line["event"] for line in handled if line["event"] in set(healthy)) == Counter(
-        healthy
-    )
+    handled, archived = core.ledger(what="end"), rows(core)
+    published = sum(map(len, siege.expected.values())) + len(siege.healthy)
+    assert published == len(handled) + len(archived)
+    assert len(core.ledger(what="ordinary")) == number
     assert all(row["reason"] and row["detail"] for row in archived)
     assert {row["state"] for row in archived} == {"archived"}
     # No payload was run, no callback, no later attempt than the policy's.
@@ -613,14 +625,6 @@ def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, p
     assert {line["task"][:4] for line in core.ledger(what="ordinary")} == {"task"}
     assert {line["attempt"] for line in handled} <= {1, 2}
     assert {line["handler"] for line in handled} == {"testproject.act"}
-    # No handler noticed.
-    assert all(process.alive for process in processes), [p.name for p in processes if not p.alive]
-    assert worker.children() == children
-    assert worker.log.count("Connected to") == 1
+    assert siege.worker.children() == children
     assert eyes.totals("core:abyss") == {"core:abyss": 0}
-    print(
-        f"{pool}: {len(expected)} hostile messages, {refused} refused by the broker, "
-        f"{len(archived)} archived, {len(handled) - len(healthy)} handled, {len(healthy)} healthy"
-    )
-    for process in processes:
-        assert process.stop() == 0
+    siege.end()

@@ -21,12 +21,10 @@ QUEUE = "core.testproject.write"
 
 
 def ask(core: Service, query: str) -> Any:
-    return json.loads(
-        core.python(
-            f"import json\nfrom django.db import connections\n"
-            f"cursor = connections['books'].cursor()\ncursor.execute({query!r})\n"
-            f"print(json.dumps(cursor.fetchall()))"
-        )
+    return core.value(
+        "cursor.fetchall()",
+        "from django.db import connections\n"
+        f"cursor = connections['books'].cursor()\ncursor.execute({query!r})",
     )
 
 

@@ -20,17 +20,6 @@ def make(service: Make, eyes: Eyes, **options: object) -> Service:
     return made
 
 
-def publish(eyes: Eyes, number: int, *plan: str, event: str = ACT) -> list[str]:
-    messages = [eyes.message(event, {"plan": list(plan)}) for _ in range(number)]
-    eyes.send(*messages)
-    return [message.event_id for message in messages]
-
-
-def ended(service: Service, handler: str, ids: list[str]) -> bool:
-    lines = service.ledger(what="end", handler=f"testproject.{handler}")
-    return {line["event"] for line in lines} >= set(ids)
-
-
 def test_nothing_in_the_configuration_changes_settlement(fresh_eyes: Eyes, service: Make) -> None:
     """Annotations and task_* settings that would ack a lost event; time limits still work."""
     eyes = fresh_eyes
@@ -57,10 +46,10 @@ def test_nothing_in_the_configuration_changes_settlement(fresh_eyes: Eyes, servi
     # The limit is longer than Celery takes to notice that a child was killed (5 s): otherwise
     # the killed run may count as one that ran out of time.
     options.worker("prefork", 4, "-Q", "options.testproject.act")
-    (lost,) = publish(eyes, 1, "kill_once:x")
-    (failed,) = publish(eyes, 1, "fail", "ok")
-    (late,) = publish(eyes, 1, "deaf:60", "ok")
-    until(lambda: ended(options, "act", [lost, failed, late]), 30)
+    (lost,) = eyes.events(1, ACT, "kill_once:x")
+    (failed,) = eyes.events(1, ACT, "fail", "ok")
+    (late,) = eyes.events(1, ACT, "deaf:60", "ok")
+    until(lambda: options.ended([lost, failed, late], handler="testproject.act"), 30)
     assert [line["attempt"] for line in options.runs(lost)] == [1, 1]
     assert [line["attempt"] for line in options.runs(failed)] == [1, 2]
     assert [line["attempt"] for line in options.runs(late)] == [1, 2]
@@ -74,12 +63,12 @@ def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     eyes = fresh_eyes
     options = make(service, eyes)
     worker = options.worker("threads", 8, "-Q", "options.testproject.rated")
-    ids = publish(eyes, 16, "ok", event=RATED)
+    ids = eyes.events(16, RATED, "ok")
     until(lambda: len(options.ledger(what="end")) >= 10)
     assert worker.stop() == 0
     done = len(options.ledger(what="end"))
     options.worker("threads", 8, "-Q", "options.testproject.rated")
-    until(lambda: ended(options, "rated", ids), 30)
+    until(lambda: options.ended(ids, handler="testproject.rated"), 30)
     eyes.empty("options.testproject.rated")
     lines = options.ledger(what="start")
     assert Counter(line["event"] for line in lines) == dict.fromkeys(ids, 1)
@@ -96,8 +85,8 @@ def test_database_connections(fresh_eyes: Eyes, service: Make, reuse: int | None
     options = make(service, eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
     worker = options.worker("threads", 2, "-Q", "options.testproject.query").wait_ready()
     for _ in range(6):
-        (event_id,) = publish(eyes, 1, "ok", event=QUERY)
-        until(lambda: ended(options, "query", [event_id]))  # noqa: B023
+        (event_id,) = eyes.events(1, QUERY, "ok")
+        until(lambda: options.ended([event_id], handler="testproject.query"))  # noqa: B023
     eyes.empty("options.testproject.query")
 
     def open_files() -> int:

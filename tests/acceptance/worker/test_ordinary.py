@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -145,19 +144,17 @@ def test_quorum_queues_with_native_delayed_delivery(fresh_eyes: Eyes, service: M
     mixed.worker("prefork", 2).wait_ready()
     event_id = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
     at = time.time()
-    printed = mixed.python(
+    queues = mixed.value(
+        "list(app.amqp.queues)",
         "from testproject import app\n"
         "from testproject.tasks import ordinary\n"
-        "import json\n"
-        "ordinary.apply_async(['delayed'], countdown=2, queue='project.own')\n"
-        "print('QUEUES', json.dumps(list(app.amqp.queues)))"
+        "ordinary.apply_async(['delayed'], countdown=2, queue='project.own')",
     )
     until(lambda: started(mixed, "delayed"))
     assert started(mixed, "delayed")[0]["at"] >= at + 2
     until(lambda: mixed.runs(event_id, "end"))
     assert [line["attempt"] for line in mixed.runs(event_id)] == [1, 2]
     assert any(name.startswith("celery_delayed_") for name in eyes.totals()), "it was native"
-    queues = json.loads(printed.partition("QUEUES ")[2])
     assert "project.own" in queues
     assert not ALL & set(queues)
 

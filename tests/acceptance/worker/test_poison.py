@@ -10,14 +10,8 @@ import pytest
 
 from tests.conftest import Vhost
 
-from ..cgroup import MemoryLimit, memory_limit
 from ..conftest import Make
-from ..harness import (
-    Archive,
-    Eyes,
-    Service,
-    until,
-)
+from ..harness import Archive, Eyes, Service, until
 from ..isolation import Supervisor, fewer_deliveries, reaper
 
 pytestmark = pytest.mark.timeout(500)
@@ -26,17 +20,12 @@ ACT = "core.act"
 #: Processes or threads.
 POOLS = {"prefork": 6, "threads": 4, "solo": 1}
 #: Of what kills, before it is run alone. Each takes a whole worker where there are no children,
-#: so there it is half of what a service has; `test_deaths` counts six.
+#: so there it is half of what a service has; integration/broker/test_topology.py counts six.
 DELIVERIES = {"prefork": 6, "threads": 3, "solo": 3}
 
-#: Plans that end the process: poison if they also do so alone.
-DEADLY = {
-    "kill": "kill",
-    "exit": "exit",
-    "segfault": "segfault",
-    "oom": "oom",
-    "crowd": "kill_crowd",
-}
+#: Plans that end the process: poison if they also do so alone. The kernel, out of memory, does what
+#: "kill" does.
+DEADLY = {"kill": "kill", "exit": "exit", "segfault": "segfault", "crowd": "kill_crowd"}
 #: Plans that raise: an ordinary verdict.
 SPOKEN = {"sysexit": "sysexit", "memory": "memory", "unpicklable": "unpicklable"}
 #: Only where there are time limits.
@@ -57,28 +46,18 @@ class Story:
     passing: list[str]
     entries: dict[str, list[dict[str, Any]]]
     deaths: int
-    kills: int | None
     left: dict[str, int]
 
 
 @pytest.fixture(scope="class")
 def story(request: pytest.FixtureRequest, vhost: Vhost, module_service: Make) -> Iterator[Story]:
     pool: str = request.cls.pool
-    name = f"core{pool}"
     eyes = Eyes(vhost.node, vhost.name)
-    with memory_limit(64_000_000) as limit:
-        core = module_service(
-            eyes,
-            # The pool waits this long for the result of a dead child.
-            celery={"worker_lost_wait": 1},
-            environ={"TESTPROJECT_CGROUP": str(limit.path) if limit else ""},
-            name=name,
-        )
-        yield tell(pool, core, eyes, limit)
+    yield tell(pool, module_service(eyes, name=f"core{pool}"), eyes)
     eyes.close()
 
 
-def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Story:
+def tell(pool: str, core: Service, eyes: Eyes) -> Story:
     """Publish all events to one worker and a reaper, and wait until they are settled."""
     core.declare()
     deliveries = DELIVERIES[pool]
@@ -138,7 +117,6 @@ def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Sto
         passing=passing,
         entries=entries,
         deaths=main.deaths,
-        kills=limit.kills if limit else None,
         left=eyes.totals(core.name),
     )
 
@@ -165,13 +143,6 @@ class Ways:
         assert 2 < len(runs) <= DELIVERIES[self.pool] + 4
         assert {line["attempt"] for line in runs} == {1}
 
-    def test_the_kernel_killed_it(self, story: Story) -> None:
-        event_id = story.deadly["oom"]
-        hits = story.core.runs(event_id, "limited")
-        assert hits
-        if story.kills is not None:
-            assert DELIVERIES[self.pool] <= story.kills <= len(hits)
-
     @pytest.mark.parametrize("way", SPOKEN)
     def test_raising_handler_gets_all_attempts(self, story: Story, way: str) -> None:
         event_id = story.spoken[way]
@@ -180,8 +151,7 @@ class Ways:
         runs = [line["attempt"] for line in story.core.runs(event_id)]
         assert set(runs) == {1, 2, 3}
         # One, unless the worker is killed between the message's confirm and its ack, or while the
-        # ack is in transit. In threads that may be each time: the plan `oom` lets no other thread
-        # run while it fills the memory. `test_deaths` tests it without chance.
+        # ack is in transit. The crash points test it without chance.
         assert len(entries) <= runs.count(3) <= DELIVERIES[self.pool] + 4
 
     def test_time_limits_are_verdicts(self, story: Story) -> None:

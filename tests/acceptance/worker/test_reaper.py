@@ -8,14 +8,7 @@ import sys
 
 import pytest
 
-from ..conftest import Make
-from ..harness import (
-    Archive,
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from ..harness import Archive, Eyes, Service, Worker, until
 from ..isolation import reaper
 
 pytestmark = pytest.mark.timeout(240)
@@ -26,13 +19,6 @@ QUEUE = "core.testproject.act"
 LOSSES = 6
 #: Where the broker moves a message to that was delivered too often.
 BEHIND = {"core:graveyard": ("core:dead",), "core:dead": ("core:abyss",)}
-
-
-@pytest.fixture
-def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes)
-    made.declare()
-    return made
 
 
 def bury(core: Service, eyes: Eyes, *plans: list[str]) -> list[str]:

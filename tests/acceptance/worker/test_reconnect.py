@@ -14,12 +14,7 @@ from broker import Node
 from tests.integration.wire import Proxy
 
 from ..conftest import POOLS, Make
-from ..harness import (
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from ..harness import Eyes, Service, Worker, until
 
 ACT, ONCE = "core.act", "core.act.once"
 NAMES = ("act", "once", "picky", "limited", "slow", "strict", "coroutine")
@@ -29,16 +24,6 @@ QUEUES = tuple(f"core.testproject.{name}" for name in NAMES)
 def each_once(eyes: Eyes) -> bool:
     """Say whether every handler's queue has one consumer."""
     return all(eyes.consumers(queue) == 1 for queue in QUEUES)
-
-
-def ended(service: Service, ids: list[str]) -> bool:
-    return {line["event"] for line in service.ledger(what="end")} >= set(ids)
-
-
-def publish(eyes: Eyes, number: int, *plan: str) -> list[str]:
-    messages = [eyes.message(ACT, {"plan": list(plan)}) for _ in range(number)]
-    eyes.send(*messages)
-    return [message.event_id for message in messages]
 
 
 @dataclass
@@ -67,10 +52,10 @@ def test_broker_restart_loses_and_doubles_nothing(private_node: Node, service: M
         sides.append(Side(eyes, core, core.worker(pool, 2), [], []))
     for side in sides:
         until(lambda: each_once(side.eyes), 40)  # noqa: B023
-        side.waiting = publish(side.eyes, 3, "fail", "fail", "ok")
+        side.waiting = side.eyes.events(3, ACT, "fail", "fail", "ok")
     for side in sides:
         until(lambda: len(side.core.ledger(what="start")) >= 3)  # noqa: B023
-        side.in_hand = publish(side.eyes, 2, "sleep:1.5")
+        side.in_hand = side.eyes.events(2, ACT, "sleep:1.5")
     for side in sides:
         until(lambda: any(side.core.runs(event_id) for event_id in side.in_hand))  # noqa: B023
         side.eyes.close()
@@ -78,11 +63,11 @@ def test_broker_restart_loses_and_doubles_nothing(private_node: Node, service: M
     private_node.start_again()
     for side in sides:
         until(lambda: each_once(side.eyes), 60, "every queue has one consumer")  # noqa: B023
-        new = publish(side.eyes, 5, "ok")
+        new = side.eyes.events(5, ACT, "ok")
         everything = side.waiting + side.in_hand + new
         # RabbitMQ repeats a dead-lettering that found its target's queue not started yet after
         # some seconds (scripts/broker.py).
-        until(lambda: ended(side.core, everything), 60)  # noqa: B023
+        until(lambda: side.core.ended(everything), 60)  # noqa: B023
         side.eyes.empty(*QUEUES)
         # For a moment it consumes a queue twice when it changes what it takes in advance.
         until(lambda: each_once(side.eyes), 60, "no queue has two consumers")  # noqa: B023
@@ -126,14 +111,14 @@ def test_only_runs_in_progress_are_repeated_after_a_cut(
     core = service(eyes)
     core.declare()
     core.worker(pool, 2, "-Q", QUEUES[0])
-    ids = publish(eyes, 8, "file:go")
+    ids = eyes.events(8, ACT, "file:go")
     until(lambda: len(core.ledger(what="start")) == 2, 30)
     until(lambda: eyes.queue(QUEUES[0]).get("messages_unacknowledged") == 4, 30)
     name = consuming(eyes)
     eyes.cut({"name": name})
     until(lambda: eyes.consumers(QUEUES[0]) == 1 and consuming(eyes) != name, 30)
     (core.where / "go").touch()
-    until(lambda: ended(core, ids), 30)
+    until(lambda: core.ended(ids), 30)
     eyes.empty(QUEUES[0])
     assert len(core.ledger(what="start")) <= 8 + 2
 
@@ -157,8 +142,8 @@ def test_the_broker_falls_silent_during_the_start(
         until(lambda: any(link.held for link in proxy.links), 30, "the worker waits for an answer")
         proxy.everything = False
         proxy.forget()
-        (event_id,) = publish(fresh_eyes, 1, "ok")
-        until(lambda: ended(core, [event_id]), 30, "the worker connects again")
+        (event_id,) = fresh_eyes.events(1, ACT, "ok")
+        until(lambda: core.ended([event_id]), 30, "the worker connects again")
 
 
 @pytest.mark.parametrize("pool", POOLS[:2])
@@ -209,8 +194,8 @@ def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: 
                 link.client.shutdown(socket.SHUT_RDWR)
         until(lambda: "another connection uses the name" in worker.log, 30)
         until(lambda: eyes.consumers(QUEUES[0]) == 1, 60)
-        ids = publish(eyes, 1, "ok")
-        until(lambda: ended(core, ids), 30, "the worker continues")
+        ids = eyes.events(1, ACT, "ok")
+        until(lambda: core.ended(ids), 30, "the worker continues")
         assert worker.alive
         assert "Frequent restarts" not in worker.log
 
@@ -227,7 +212,7 @@ def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) 
     until(lambda: core.runs(other, "end"), what="the others are handled")
     core.declare()
     until(lambda: each_once(eyes), 20)
-    (event_id,) = publish(eyes, 1, "ok")
+    (event_id,) = eyes.events(1, ACT, "ok")
     until(lambda: core.runs(event_id, "end"))
     assert "onnection to broker lost" not in worker.log
 
@@ -248,7 +233,7 @@ def test_an_exclusively_consumed_queue_is_left_out(fresh_eyes: Eyes, service: Ma
     until(lambda: "restart the worker" in worker.log and "consuming 8 queues" in worker.log, 30)
     core.control("control", "add_consumer", QUEUES[2], seconds=10)
     until(lambda: each_once(eyes), 60)
-    (event_id,) = publish(eyes, 1, "ok")
+    (event_id,) = eyes.events(1, ACT, "ok")
     until(lambda: core.runs(event_id, "end"))
 
 
@@ -279,19 +264,5 @@ def test_a_missing_queue_at_the_start(fresh_eyes: Eyes, service: Make) -> None:
     assert channels() <= before + 1, "the channel that RabbitMQ closed is opened, not one more"
     core.declare()
     until(lambda: each_once(eyes), 20)
-    (event_id,) = publish(eyes, 1, "ok")
+    (event_id,) = eyes.events(1, ACT, "ok")
     until(lambda: core.runs(event_id, "end"))
-
-
-def test_verify_refuses_to_start(fresh_eyes: Eyes, service: Make) -> None:
-    """A worker on a topology that does not fit would lose events: it says what to run."""
-    eyes = fresh_eyes
-    core = service(eyes, events={"TOPOLOGY": "verify"})
-    core.declare()
-    eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[0]}")
-    before = set(eyes.totals("core"))
-    worker = core.worker("threads", 1)
-    assert worker.wait() == 1
-    assert "events_declare" in worker.log
-    assert QUEUES[0] in worker.log
-    assert set(eyes.totals("core")) == before, "verify declares nothing"

@@ -157,12 +157,8 @@ class Seen:
 
     def rows(self, case: Case) -> list[dict[str, Any]]:
         if not hasattr(self, "_rows"):
-            printed = self.service.python(
-                "import json\n"
-                "from django_celery_results.models import TaskResult\n"
-                "print('ROWS', json.dumps(list(TaskResult.objects.values()), default=str))"
-            )
-            self._rows, _ = json.JSONDecoder().raw_decode(printed.partition("ROWS ")[2])
+            setup = "from django_celery_results.models import TaskResult"
+            self._rows = self.service.value("list(TaskResult.objects.values())", setup)
         return [row for row in self._rows if row["task_id"] == case.id]
 
     def log(self, case: Case) -> list[str]:

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from ..conftest import Make
-from ..harness import (
-    Archive,
-    Eyes,
-    Service,
-    until,
-)
+from ..harness import Eyes, Service, until
 
 ACT, ONCE = "core.act", "core.act.once"
 QUEUES = "core.testproject.act,core.testproject.once"
-
-
-@pytest.fixture(scope="module")
-def core(eyes: Eyes, module_service: Make) -> Service:
-    """One worker for all tests that leave it as it was."""
-    core = module_service(eyes)
-    core.declare()
-    core.worker("prefork", 2, "-Q", QUEUES).wait_ready()
-    return core
 
 
 def delete_exchange(eyes: Eyes, name: str) -> None:
@@ -56,18 +40,6 @@ def test_refused_copy_does_not_affect_its_neighbours(fresh_eyes: Eyes, service: 
     eyes.empty("core.testproject.act", "core:delay.1s", "core:delay.2s")
     starts = Counter((line["event"], line["attempt"]) for line in core.ledger(what="start"))
     assert max(starts.values()) == 1
-
-
-def test_no_way_to_the_archive(core: Service, eyes: Eyes) -> None:
-    delete_exchange(eyes, "core:archive")
-    event_id = eyes.event(ONCE, {"plan": ["fail"]})
-    until(lambda: held(core, event_id, 2))
-    core.declare()
-    archive = Archive(eyes)
-    assert archive.wait(event_id)["reason"] == "exhausted"
-    eyes.empty("core.testproject.once")
-    assert len(archive.of(event_id)) == 1
-    assert len(core.runs(event_id)) == 1
 
 
 def test_held_until_the_limit_then_given_back(fresh_eyes: Eyes, service: Make) -> None:

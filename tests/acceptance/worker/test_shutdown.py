@@ -5,6 +5,7 @@ The fault table has rolling restarts under load.
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections import Counter
 from pathlib import Path
@@ -15,12 +16,7 @@ import pytest
 from tests.conftest import SLOW
 
 from ..conftest import Make
-from ..harness import (
-    Archive,
-    Eyes,
-    Service,
-    until,
-)
+from ..harness import Archive, Eyes, Service, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,6 +34,88 @@ def again(service: Service, what: str = "end") -> dict[str, list[dict[str, Any]]
     lines = Counter(line["event"] for line in service.ledger(what=what))
     repeated = {event_id for event_id, count in lines.items() if count > 1}
     return {event_id: service.ledger(event=event_id) for event_id in repeated}
+
+
+@pytest.mark.parametrize(("pool", "concurrency"), POOLS)
+def test_warm_shutdown(pool: str, concurrency: int, core: Service, fresh_eyes: Eyes) -> None:
+    """Finished events never run again; retries in flight are neither lost nor doubled."""
+    eyes = fresh_eyes
+    worker = core.worker(pool, concurrency, "-Q", QUEUE)
+    failing = eyes.events(5, ACT, "fail", "ok")
+    until(lambda: len(core.ledger(what="start", attempt=1)) >= 2)
+    slow = eyes.events(6, ACT, "sleep:0.7")
+    until(lambda: any(line["event"] in slow for line in core.ledger(what="start")))
+    assert worker.stop() == 0
+    finished = {line["event"] for line in core.ledger(what="end")}
+    started = {line["event"] for line in core.ledger(what="start")}
+    begun = {event_id for event_id in slow if event_id in started}
+    assert begun, "nothing was in progress"
+    assert begun <= finished, "a warm shutdown lets the handlers finish"
+    core.worker("threads", 8, "-Q", QUEUE)
+    until(lambda: core.ended(failing + slow), 30)
+    eyes.empty(QUEUE)
+    ends = Counter(line["event"] for line in core.ledger(what="end"))
+    assert ends == dict.fromkeys(failing + slow, 1)
+    for event_id in slow:
+        assert len(core.runs(event_id)) == 1
+    for event_id in failing:
+        assert [line["attempt"] for line in core.runs(event_id)] == [1, 2]
+    assert not Archive(eyes).collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_handler_that_exits_as_if_it_were_terminated(
+    pool: str, core: Service, fresh_eyes: Eyes
+) -> None:
+    """The exit code is that of billiard's signal handler, so there is no verdict."""
+    eyes = fresh_eyes
+    worker = core.worker(pool, 1, "-Q", QUEUE)
+    _, healthy = eyes.events(1, ACT, "sysexit:-200") + eyes.events(1, ACT, "ok")
+    until(lambda: eyes.totals()["core:graveyard"] == 1, 30, "it is left to the reaper")
+    until(lambda: core.ended([healthy]))
+    eyes.empty(QUEUE)
+    assert worker.stop() == 0
+
+
+def test_solo_answers_before_the_next_run(core: Service, fresh_eyes: Eyes) -> None:
+    """Its main thread is in the next handler, for an hour or until that ends the worker."""
+    eyes = fresh_eyes
+    handled, failing = eyes.events(1, ACT, "ok") + eyes.events(1, ACT, "countdown:600")
+    rubbish = eyes.message(ACT, {}, event_id="rubbish")
+    eyes.send(dataclasses.replace(rubbish, body=b"{"))
+    (held,) = eyes.events(1, ACT, "file:go")
+    # A measured prefetch count would change after the first run, which may reorder the others.
+    worker = core.worker("solo", 1, "-Q", QUEUE, "--prefetch-multiplier", "8")
+    until(lambda: core.runs(held), 30)
+    until(lambda: eyes.totals()[QUEUE] == 1, 20, "the others are acked")
+    worker.kill()
+    (core.where / "go").touch()
+    core.worker("threads", 1, "-Q", QUEUE)
+    until(lambda: core.ended([held]), 30)
+    eyes.empty(QUEUE)
+    starts = Counter(line["event"] for line in core.ledger(what="start"))
+    assert starts == {handled: 1, failing: 1, held: 2}
+    assert sum(eyes.totals("core:delay").values()) == 1
+    assert len(Archive(eyes).of("rubbish")) == 1
+
+
+def test_a_cold_shutdown_of_solo_runs_nothing_within_a_run(core: Service, fresh_eyes: Eyes) -> None:
+    """Celery's signal handler waits for an answer of RabbitMQ, and reads deliveries meanwhile."""
+    eyes = fresh_eyes
+    worker = core.worker("solo", 1, "-Q", f"{QUEUE},ordinary").wait_ready()
+    (held,) = eyes.events(1, ACT, "sleep:2")
+    until(lambda: core.runs(held))
+    behind = eyes.events(1, ACT, "ok")
+    until(lambda: not eyes.ready(QUEUE), 20, "it is delivered")
+    worker.signal(signal.SIGQUIT)
+    worker.wait(30)
+    assert not any(core.runs(event_id) for event_id in behind)
+    assert "could not be read" not in worker.log
+    core.worker("threads", 1, "-Q", QUEUE)
+    until(lambda: core.ended([held, *behind]))
+    eyes.empty(QUEUE)
+    assert [len(core.runs(event_id)) for event_id in behind] == [1]
 
 
 @pytest.mark.parametrize("soft", [0, 4])

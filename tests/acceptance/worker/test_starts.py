@@ -14,12 +14,7 @@ from tests.conftest import SLOW
 from tests.forked import REAL_START
 
 from ..conftest import Make
-from ..harness import (
-    Eyes,
-    Service,
-    Worker,
-    until,
-)
+from ..harness import Eyes, Service, Worker, until
 from ..isolation import reaper
 from .test_children import events_worker
 
@@ -86,22 +81,6 @@ def test_an_option_that_is_not_possible(
     worker = events_worker(service(fresh_eyes), *ALONE, "--", option)
     assert worker.wait(60) == 1
     assert text in worker.log
-    assert "Traceback" not in worker.log
-
-
-@pytest.mark.parametrize(
-    ("what", "url"),
-    [("events_worker", "ampq://localhost//"), ("events_reaper", "redis://localhost/0")],
-)
-def test_a_url_that_is_not_of_rabbitmq(
-    fresh_eyes: Eyes, service: Make, what: str, url: str
-) -> None:
-    core: Service = service(fresh_eyes, "core")
-    core.url = url
-    worker = starts(core, what)
-    assert worker.wait(60) == 1
-    assert "CommandError: " in worker.log
-    assert "events need RabbitMQ (amqp://…) and py-amqp" in worker.log
     assert "Traceback" not in worker.log
 
 
@@ -237,6 +216,19 @@ def handles(core: Service, eyes: Eyes) -> None:
     until(lambda: core.runs(event_id, "end"), what="the event is handled")
 
 
+def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) -> None:
+    """Their consumers have different tags; equal ones cost the connection, again and again."""
+    common = "n" * 120
+    options = {"EVENTS": ["core.long"], "HANDLER": "testproject.core.act", "BIND": True}
+    handlers = {f"{common}.a": options, f"{common}.b": options}
+    core = service(fresh_eyes, events={"HANDLERS": handlers})
+    core.declare()
+    worker = core.worker("threads", 2).wait_ready()
+    event_id = fresh_eyes.event("core.long", {"plan": ["ok"]})
+    until(lambda: len(core.runs(event_id, "end")) == 2)
+    assert worker.log.count("Connected to") == 1
+
+
 def test_a_worker_of_ordinary_tasks_on_another_broker(fresh_eyes: Eyes, service: Make) -> None:
     core = service(fresh_eyes)
     core.url = "memory://"
@@ -256,13 +248,6 @@ def test_a_second_worker_of_the_same_name_waits_for_it(fresh_eyes: Eyes, service
     first.stop()
     second.wait_ready(60)
     handles(core, fresh_eyes)
-
-
-def test_the_names_of_the_readme_differ(fresh_eyes: Eyes, service: Make) -> None:
-    core = service(fresh_eyes)
-    core.declare()
-    for _ in range(2):
-        events_worker(core, *ALONE).wait_ready()
 
 
 def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, service: Make) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,26 +16,17 @@ from django.test import Client, override_settings
 from django_amqp_events import Options, handler
 from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.admin.outbox_pages import version_of
-from django_amqp_events.archive import inbox_retention, replay, retention
+from django_amqp_events.archive import inbox_retention, retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
-from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
+from django_amqp_events.models import InboxEntry, OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows, publisher
 from django_amqp_events.publish.relay import Relay, RelayCounts
-from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import override_events
 from tests.conftest import ONE, Database, Vhost, routed_by
 from tests.unit.admin import admin_world as world
 
 from .. import wire as wire_module
-from ..archiving import (
-    archived,
-    mirror_all,
-    outcome,
-    publish,
-    received,
-)
-from ..conftest import Service
 from ..wire import Wire
 
 #: Of what no database has a part in.
@@ -187,32 +178,6 @@ def test_rows_of_another_relayed_service_are_no_error(wire: Wire) -> None:
 
 
 @ONE
-def test_renamed_services_archived_events_can_be_replayed(
-    service: Callable[..., Service], fresh_vhost: Vhost, archive_database: Database
-) -> None:
-    handlers = {"send_invoice": [NAME]}
-    old = service(fresh_vhost, SERVICE="old", HANDLERS=handlers)
-    old.declare()
-    publish(old, archived(received("order-1", queue="old.send_invoice"), service="old"))
-    mirror_all(old)
-    row = ArchivedEvent.objects.get()
-    assert (row.service, row.handler) == ("old", "send_invoice")
-    new = service(fresh_vhost, SERVICE="new", HANDLERS=handlers)
-    new.declare()
-    [left] = replay.replay({row.pk: row.version}, by="ada", reason="").skipped
-    assert left.why == Reason("other-service", service="'old'")
-    # As docs/outbox.md says.
-    ArchivedEvent.objects.filter(service="old", state="archived").update(service="new")
-    assert replay.replay({row.pk: row.version}, by="ada", reason="").published == [row.pk]
-    [message] = new.take_all("new.send_invoice")
-    assert message.headers["event-id"] == "order-1"
-    row.refresh_from_db()
-    publish(new, outcome(row, message.headers["event-replay-id"]))
-    mirror_all(new)
-    assert ArchivedEvent.objects.get().state == "succeeded"
-
-
-@ONE
 @pytest.mark.parametrize("command", ["events_relay", "events_prune"])
 def test_an_invalid_service_name_is_refused(wire: Wire, command: str) -> None:
     for wrong in ("", "a.b", "a b"):
@@ -316,15 +281,3 @@ def test_the_inbox_of_handlers_that_are_gone_is_pruned_too(archive_database: Dat
             handled_at=datetime.now(UTC) - timedelta(days=31),
         )  # fmt: skip
         assert "inbox      1 row deleted, kept 30 d" in prune()
-
-
-@ONE
-def test_the_inbox_is_deleted_in_batches(books: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_retention, "ROWS_PER_DELETE", 2)
-    for _ in range(5):
-        InboxEntry.objects.using(ALIAS).create(
-            pk=uuid4(), service="billing", handler="books.write", event_id="x", name=NAME,
-            handled_at=datetime.now(UTC) - timedelta(days=400),
-        )  # fmt: skip
-    before = datetime.now(UTC) - timedelta(days=200)
-    assert list(inbox_retention.prune(before=before, service="billing")) == [2, 2, 1]

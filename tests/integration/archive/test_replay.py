@@ -1,57 +1,27 @@
-"""Replays on real brokers and databases: claims and lost confirms."""
+"""Replays on real brokers and databases."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.test import override_settings
 
-from django_amqp_events.archive import replay, tables
+from django_amqp_events.archive import replay
 from django_amqp_events.archive.replay import Report
-from django_amqp_events.models import (
-    ArchiveAction,
-    ArchivedEvent,
-    Replay,
-    State,
-)
+from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, State
 from tests.archive_rows import seen
-from tests.conftest import KINDS, ROW_LOCKS, Database, on
+from tests.conftest import KINDS, Database, on
 
-from ..archiving import (
-    archived,
-    mirror_all,
-    publish,
-    received,
-)
+from ..archiving import archived, mirror_all, publish, received
 from ..conftest import Service
-from ..wire import (
-    close_pools,
-    in_threads,
-)
+from ..wire import in_threads
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 
 QUEUE = "billing.send_invoice"
-
-
-@contextmanager
-def through(billing: Service, url: str, **keys: Any) -> Iterator[None]:
-    """Publish over another URL, and with further settings, for a block."""
-    before = billing.app.conf.broker_url
-    close_pools()
-    billing.app.conf.broker_url = url
-    try:
-        with override_settings(AMQP_EVENTS={**billing.raw, **keys}):
-            yield
-    finally:
-        close_pools()
-        billing.app.conf.broker_url = before
 
 
 #: On each kind of database, with time zones, and through a pool.
@@ -71,9 +41,6 @@ def run(*rows: ArchivedEvent, **options: Any) -> Report:
 def replay_ids(billing: Service) -> list[str]:
     """Take what the handler's queue has."""
     return [message.headers["event-replay-id"] for message in billing.take_all(QUEUE)]
-
-
-# -- who gets it --------------------------------------------------------------------------
 
 
 @EACH
@@ -104,31 +71,3 @@ def test_overlapping_bulks_publish_each_event_once(
     ids = replay_ids(billing)
     assert len(set(ids)) == len(ids) == Replay.objects.count() == ArchiveAction.objects.count()
     assert {row.state for row in ArchivedEvent.objects.all()} == {State.REPLAYING}
-
-
-# -- what is left queued ------------------------------------------------------------------
-
-
-@ROW_LOCKS
-def test_clocks_of_hosts_do_not_matter(
-    billing: Service, archive_database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a host waits for its confirm, another one sweeps; no host's own clock is asked."""
-    (row,) = archive(billing, 1)
-    confirmed = replay._confirmed
-    monkeypatch.setattr(tables, "datetime", None)
-    swept: list[int] = []
-
-    def meanwhile(*args: Any) -> Any:
-        monkeypatch.setattr(replay, "_confirmed", confirmed)
-        swept.append(replay.resume())
-        return confirmed(*args)
-
-    monkeypatch.setattr(replay, "_confirmed", meanwhile)
-    assert len(run(row).published) == 1
-    assert swept == [0]
-    billing.wait_for_ready(QUEUE, 1)
-    assert len(replay_ids(billing)) == 1
-
-
-# -- around it ----------------------------------------------------------------------------

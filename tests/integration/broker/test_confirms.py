@@ -25,7 +25,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 from broker import Node
 from django_amqp_events import (
     BrokerUnavailableError,
-    ExchangeMissingError,
     Options,
     PublishError,
     PublishInterruptedError,
@@ -303,17 +302,6 @@ def test_a_connection_that_falls_silent_while_it_is_opened(wire: Wire, frames: i
     assert type(errors[0]) is BrokerUnavailableError
 
 
-def test_half_open_connection(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    publish_event(NAME, {})
-    proxy.flowing.clear()
-    assert type(failure()) is PublishTimeoutError
-    assert type(failure()) is BrokerUnavailableError
-    proxy.flowing.set()
-    assert publish_event(NAME, {})
-
-
 def test_a_broker_that_reads_nothing_for_a_while_is_waited_for(wire: Wire):
     """py-amqp gives such a connection up after one second (TCP_USER_TIMEOUT)."""
     proxy = wire.proxy()
@@ -458,22 +446,6 @@ def test_a_confirm_that_has_arrived_is_in_time(wire: Wire, events: int):
     channel._before_read = stand_still  # type: ignore[method-assign]
     messages = [event(wire) for _ in range(events)]
     assert wire.pool.publish(messages, mandatory=True) == [None] * events
-
-
-def test_every_failure_discards_the_connection(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url)
-    pool = wire.pool
-    assert pool.publish([event(wire)], mandatory=True) == [None]
-    (result,) = pool.publish([event(wire, exchange="nowhere")], mandatory=True)
-    assert type(result) is ExchangeMissingError
-    assert pool._idle == []
-    assert pool.publish([event(wire)], mandatory=True) == [None]
-    assert len(proxy.links) == 2
-    (channel,) = pool._idle
-    channel.close()
-    (refused,) = channel.publish([event(wire)], mandatory=True)
-    assert type(refused) is BrokerUnavailableError
 
 
 @contextmanager

@@ -15,13 +15,7 @@ import amqp
 import pytest
 
 from broker import Node
-from django_amqp_events.broker.provisioning import (
-    changes,
-    drift,
-    inspection,
-    replacement,
-    startup,
-)
+from django_amqp_events.broker.provisioning import changes, drift, inspection, replacement, startup
 from django_amqp_events.broker.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
 from django_amqp_events.broker.provisioning.drift import left_over_queue
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
@@ -73,12 +67,6 @@ def spoil(made: Service, queue: str = "billing.send_invoice", **arguments: int) 
 
 
 class TestSeeing:
-    def test_amqp_inspection_lists_its_limits(self, billing):
-        report = billing.inspect(exact=False)
-        assert report.result == "unknown"
-        assert {item.kind for item in report.having("unknown")} == {"binding"}
-        assert {item.kind for item in report.having("ok")} == {"exchange", "queue"}
-
     def test_all_differences_by_the_api_the_first_by_amqp(self, billing):
         spoil(billing, x_message_ttl=5000)
         [item] = billing.inspect().having("different")
@@ -88,16 +76,6 @@ class TestSeeing:
         }
         [item] = billing.inspect(exact=False).having("different")
         assert len(item.differences) == 1
-
-    def test_events_exchange_of_another_type(self, billing):
-        channel = billing.channel()
-        channel.exchange_delete("events")
-        channel.exchange_declare("events", "fanout", durable=True, auto_delete=False)
-        report = billing.inspect()
-        [item] = report.having("different")
-        assert str(item.differences[0]) == "type is fanout, declared is topic"
-        [refusal] = drift.plan(report, recreate_empty=True).refusals
-        assert "other services share this exchange" in refusal
 
     @pytest.mark.parametrize("exact", [True, False])
     @pytest.mark.parametrize(
@@ -180,14 +158,6 @@ class TestApplying:
         other = service(fresh_vhost, HANDLERS=HANDLERS)
         assert not other.inspect().having("ok", "stale", "different")
 
-    def test_classic(self, service, fresh_vhost):
-        made = service(fresh_vhost, QUEUE_TYPE="classic", HANDLERS=HANDLERS)
-        made.declare()
-        assert made.inspect().result == "identical"
-        assert {queue["type"] for queue in made.api.queues()} == {"classic"}
-        quorum = service(fresh_vhost, HANDLERS=HANDLERS)
-        assert {item.kind for item in quorum.inspect().having("different")} == {"queue"}
-
 
 class TestWorkers:
     def test_verify_names_drift_and_remedy(self, billing):
@@ -200,12 +170,6 @@ class TestWorkers:
         assert "x-delivery-limit is 3, declared is 5" in text
         assert "run manage.py events_declare" in text
         assert not billing.exists("billing.book")
-
-    def test_auto_declares(self, service, fresh_vhost):
-        made = service(fresh_vhost, TOPOLOGY="auto", HANDLERS=HANDLERS)
-        with made.active():
-            startup.prepare(made.app, made.settings, made.topology)
-        assert made.inspect().result == "identical"
 
     @contextmanager
     def _as_user(self, made, configure):
@@ -237,14 +201,6 @@ class TestWorkers:
         with self._as_user(billing, "^$") as limited, limited.active():
             startup.prepare(billing.app, billing.settings, billing.topology)
         assert "could not be compared" in caplog.text
-
-    def test_declaring_without_permission(self, service, fresh_vhost):
-        made = service(fresh_vhost, HANDLERS=HANDLERS)
-        with (
-            self._as_user(made, "^$") as limited,
-            pytest.raises(TopologyError, match="configure, write and read permissions"),
-        ):
-            limited.declare()
 
     def test_each_refusal_has_its_own_remedy(self, service, fresh_vhost):
         made = service(fresh_vhost, HANDLERS=HANDLERS)
@@ -398,11 +354,6 @@ class TestStale:
                        "x-dead-letter-routing-key": "billing.mail.send"},
         )  # fmt: skip
         assert names(smaller.inspect().having("stale")) == STALE
-
-    def test_needs_the_api(self, smaller):
-        report = smaller.inspect(exact=False)
-        [refusal] = drift.plan(report, delete_stale=True).refusals
-        assert "MANAGEMENT_URL" in refusal
 
 
 class TestRecreating:
@@ -566,10 +517,6 @@ class TestManagementApi:
         api = ManagementApi(f"http://u:p@127.0.0.1:{port}", vhost="/", timeout=5)
         with pytest.raises(ManagementApiError):
             api.queues()
-
-    def test_another_cluster(self, billing):
-        with pytest.raises(ManagementApiError, match="that of cluster"):
-            billing.api.check_cluster({"cluster_name": "somebody@else"})
 
     def test_a_monitoring_user_is_enough(self, billing):
         node = billing.vhost.node

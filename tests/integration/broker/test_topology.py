@@ -5,18 +5,8 @@ from __future__ import annotations
 import amqp
 import pytest
 
-from django_amqp_events.broker.provisioning import drift
-from django_amqp_events.broker.provisioning.amqp_api import (
-    Amqp,
-    session,
-    to_declare,
-)
-from django_amqp_events.broker.topology import (
-    NO_LIMIT,
-    POWER_DELAYS,
-    Exchange,
-    Queue,
-)
+from django_amqp_events.broker.provisioning.amqp_api import session, to_declare
+from django_amqp_events.broker.topology import NO_LIMIT, POWER_DELAYS, Exchange, Queue
 from django_amqp_events.monitor import queue_status
 from django_amqp_events.options import LONGEST_TTL
 
@@ -224,56 +214,6 @@ def test_longest_time_to_live(service, fresh_vhost):
     longer = {"x-message-ttl": (LONGEST_TTL + 1) * 1000}
     with pytest.raises(amqp.PreconditionFailed):
         made.channel().queue_declare("longer", durable=True, auto_delete=False, arguments=longer)
-
-
-def inspected(look: Amqp, entity: Exchange | Queue) -> drift.Item:
-    [item] = look.inspect([entity])
-    return item
-
-
-class TestLookingCreatesNothing:
-    """The redeclare that can never create: the guard of docs/reasons.md."""
-
-    QUORUM = Queue(name="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 5})
-    CLASSIC = Queue(name="q", arguments={"x-queue-type": "classic"})
-
-    @pytest.fixture
-    def look(self, service, fresh_vhost):
-        made = service(fresh_vhost)
-        with made.active(), session(made.app, made.settings) as amqp_session:
-            yield amqp_session
-
-    @pytest.mark.parametrize(
-        ("arguments", "argument", "declared", "found"),
-        [
-            ({"x-queue-type": "quorum", "x-delivery-limit": 6}, "x-delivery-limit", "5", "6"),
-            ({"x-queue-type": "quorum"}, "x-delivery-limit", "5", "none"),
-            (
-                {"x-queue-type": "quorum", "x-delivery-limit": 5, "x-message-ttl": 7},
-                "x-message-ttl", "none", "7",
-            ),
-            (
-                {"x-queue-type": "quorum", "x-delivery-limit": 5, "x-overflow": "reject-publish"},
-                "x-overflow", "none", "reject-publish",
-            ),
-        ],
-    )  # fmt: skip
-    def test_different_queue_says_what(self, look, arguments, argument, declared, found):
-        look.carry_out(to_declare(Queue(name="q", arguments=arguments)))
-        item = inspected(look, self.QUORUM)
-        assert item.state == "different"
-        [difference] = item.differences
-        assert (difference.argument, difference.declared, difference.found) == (
-            argument, declared, found,
-        )  # fmt: skip
-
-    @pytest.mark.parametrize("key", ["x-dead-letter-strategy", "x-overflow"])
-    def test_dead_letter_arguments_are_compared(self, look, key):
-        """Without them dead-lettering is at-most-once."""
-        safe = {"x-queue-type": "quorum", "x-dead-letter-exchange": "x", **SAFE}
-        less = {name: value for name, value in safe.items() if name != key}
-        look.carry_out(to_declare(Queue(name="q", arguments=less)))
-        assert inspected(look, Queue(name="q", arguments=safe)).state == "different"
 
 
 def test_each_inspected_entity_has_its_own_result(service, fresh_vhost):

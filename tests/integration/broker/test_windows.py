@@ -10,12 +10,7 @@ from uuid import uuid4
 import amqp
 import pytest
 
-from django_amqp_events import (
-    BrokerUnavailableError,
-    PublishError,
-    PublishInterruptedError,
-    PublishRefusedError,
-)
+from django_amqp_events import PublishError, PublishRefusedError
 from django_amqp_events.broker.confirms import HEADER_OVERHEAD
 from django_amqp_events.broker.connection import negotiated
 from django_amqp_events.broker.provisioning.amqp_api import version_of
@@ -23,11 +18,7 @@ from django_amqp_events.message.headers import table_size
 from django_amqp_events.message.types import Message
 from tests.conftest import Vhost
 
-from ..wire import (
-    ACK,
-    Wire,
-    until,
-)
+from ..wire import Wire, until
 
 NAME = "shop.order.created"
 
@@ -157,37 +148,3 @@ def test_headers_that_fit_in_no_frame(wire: Wire):
     arrived = [message.properties["application_headers"] for message in wire.take(about=3)]
     assert [len(headers.get("large", "")) for headers in arrived] == [*sizes[1:3], 0]
     assert arrived[2]["event-id"] == "e"
-
-
-def test_cut_in_the_middle_of_a_write(wire: Wire, monkeypatch: Any):
-    """Messages written to the socket are unknown; unwritten ones are not published."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=5)
-    assert wire.pool.publish([event(wire)], mandatory=True) == [None]
-    wire.take()
-    (channel,) = wire.pool._idle
-    proxy.hold = {ACK}
-    real, writes = channel._transport._write, []
-
-    def write(data: Any) -> None:
-        writes.append(len(data))
-        if len(writes) < 30:
-            real(data)
-            return
-        real(bytes(data[: len(data) // 2]))
-        raise ConnectionResetError("cut")
-
-    monkeypatch.setattr(channel._transport, "_write", write)
-    messages = [event(wire, b"x" * 1000) for _ in range(400)]
-    results = wire.pool.publish(messages, mandatory=True)
-    known = [result.published if result else True for result in results]
-    started = known.index(False)
-    assert started == len(writes) == 30
-    assert kinds(results[:started]) == [PublishInterruptedError] * started
-    assert kinds(results[started:]) == [BrokerUnavailableError] * (400 - started)
-    assert channel.broken
-    until(lambda: all(link.closed for link in proxy.links), "the connection is gone")
-    stored = set(wire.ids())
-    # The half that arrived is in the queue, and nothing that was said not to be.
-    assert stored < {message.event_id for message in messages[:started]}
-    assert not stored & {message.event_id for message in messages[started:]}

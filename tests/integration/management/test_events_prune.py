@@ -190,26 +190,6 @@ def test_batches_are_transactions_and_ctrl_c_ends_between_them(prune, monkeypatc
     assert ArchivedEvent.objects.count() == 1
 
 
-@ONE
-def test_rows_of_another_service_stay(prune):
-    event(State.SUCCEEDED, 40)
-    event(State.SUCCEEDED, 50, service="shop")
-    event(State.ARCHIVED, 60, service="shop")
-    assert "succeeded  1 row would be deleted" in prune("--dry-run")[1]
-    prune("--archived", "1d")
-    assert left() == {"succeeded 50", "archived 60"}
-
-
-@ONE
-def test_oldest_first(prune, monkeypatch):
-    monkeypatch.setattr(retention, "ROWS_PER_TRANSACTION", 1)
-    for days in (50, 70, 60):
-        event(State.SUCCEEDED, days)
-    stops = iter([False, True])
-    retention.prune({State.SUCCEEDED: 86400.0}, service="billing", stop=lambda: next(stops))
-    assert left() == {"succeeded 50", "succeeded 60"}
-
-
 @EACH
 def test_event_restored_during_the_prune_stays(prune, monkeypatch):
     """Between the query for old rows and the lock."""

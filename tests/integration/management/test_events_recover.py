@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-import amqp
 import pytest
 
 from django_amqp_events.archive import recovery
@@ -21,13 +20,10 @@ from django_amqp_events.broker import confirms
 from django_amqp_events.message import decoding, encoding
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
 from tests import forked
+from tests.acceptance.worker.test_hostile_table import put as put_raw
+from tests.acceptance.worker.test_hostile_table import short
 
-from ..archiving import (
-    archived,
-    mirror_all,
-    publish,
-    received,
-)
+from ..archiving import archived, mirror_all, publish, received
 from ..conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -281,10 +277,6 @@ def test_a_limit_takes_the_oldest(billing):
 # -- hostile messages ---------------------------------------------------------------------
 
 
-def short(text: bytes) -> bytes:
-    return bytes([len(text)]) + text
-
-
 def undecodable() -> bytes:
     """Properties with a header that py-amqp cannot read: JavaScript's milliseconds as a time."""
     table = short(b"at") + b"T" + struct.pack(">Q", 1_700_000_000_000_000)
@@ -292,22 +284,8 @@ def undecodable() -> bytes:
     return struct.pack(">H", 0x3000) + struct.pack(">I", len(table)) + table + b"\x02"
 
 
-def put_raw(billing, queue: str, raw: bytes, body: bytes) -> None:
-    """Publish to a queue with properties byte for byte."""
-    channel = billing.channel()
-    channel.confirm_select()
-    message = amqp.Message(body)
-    message._serialize_properties = lambda: raw
-    arguments = struct.pack(">H", 0) + short(b"") + short(queue.encode()) + b"\0"
-    channel.connection.frame_writer(
-        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
-    )
-    channel.wait(amqp.spec.Basic.Ack)
-    channel.close()
-
-
 def test_a_header_that_cannot_be_read_is_left_out(billing):
-    put_raw(billing, "billing:abyss", undecodable(), b"\xff\x00rubbish")
+    assert put_raw(billing, "", b"billing:abyss", undecodable(), b"\xff\x00rubbish")
     billing.publish("billing:abyss", "", b"no identity at all")
     put(billing, 1)
     code, out, _ = billing.command("events_recover")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -16,19 +15,9 @@ from django.db import ProgrammingError
 from django_amqp_events.archive import replay
 from django_amqp_events.archive import states as archive_states
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.models import (
-    ArchiveAction,
-    ArchivedEvent,
-    Replay,
-    State,
-)
+from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, State
 
-from ..archiving import (
-    archived,
-    mirror_all,
-    publish,
-    received,
-)
+from ..archiving import archived, mirror_all, publish, received
 from ..conftest import Service
 from ..wire import close_pools
 
@@ -304,23 +293,6 @@ def test_settled_or_unknown_ids_are_reported(billing):
     assert "shop.order.created (order-2) for send_invoice: its state is discarded" in out
     assert "no archived event has the id 'order-9'" in err
     assert states() == [State.REPLAYING, State.DISCARDED]
-
-
-def test_broker_unreachable(billing):
-    fill(billing, *range(12))
-    away = replace(billing.vhost, url="amqp://guest:guest@127.0.0.1:9//")
-    billing.vhost, there = away, billing.vhost
-    code, out, err = billing.command("events_replay", "--all")
-    billing.vhost = there
-    assert code == 2
-    # Once for all of them.
-    assert out.count("no connection to RabbitMQ") == 1
-    assert ", and 11 more: no connection to RabbitMQ" in out
-    assert "stopped: for the same reason; 0 not replayed" in err
-    for row in ArchivedEvent.objects.all():
-        assert row.state == State.ARCHIVED
-        assert row.error is not None
-        assert row.error.code == "no-connection"
 
 
 # -- long work ----------------------------------------------------------------------------

@@ -15,16 +15,10 @@ from django_amqp_events.models import Alert, Snapshot
 from django_amqp_events.monitor import alerts, queue_status, snapshots
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 from django_amqp_events.reasons import Reason
-from tests.conftest import ONE, Vhost
+from tests.conftest import ONE
 
-from ..archiving import (
-    archived,
-    mirror_all,
-    publish,
-    received,
-)
+from ..archiving import archived, mirror_all, mirror_until_empty, publish, received
 from ..conftest import wait_until
-from ..processes import mirrors
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 QUEUE = "billing.send_invoice"
@@ -182,44 +176,6 @@ def test_a_snapshot_from_a_clock_that_was_ahead_hides_no_later_one(billing):
     assert alerts.check_snapshots(billing.settings, NOW + limit)
 
 
-@pytest.mark.slow
-@ONE
-def test_broker_restart_is_recorded(archive_database, service, private_node, told):
-    made = service(
-        Vhost(
-            name="/",
-            url=private_node.amqp_url("/"),
-            management_url=private_node.management_url,
-            node=private_node,
-        ),
-        HANDLERS=HANDLERS,
-        CONFIRM_TIMEOUT=3,
-        ALERTS={"AWAY": 0.2},
-    )
-    made.declare()
-    watch = watcher(made, every=0.5)
-    watch.start()
-    try:
-        wait_until(lambda: Snapshot.objects.filter(seen=True).exists(), "one is seen")
-        private_node.kill()
-        wait_until(lambda: Snapshot.objects.filter(seen=False).count() > 1, "it is noted", 60)
-        newest = Snapshot.objects.filter(seen=False).latest("at").about
-        assert newest["broker"]["error"]
-        assert newest["broker"]["away"] > 0
-        assert newest["queues"] == {}
-        assert newest["drift"]["result"] == "ok", "what was known is kept"
-        wait_until(lambda: ("raised", "broker_away", "") in told, "somebody is told")
-        back = Snapshot.objects.latest("at").at
-        private_node.start_again()
-        wait_until(
-            lambda: Snapshot.objects.filter(seen=True, at__gt=back).exists(), "it is back", 60
-        )
-        wait_until(lambda: ("ended", "broker_away", "") in told, "and that it is over")
-        assert told.count(("raised", "broker_away", "")) == 1
-    finally:
-        end(watch)
-
-
 @ONE
 def test_unreachable_database_is_logged_once(billing, monkeypatch):
     said: list[str] = []
@@ -251,23 +207,6 @@ def test_unreachable_database_is_logged_once(billing, monkeypatch):
     assert Snapshot.objects.exists()
 
 
-@ONE
-def test_anything_in_the_abyss_is_an_alert_until_it_is_gone(billing, told):
-    watch = watcher(billing)
-    watch.look(NOW)
-    assert told == []
-    billing.publish("billing:abyss", "x")
-    watch.look(NOW + timedelta(minutes=1))
-    watch.look(NOW + timedelta(minutes=2))
-    assert told == [("raised", "abyss", "billing:abyss")]
-    assert "events_recover" in alerts.alert_text(Alert.objects.get())
-    billing.take("billing:abyss")
-    wait_until(lambda: unacked(billing, "billing:abyss") == 0, "the API, which is behind, knows")
-    watch.look(NOW + timedelta(minutes=3))
-    assert told[1:] == [("ended", "abyss", "billing:abyss")]
-    assert Alert.objects.get().ended == NOW + timedelta(minutes=3)
-
-
 def test_concurrent_processes_alert_once(archive_database, billing, told):
     barrier = threading.Barrier(8)
     news: list[bool] = []
@@ -293,13 +232,12 @@ def test_concurrent_processes_alert_once(archive_database, billing, told):
 
 
 @ONE
-def test_events_mirror_takes_them_in_a_thread(billing, archive_database, tmp_path):
-    with mirrors(billing.vhost, archive_database, tmp_path) as processes:
-        running = processes.start()
-        publish(billing, archived())
-        wait_until(Snapshot.objects.exists, "one is taken", 60)
-        assert running.stop() == 0
-        assert Snapshot.objects.get().seen
-        Snapshot.objects.all().delete()
-        processes.empty()
-        assert not Snapshot.objects.exists()
+def test_events_mirror_takes_them_in_a_thread(billing, processes):
+    mirror = processes.start("events_mirror")
+    publish(billing, archived())
+    wait_until(Snapshot.objects.exists, "one is taken", 60)
+    assert mirror.stop() == 0
+    assert Snapshot.objects.get().seen
+    Snapshot.objects.all().delete()
+    mirror_until_empty(processes)
+    assert not Snapshot.objects.exists()

@@ -7,31 +7,17 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connections, transaction
 
-from django_amqp_events import (
-    Options,
-    PublishError,
-    PublishNackedError,
-    event,
-    publish_event,
-    publish_many,
-)
+from django_amqp_events import PublishError, event, publish_event, publish_many
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.decorators import Event
 from tests.conftest import Vhost
 
-from ..wire import (
-    ACK,
-    Wire,
-    in_threads,
-    until,
-)
+from ..wire import ACK, Wire, in_threads, until
 
 NAME = "shop.order.created"
 
@@ -126,66 +112,6 @@ def test_large_unroutable_events_are_returned(wire: Wire):
         publish_many(NAME, [{"text": "x" * 500_000}] * 60)
     assert len(caught.value.errors) == 60
     assert len(wire.pool._idle) == 1
-
-
-# -- when it leaves ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def databases(django_db_blocker: Any, tmp_path: Path) -> Iterator[None]:
-    """Two databases of this test's own, without tables: transactions are all that is needed."""
-    default = connections.databases["default"]
-    with django_db_blocker.unblock():
-        for alias in ("first", "second"):
-            # In files: Django's close() leaves a database in memory open.
-            connections.databases[alias] = {
-                **default,
-                "ENGINE": "django.db.backends.sqlite3",
-                "NAME": tmp_path / alias,
-                "OPTIONS": {},
-            }
-        try:
-            yield
-        finally:
-            for alias in ("first", "second"):
-                connections[alias].close()
-                del connections[alias]
-                del connections.databases[alias]
-
-
-@pytest.fixture
-def on_commit(wire: Wire, databases: None) -> Wire:
-    wire.configure(PUBLISH="on_commit", DATABASE="first")
-    return wire
-
-
-def test_on_commit_uses_the_chosen_database(on_commit: Wire):
-    with transaction.atomic(using="second"):
-        with transaction.atomic(using="first"):
-            publish_event(NAME, {"n": 1})
-            publish_event(NAME, {"n": 2}, options=Options(using="second"))
-        assert [payload["n"] for payload in on_commit.payloads()] == [1]
-    assert [payload["n"] for payload in on_commit.payloads()] == [2]
-
-
-def test_failure_after_commit_is_raised_with_the_id(on_commit: Wire):
-    """The row exists but the event was not published; the error has the id for a retry."""
-    full = f"{on_commit.exchange}.full"
-    on_commit.channel.queue_declare(
-        full,
-        durable=True,
-        auto_delete=False,
-        arguments={"x-max-length": 0, "x-overflow": "reject-publish"},
-    )
-    on_commit.channel.queue_bind(full, on_commit.exchange, "#")
-    published = ""
-    with pytest.raises(PublishNackedError) as caught:  # noqa: SIM117 - the commit is what raises
-        with transaction.atomic(using="first"):
-            published = publish_event(NAME, {})
-    assert caught.value.event_id == published != ""
-    on_commit.channel.queue_delete(full)
-    again = publish_event(NAME, {}, options=Options(event_id=caught.value.event_id))
-    assert on_commit.ids() == [published, again] == [published] * 2
 
 
 # -- how often --------------------------------------------------------------------------------

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import connections
 
 from django_amqp_events import handler, signals
 from django_amqp_events.archive import inbox_retention
@@ -65,57 +63,6 @@ def orders() -> dict[int, int]:
     with connections[ALIAS].cursor() as cursor:
         cursor.execute("SELECT id, version FROM orders")
         return dict(cursor.fetchall())
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_order_ends_at_its_newest_version(books: Handler, seed: int) -> None:
-    """Workers with events in random orders, failures and redeliveries."""
-    chance = random.Random(seed)
-    events = [(order, version) for order in range(ORDERS) for version in range(VERSIONS)]
-    work = [chance.sample(events * 2, 2 * len(events)) for _ in range(WORKERS)]
-    errors: list[BaseException] = []
-    begin = threading.Barrier(WORKERS)
-
-    def worker(mine: list[tuple[int, int]], chance: random.Random) -> None:
-        begin.wait()
-        try:
-            while mine:
-                order, version = mine.pop()
-                event = received(f"{order}-{version}")
-                thing = Version(str(order), version, is_time=False)
-                fails = chance.random() < 0.2
-
-                def run(order: int = order, version: int = version, fails: bool = fails) -> None:
-                    update(order, version)
-                    if fails:
-                        raise ValueError("once")
-
-                try:
-                    inbox.once(books, event, run, thing)
-                except (ValueError, OperationalError):
-                    mine.insert(0, (order, version))  # a retry
-        except BaseException as exc:  # noqa: BLE001 - the test fails with it
-            errors.append(exc)
-        finally:
-            connections[ALIAS].close()
-
-    threads = [
-        threading.Thread(target=worker, args=(mine, random.Random(f"{seed} {number}")))
-        for number, mine in enumerate(work)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    assert orders() == dict.fromkeys(range(ORDERS), VERSIONS - 1)
-    assert {
-        (int(row.thing), row.version) for row in LatestVersion.objects.using(ALIAS)
-    } == {(order, VERSIONS - 1) for order in range(ORDERS)}  # fmt: skip
-    rows = InboxEntry.objects.using(ALIAS)
-    assert rows.count() == len(events), "each event is handled or superseded, once"
-    assert not rows.filter(superseded=True, event_id__endswith=f"-{VERSIONS - 1}").exists()
 
 
 def test_an_event_that_is_not_newer_is_skipped_and_told(books: Handler) -> None:

@@ -9,11 +9,6 @@ from django_amqp_events import handler
 from .steps import perform
 
 
-@handler("replays.act", bind=True, max_retries=1)
-def act(self: Any, plan: list[str]) -> str:
-    return perform(self, plan)
-
-
 @handler("replays.shared", bind=True, max_retries=0)
 def failing(self: Any, plan: list[str]) -> str:
     return perform(self, plan)
@@ -23,8 +18,3 @@ def failing(self: Any, plan: list[str]) -> str:
 def kept(self: Any, plan: list[str]) -> str:
     """Its successes are stored too."""
     return perform(self, plan)
-
-
-@handler("replays.bulk", bind=True, max_retries=0)
-def bulk(self: Any, number: int) -> None:
-    perform(self, ["ok"], number=number)

@@ -171,19 +171,6 @@ def _segfault(task: Any, argument: str) -> None:
     ctypes.string_at(0)
 
 
-def _out_of_memory(task: Any, argument: str) -> None:
-    """Take more memory than the kernel gives this process, which kills it without a word."""
-    if group := os.environ["TESTPROJECT_CGROUP"]:
-        Path(group, "cgroup.procs").write_text(str(os.getpid()))
-    ledger.write("limited", group=group)
-    hoard = []
-    for _ in range(100):
-        hoard.append(b"x" * 2_000_000)
-    # Only where no limit can be had: what the kernel would have done.
-    assert not group, "the limit did not hold"
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _kill_crowd(task: Any, argument: str) -> None:
     """Kill the worker and its pool, as when its machine fails; or only this process."""
     if "events_reaper" in sys.argv:
@@ -233,7 +220,6 @@ STEPS: dict[str, Any] = {
     "kill": _kill_self,
     "exit": _exit,
     "segfault": _segfault,
-    "oom": _out_of_memory,
     "kill_crowd": _kill_crowd,
     "kill_once": _kill_once,
     "exit_once": _exit_once,
