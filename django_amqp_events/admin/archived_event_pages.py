@@ -302,7 +302,7 @@ class ArchivedEventAdmin(EditingPages):
             "remedy": remedy,
             "note": self._note(event),
             "overdue": event.overdue,
-            "going": event.state in (State.QUEUED, State.REPLAYING),
+            "in_progress": event.state in (State.QUEUED, State.REPLAYING),
             "live": WAITING_SECONDS,
             "now": datetime.now(UTC),
             "failed": by_id.get(last.replay_id) if last else None,

@@ -44,7 +44,7 @@ from ..templatetags.amqp_events import code, line, text
 from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
 
-#: Seconds after which a page is fetched again: of one that shows what is going on, and of one on
+#: Seconds after which a page is fetched again: of one that shows the present state, and of one on
 #: which a person waits for an outcome.
 WATCHED_SECONDS: Final = 10
 WAITING_SECONDS: Final = 5
@@ -264,7 +264,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Show one row; nothing can be changed here."""
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
-        return self.row_view(self.detail_view)(request, unquote(object_id))
+        response = self.row_view(self.detail_view)(request, unquote(object_id))
+        if isinstance(response, TemplateResponse) and response.context_data is not None:
+            response.context_data.update(extra_context or {})
+        return response
 
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows with what their pages show."""

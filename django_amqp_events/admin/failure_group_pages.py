@@ -251,7 +251,7 @@ class FailureGroupAdmin(Pages):
             "handled_url": self.list_url(request, ArchivedEvent, handler=group.handler),
             "group": group,
             "open": group.open_now,
-            "going": group.going_now,
+            "in_progress": group.in_progress_now,
             "now": now,
             "ticket": _ticket(group),
             "steps": failure_groups.history(group, HISTORY),
@@ -324,9 +324,9 @@ def _count(groups: list[Any]) -> None:
     """Give groups their exact numbers, in one query for all of them."""
     ids = [group.pk for group in groups]
     numbers = group_counts.with_exact_counts(failure_groups.groups().filter(pk__in=ids))
-    exact = {pk: values for pk, *values in numbers.values_list("pk", "open_now", "going_now")}
+    exact = {pk: values for pk, *values in numbers.values_list("pk", "open_now", "in_progress_now")}
     for group in groups:
-        group.open_now, group.going_now = exact.get(group.pk, (0, 0))
+        group.open_now, group.in_progress_now = exact.get(group.pk, (0, 0))
 
 
 def _ticket(group: FailureGroup) -> str:

@@ -39,13 +39,12 @@ from uuid import UUID
 from django.db import Error
 
 from django_amqp_events import conf
-from django_amqp_events.archive import eligibility, replay, selection, states, tables
+from django_amqp_events.archive import eligibility, replay, selection, states
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Rule, Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import error_line, parts
-from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, columns, requested_by
 from django_amqp_events.management.replay_result import (
@@ -57,7 +56,6 @@ from django_amqp_events.management.replay_result import (
 )
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import ArchivedEvent, clean
-from django_amqp_events.options import suggestion
 from django_amqp_events.reasons import Reason
 
 #: Most events that are examined together.
@@ -140,7 +138,12 @@ class Command(ReportCommand):
         filters = self._filters(options)
         with self.interruptible():
             service = conf.get_settings().service
-            chosen = self._check(Selection(**filters, service=service))
+            chosen = Selection(**filters, service=service)
+            for pk in chosen.groups:
+                if not failure_groups.groups().filter(pk=pk).exists():
+                    raise self.wrong(
+                        f"there is no failure group {pk}; see `manage.py events_groups`"
+                    )
             if options["background"]:
                 return self._start_batch(chosen, options)
             result = Result(decision=options["decision"])
@@ -195,20 +198,8 @@ class Command(ReportCommand):
             except ValueError as exc:
                 raise self.wrong(f"{exc}{'' if comment else ' (--comment)'}") from exc
         if options["ids"]:
-            filters["ids"] = options["ids"]
+            filters["ids"] = list(dict.fromkeys(options["ids"]))
         return filters
-
-    def _check(self, chosen: Selection) -> Selection:
-        """Refuse handlers and groups that do not exist."""
-        handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
-        for name in chosen.handlers:
-            if name not in handlers and not tables.rows().filter(handler=name).exists():
-                hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
-                raise self.wrong(f"there is no handler {name!r} and no event of it{hint}")
-        for pk in chosen.groups:
-            if not failure_groups.groups().filter(pk=pk).exists():
-                raise self.wrong(f"there is no failure group {pk}; see `manage.py events_groups`")
-        return replace(chosen, ids=list(dict.fromkeys(chosen.ids)))
 
     # -- which events
 

@@ -154,7 +154,7 @@ def test_filters(ada):
     for query, found in (
         ("", {"open", "old"}),
         ("state=archived", {"open", "old"}),
-        ("state=going", {"queued", "replaying", "overdue"}),
+        ("state=in_progress", {"queued", "replaying", "overdue"}),
         ("state=overdue", {"overdue"}),
         ("state=succeeded", {"succeeded"}),
         ("state=discarded", {"discarded"}),
@@ -325,6 +325,14 @@ def test_task_results_are_linked_with_permission(ada):
     elsewhere = client_of(boss).get(url("change", row.pk, site="office")).content.decode()
     assert row.task_id in elsewhere
     assert not [link for link in links if link in elsewhere]
+
+
+def test_a_page_takes_the_context_of_a_subclass(rf):
+    request = rf.get("/")
+    request.user = user(*PERMISSIONS)
+    pages = ArchivedEventAdmin(ArchivedEvent, site)
+    shown = pages.change_view(request, str(make().pk), extra_context={"title": "Mine"})
+    assert shown.context_data["title"] == "Mine"
 
 
 # -- payload
@@ -556,7 +564,7 @@ def test_restore(ada):
 
 def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
     late, fresh = overdue(), make(State.REPLAYING, state_since=datetime.now(UTC))
-    asked = page(ada.post(url("changelist") + "?state=going", select([late, fresh], "resolve")))
+    asked = page(ada.post(url("changelist") + "?state=in_progress", select([late, fresh], "resolve")))
     assert "Mark 1 event as resolved?" in asked.words
     assert "its replay is not overdue" in asked.words
     fields = {**asked.fields, "reason": "the invoice is there"}
