@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -91,20 +91,24 @@ def filters(options: dict[str, Any]) -> dict[str, Any]:
     """Return the filters that are set, as fields of a selection.
 
     Raises:
-        CommandError: there is neither such a handler nor an archived event of it.
         ConfigurationError: no event declares the path of a search.
     """
+    check_handlers(options["handler"])
+    search_values.check_paths(SearchTerm.parse(text).path for text in options["match"])
+    given = {f"{name}s": options[name] for name in _FILTERS} | {"search": options["match"]}
+    given |= {name: options[name] for name in ("since", "until")}
+    return {name: value for name, value in given.items() if value}
+
+
+def check_handlers(names: Iterable[str]) -> None:
+    """Refuse a handler that does not exist and has no archived event."""
     handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
-    for name in options["handler"]:
+    for name in names:
         if name not in handlers and not tables.rows().filter(handler=name).exists():
             hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
             raise CommandError(
                 f"there is no handler {name!r} and no event of it{hint}", returncode=2
             )
-    search_values.check_paths(SearchTerm.parse(text).path for text in options["match"])
-    given = {f"{name}s": options[name] for name in _FILTERS} | {"search": options["match"]}
-    given |= {name: options[name] for name in ("since", "until")}
-    return {name: value for name, value in given.items() if value}
 
 
 def integer(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:

@@ -137,7 +137,6 @@ class Migration(migrations.Migration):
                         "Can edit the payload of archived events and replay them",
                     ),
                     ("view_raw_archivedevent", "Can view raw bodies where payloads are redacted"),
-                    ("export_archivedevent", "Can export archived events"),
                 ],
                 "default_permissions": ("view",),
                 "indexes": [

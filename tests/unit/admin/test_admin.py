@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -331,7 +332,7 @@ def test_a_page_takes_the_context_of_a_subclass(rf):
     request = rf.get("/")
     request.user = user(*PERMISSIONS)
     pages = ArchivedEventAdmin(ArchivedEvent, site)
-    shown = pages.change_view(request, str(make().pk), extra_context={"title": "Mine"})
+    shown: Any = pages.change_view(request, str(make().pk), extra_context={"title": "Mine"})
     assert shown.context_data["title"] == "Mine"
 
 
@@ -564,7 +565,9 @@ def test_restore(ada):
 
 def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
     late, fresh = overdue(), make(State.REPLAYING, state_since=datetime.now(UTC))
-    asked = page(ada.post(url("changelist") + "?state=in_progress", select([late, fresh], "resolve")))
+    asked = page(
+        ada.post(url("changelist") + "?state=in_progress", select([late, fresh], "resolve"))
+    )
     assert "Mark 1 event as resolved?" in asked.words
     assert "its replay is not overdue" in asked.words
     fields = {**asked.fields, "reason": "the invoice is there"}
