@@ -8,7 +8,6 @@ show or that mislead (controls, bidirectional overrides, lone surrogates). Templ
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +20,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext_lazy
 
-from ..message.archive_message import INSTALLED
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, visible
 from ..reasons import Count, translated
 from ..templatetags.amqp_events import TEXT, exception_line, line, moment
@@ -33,8 +31,6 @@ ROWS: Final = 200
 
 MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not shown", "count")
 _TIMES: Final = ngettext_lazy("published %(times)s time", "published %(times)s times", "times")
-_FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
-_INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
 
 
 def number(value: int) -> str:
@@ -129,26 +125,6 @@ def _plain(value: Any) -> str:
 # -- failures -------------------------------------------------------------------------------
 
 
-def fold_traceback(traceback: str) -> list[dict[str, Any]]:
-    """Split a traceback into the project's own lines and those of installed packages."""
-    pieces: list[tuple[bool, list[str], int]] = []
-    installed = False
-    for text in visible(traceback).splitlines():
-        if match := _FILE.match(text):
-            installed = bool(INSTALLED.search(match[1]))
-        elif not _INDENTED.match(text):
-            installed = False
-        if not pieces or pieces[-1][0] != installed:
-            pieces.append((installed, [], 0))
-        kind, lines, frames = pieces[-1]
-        lines.append(text)
-        pieces[-1] = (kind, lines, frames + 1 if match else frames)
-    return [
-        {"text": "\n".join(lines), "installed": kind, "frames": frames}
-        for kind, lines, frames in pieces
-    ]
-
-
 def failure(event: ArchivedEvent, document: Mapping[str, Any]) -> dict[str, Any]:
     """Show exception, whole message and traceback of the last failure's document."""
     exception = document.get("exception")
@@ -164,7 +140,7 @@ def failure(event: ArchivedEvent, document: Mapping[str, Any]) -> dict[str, Any]
     return {
         "exception": line(exception.get("type") or event.exception, TEXT),
         "message": visible(exception.get("message") or "", 8_000) or visible(event.message, TEXT),
-        "traceback": fold_traceback(traceback),
+        "traceback": visible(traceback),
     }
 
 

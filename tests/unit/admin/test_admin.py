@@ -251,7 +251,6 @@ def test_detail_page_shows_every_field(ada):
         "ask the tax office",
         "attempt 3 failed, and it was the last one",
         "rate = tax.rate(country)",
-        "2 frames in installed packages",
         "billing.tax:28 in rate",
         "attempt 2 failed",
         "celery@worker-2",

@@ -36,7 +36,6 @@ RUNS: list[tuple[int, list[str]]] = [
     (0, ["events_batches", "cancel", "BATCH"]),
     (1, ["events_batches", "show", "MISSING"]),
     (2, ["events_batches", "show"]),
-    (2, ["events_batches", "cancel", "-"]),
     (2, ["events_batches", "list", "BATCH"]),
     (0, ["events_catalogue"]),
     (2, ["events_catalogue", "--check", "MISSING"]),
