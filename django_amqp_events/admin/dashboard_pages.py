@@ -301,7 +301,7 @@ def _backlog(service: str, now: datetime) -> Chart:
 
 
 #: What a snapshot has of a queue, and the table shows.
-_FIGURES: Final = ("ready", "unacked", "consumers", "published", "delivered")
+_FIGURES: Final = ("ready", "unacked", "consumers")
 
 
 def _queues(

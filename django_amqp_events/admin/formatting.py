@@ -199,25 +199,33 @@ def timeline(
 def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[TimelineEntry]:
     """Yield the attempts of the original delivery or of a replay, and the archiving."""
     for attempt in mappings(failure.about.get("history")):
-        values = {"attempt": line(attempt.get("attempt", "?"), 12), "replay": number}
+        told = _("attempt %(attempt)s failed") % {"attempt": line(attempt.get("attempt", "?"), 12)}
         yield TimelineEntry(
             at=moment(attempt.get("at")) or failure.failed_at,
-            what=_("attempt %(attempt)s failed") % values
-            if number is None
-            else _("attempt %(attempt)s of replay %(replay)s failed") % values,
+            what=_of_replay(told, number),
             who=_("on %(worker)s") % {"worker": line(attempt["worker"])}
             if attempt.get("worker")
             else "",
             note=exception_line(attempt.get("exception"), attempt.get("message")),
             kind="bad",
         )
-    told = bool(failure.about.get("history"))
+    archived = _("archived: %(reason)s")
+    if failure.late:
+        archived = _("archived: %(reason)s (late, no effect)")
+    known = bool(failure.about.get("history"))
     yield TimelineEntry(
         at=failure.failed_at,
-        what=_archived(failure, number),
-        note="" if told else exception_line(failure.exception, failure.message),
+        what=_of_replay(archived % {"reason": line(failure.reason)}, number),
+        note="" if known else exception_line(failure.exception, failure.message),
         kind="bad",
     )
+
+
+def _of_replay(what: str, number: int | None) -> str:
+    """Return what happened, with the number of the replay in which it did."""
+    if number is None:
+        return what
+    return _("replay %(number)s: %(outcome)s") % {"number": number, "outcome": what}
 
 
 def _acted(action: ArchiveAction, *, known: bool) -> TimelineEntry | None:
@@ -241,17 +249,6 @@ def who(name: str) -> str:
     return _("by %(who)s") % {"who": line(name)} if name else ""
 
 
-def _archived(failure: ArchivedFailure, number: int | None) -> str:
-    values = {"reason": line(failure.reason), "replay": number}
-    if number is None:
-        if failure.late:
-            return _("archived: %(reason)s (late, no effect)") % values
-        return _("archived: %(reason)s") % values
-    if failure.late:
-        return _("archived after replay %(replay)s: %(reason)s (late, no effect)") % values
-    return _("archived after replay %(replay)s: %(reason)s") % values
-
-
 def _replayed(replay: Replay) -> Iterator[TimelineEntry]:
     if replay.number is None:
         yield TimelineEntry(
@@ -273,10 +270,7 @@ def _replayed(replay: Replay) -> Iterator[TimelineEntry]:
         note=visible(replay.reason, TEXT),
         replay=replay,
     )
-    outcome = _("replay %(number)s: %(outcome)s") % {
-        **number,
-        "outcome": replay.get_state_display(),
-    }
+    outcome = _of_replay(replay.get_state_display(), replay.number)
     if replay.published_at is not None:
         published = _("replay %(number)s published to %(handler)s")
         times = _TIMES % {"times": replay.publishes} if replay.publishes > 1 else ""

@@ -72,10 +72,9 @@ class SnapshotTaker:
             ``error`` (``""`` if it answered), ``away`` (seconds without an answer), ``seen_at``;
             ``version``, ``vhost``, ``exact`` and ``alarms`` if known; ``api_error``.
         ``queues``
-            by name: role, severity, meaning, state, ready, unacked, total, consumers, published,
-            delivered, paused, without unknown values. Empty while RabbitMQ is
-            unreachable. A meaning, and the broker's error, is a reason
-            (:mod:`django_amqp_events.reasons`).
+            by name: role, severity, meaning, state, ready, unacked, total, consumers, paused,
+            without unknown values. Empty while RabbitMQ is unreachable. A meaning, and the
+            broker's error, is a reason (:mod:`django_amqp_events.reasons`).
         ``consumed``
             when each queue last had a consumer, by name.
         ``drift``

@@ -148,7 +148,7 @@ def document(batch: ReplayBatch) -> dict[str, Any]:
         "id": batch.pk,
         "title": str(batch.name),
         "note": str(batch.note or ""),
-        "made_by": batch.created_by,
+        "created_by": batch.created_by,
         **columns(batch, *names, "rate", "canary", "threshold"),
         "counts": columns(batch, *Replay.State.values, "deleted"),
     }

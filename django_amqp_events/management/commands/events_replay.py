@@ -254,7 +254,7 @@ class Command(ReportCommand):
 
         document = {
             "result": "begun" if batch.total else "nothing",
-            "fits": batch.total,
+            "matched": batch.total,
             "batch": batch.pk if batch.total else None,
             "skipped": [columns(skip, "id", "title", "why") for skip in left.report.skipped],
             "missing": left.missing,

@@ -279,7 +279,7 @@ def test_attempts_name_their_replay(ada):
     row = make(replays=2)
     made = add_replay(row, 2)
     row.failure_set.update(replay=made)
-    assert "attempt 3 of replay 2 failed" in page(ada.get(url("change", row.pk))).words
+    assert "replay 2: attempt 3 failed" in page(ada.get(url("change", row.pk))).words
 
 
 @pytest.mark.parametrize("state", list(State))

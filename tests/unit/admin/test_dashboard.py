@@ -86,8 +86,6 @@ def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> S
             "ready": 42,
             "unacked": 3,
             "consumers": 0,
-            "published": 1.5,
-            "delivered": 0.0,
         },
         "billing:delay.8s": {**queue, "role": "delay", "ready": 5, "consumers": 0},
         "billing:archive": {**queue, "role": "archive", "ready": 0, "consumers": 1},

@@ -250,7 +250,7 @@ def test_timeline_is_complete_and_ordered():
         "mirrored into this database",
         "replay 1 requested by ada",
         "replay 1 published to send_invoice",
-        "archived after replay 1: failed",
+        "replay 1: archived: failed",
         "replay 1: failed again",
         "discarded by bob",
         "archived: failed (late, no effect)",
