@@ -101,8 +101,7 @@ def _run(decision: Decision) -> Result:
             result.stopped = problem(exc, partly=bool(result.done))
             return result
     # A relay has claimed or published the others, or another user has changed them.
-    done = set(result.done)
-    missed = [decision.rows[pk] for pk in eligible if pk not in done]
+    missed = [decision.rows[pk] for pk in eligible if pk not in set(result.done)]
     result.skipped += [Skipped.of(row, Reason("outbox-changed")) for row in missed]
     return result
 
