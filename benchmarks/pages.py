@@ -143,14 +143,14 @@ FILL = (ROWS, FAILURES, REPLAYS, WAITING, HANDLED)
 GROUPS = """
 INSERT INTO django_amqp_events_failuregroup (
     id, service, handler, exception, frame, reason, first_seen, last_seen, open,
-    going, note, assignee, ticket, edits, reopened_at, resolved_at)
+    in_progress, note, assignee, ticket, edits, reopened_at, resolved_at)
 SELECT group_id, 'billing', handler, exception, location, '',
     min(first_failed_at), max(last_failed_at), count(*) FILTER (WHERE state = 'archived'),
     count(*) FILTER (WHERE state = 'replaying'), '', '', '', 0,
     CASE WHEN left(md5(exception), 1) = '7' THEN now() END, now()
 FROM django_amqp_events_archivedevent GROUP BY group_id, handler, exception, location
 ON CONFLICT (id) DO UPDATE
-SET open = excluded.open, going = excluded.going
+SET open = excluded.open, in_progress = excluded.in_progress
 """
 TALLIES = """
 INSERT INTO django_amqp_events_grouphour (group_id, hour, archived, succeeded, discarded)
@@ -160,7 +160,7 @@ ON CONFLICT DO NOTHING
 """
 CHANGED = """
 INSERT INTO django_amqp_events_groupcountchange (
-    group_id, at, hour, open, going, archived, succeeded, discarded)
+    group_id, at, hour, open, in_progress, archived, succeeded, discarded)
 SELECT id, now(), date_trunc('hour', now()), 0, 0, 1, 0, 0
 FROM django_amqp_events_failuregroup LIMIT {changes}
 """
@@ -472,7 +472,7 @@ def _of_events(got: Any, posted: Any) -> dict[str, Callable[[], Any]]:
         "list: open events": listed(),
         "list: all": listed(state="all"),
         "list: succeeded": listed(state="succeeded"),
-        "list: in progress": listed(state="going"),
+        "list: in progress": listed(state="in_progress"),
         "list: overdue": listed(state="overdue"),
         "list: event": listed(event="shop.order.event5"),
         "list: handler": listed(handler="book"),

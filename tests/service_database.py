@@ -53,8 +53,8 @@ class Database:
         """
         counted: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for group, *numbers in self.query(
-            "SELECT id, open, going FROM django_amqp_events_failuregroup UNION ALL "
-            "SELECT group_id, open, going FROM django_amqp_events_groupcountchange"
+            "SELECT id, open, in_progress FROM django_amqp_events_failuregroup UNION ALL "
+            "SELECT group_id, open, in_progress FROM django_amqp_events_groupcountchange"
         ):
             known = counted[hex_id(group)]
             known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]

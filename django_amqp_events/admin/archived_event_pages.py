@@ -1,8 +1,7 @@
-"""The archive's pages: list, detail, payload, export."""
+"""The archive's pages: list, detail, payload."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -11,18 +10,15 @@ from uuid import UUID
 
 from django.apps import apps
 from django.contrib import admin, messages
-from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import F, Q, QuerySet
-from django.http import HttpRequest, HttpResponseRedirect
-from django.http.response import HttpResponseBase
+from django.http import HttpRequest
 from django.template.response import TemplateResponse
-from django.urls import URLPattern
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
-from ..archive import eligibility, export, selection, tables
+from ..archive import eligibility, selection, tables
 from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
@@ -42,7 +38,7 @@ from ..templatetags.amqp_events import TEXT, ago, breakable, line, text
 from . import formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
-from .base import WAITING_SECONDS, Refused, alias_of, fetched, head_of, stream
+from .base import WAITING_SECONDS, alias_of, fetched, head_of
 from .editing_pages import EditingPages
 from .filters import (
     BatchFilter,
@@ -55,8 +51,6 @@ from .filters import (
 from .formatting import counted, number
 from .lists import TOO_LONG, ArchiveList, ExceptionFilter, HandlerFilter
 from .replay_batch_pages import BULK_REPLAY, background_selected
-
-logger = logging.getLogger(__name__)
 
 #: Failures, replays and decisions of one event that its page shows, the newest.
 FAILURES = 20
@@ -143,10 +137,8 @@ class ArchivedEventAdmin(EditingPages):
         term = self._search_term(request, search_term)
         if term is None:
             return events, duplicates
-        # An action takes what the list shows; an export takes all.
-        shown = request.path == self._url("changelist")
         many = partial(self._warn, request, _TOO_MANY % {"most": number(selection.FEW_VALUES)})
-        matching = selection.matching([term], queryset.db, too_many=many if shown else None)
+        matching = selection.matching([term], queryset.db, too_many=many)
         if not (term.path or term.start):
             ids = self.matches(search_term.strip(), queryset.db)
             return queryset.filter(ids | matching), duplicates
@@ -168,29 +160,6 @@ class ArchivedEventAdmin(EditingPages):
     def _warn(self, request: HttpRequest, said: str) -> None:
         if not fetched(request):
             messages.warning(request, said)
-
-    def export_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Return the events of the filtered list, one JSON document per line."""
-        if not self.allows(request, None, "export"):
-            raise Refused(self.lacking(request, "export"))
-        try:
-            events = self.get_changelist_instance(request).queryset
-        except IncorrectLookupParameters:
-            messages.error(request, _("The URL contains an unknown filter."))
-            return HttpResponseRedirect(self._url("changelist"))
-        sight = self.sight(request, None)
-        filters = request.GET.copy()
-        filters.pop(SEARCH_VAR, None)  # it may be a value of the payload
-        logger.info("%s exports archived events: %s", request.user, filters.urlencode())
-        return stream(
-            request,
-            export.export(events, sight=lambda _: sight),
-            content_type="application/x-ndjson",
-            headers={
-                "Content-Disposition": 'attachment; filename="archived-events.jsonl"',
-                "X-Content-Type-Options": "nosniff",
-            },
-        )
 
     @admin.display(description=gettext_lazy("event"))
     def what(self, event: ArchivedEvent) -> str:
@@ -249,9 +218,6 @@ class ArchivedEventAdmin(EditingPages):
 
     # -- one event
 
-    def get_urls(self) -> list[URLPattern]:
-        return [self._path("export/", self.export_view, "export"), *super().get_urls()]
-
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
         events = self.get_queryset(request).select_related("group").defer(None).defer("body")
         readable = self.allows(request, None, "view_payload")
@@ -302,7 +268,7 @@ class ArchivedEventAdmin(EditingPages):
             "remedy": remedy,
             "note": self._note(event),
             "overdue": event.overdue,
-            "going": event.state in (State.QUEUED, State.REPLAYING),
+            "in_progress": event.state in (State.QUEUED, State.REPLAYING),
             "live": WAITING_SECONDS,
             "now": datetime.now(UTC),
             "failed": by_id.get(last.replay_id) if last else None,

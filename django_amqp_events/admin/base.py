@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial, partialmethod, wraps
-from itertools import islice
 from typing import Any, ClassVar, Final
 from urllib.parse import urlencode
 from uuid import UUID
 
-from asgiref.sync import sync_to_async
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
@@ -19,7 +17,6 @@ from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.core.handlers.asgi import ASGIRequest
 from django.db import Error
 from django.db.models import BinaryField, Func, Model, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Substr
@@ -27,7 +24,6 @@ from django.http import (
     HttpRequest,
     HttpResponse,
     HttpResponseRedirect,
-    StreamingHttpResponse,
 )
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, path, reverse
@@ -44,17 +40,13 @@ from ..templatetags.amqp_events import code, line, text
 from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
 
-#: Seconds after which a page is fetched again: of one that shows what is going on, and of one on
+#: Seconds after which a page is fetched again: of one that shows the present state, and of one on
 #: which a person waits for an outcome.
 WATCHED_SECONDS: Final = 10
 WAITING_SECONDS: Final = 5
 
-
-#: Lines of a streamed response that are made at a time under ASGI: a change of threads each time.
-LINES: Final = 20
-
 #: Permissions that are void without another one.
-NEEDS: Final = {"edit": "view_raw", "export": "view_payload"}
+NEEDS: Final = {"edit": "view_raw"}
 
 
 class Refused(PermissionDenied):
@@ -264,7 +256,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Show one row; nothing can be changed here."""
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
-        return self.row_view(self.detail_view)(request, unquote(object_id))
+        response = self.row_view(self.detail_view)(request, unquote(object_id))
+        if isinstance(response, TemplateResponse) and response.context_data is not None:
+            response.context_data.update(extra_context or {})
+        return response
 
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows with what their pages show."""
@@ -416,22 +411,6 @@ def head_of(column: str, size: int = SHOWN) -> Func:
 def alias_of(row: Model) -> str:
     """Return the database that a row was read from."""
     return str(row._state.db)  # noqa: SLF001 - Django has no other way
-
-
-def stream(request: HttpRequest, lines: Iterable[str], **options: Any) -> StreamingHttpResponse:
-    """Return a response that makes its lines while it sends them, under WSGI and ASGI."""
-    if not isinstance(request, ASGIRequest):
-        return StreamingHttpResponse(lines, **options)
-    # Django would make a list of a synchronous iterator before it sends the first line.
-    remaining = iter(lines)
-
-    async def sent() -> AsyncIterator[str]:
-        # In Django's thread, which has the database connections.
-        following = sync_to_async(lambda: "".join(islice(remaining, LINES)))
-        while part := await following():
-            yield part
-
-    return StreamingHttpResponse(sent(), **options)
 
 
 def as_file(pk: UUID, body: bytes) -> HttpResponse:

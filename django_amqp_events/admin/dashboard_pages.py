@@ -17,13 +17,12 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext, pgettext
 
 from ..archive import eligibility, tables
 from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import parse_uuid
 from ..broker import topology
-from ..broker.topology import Queue, Topology
+from ..broker.topology import Topology
 from ..conf import Settings
 from ..declare.registry import Registry
 from ..models import (
@@ -36,7 +35,6 @@ from ..models import (
 )
 from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Record, RecordKind
-from ..monitor.state_texts import PREFETCH_REASONS
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from .base import WATCHED_SECONDS, Pages
@@ -303,7 +301,7 @@ def _backlog(service: str, now: datetime) -> Chart:
 
 
 #: What a snapshot has of a queue, and the table shows.
-_FIGURES: Final = ("ready", "unacked", "consumers", "published", "delivered")
+_FIGURES: Final = ("ready", "unacked", "consumers")
 
 
 def _queues(
@@ -329,12 +327,7 @@ def _queues(
                 "severity": severity,
                 "meaning": text(Reason.from_json(figures.get("meaning", _("not read yet"))), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
-                "prefetch": [
-                    (count, PREFETCH_REASONS.get(why, why))
-                    for why, count in figures.get("prefetch", {}).items()
-                ],
                 "consumed": moment(consumed.get(name)),
-                "limit": _limit(queue) if queue else "",
                 "drift": visible(drift, TEXT),
                 "handlers": [handler for handler in handlers if handler.queue == name],
                 "dull": role == "delay"
@@ -346,24 +339,6 @@ def _queues(
     # Handlers first, queues without a declaration last.
     order = {role: place for place, role in enumerate(ROLES)}
     return sorted(queues, key=lambda queue: order.get(queue["role"], len(order)))
-
-
-def _limit(queue: Queue) -> str:
-    """Describe the limits of a queue; messages beyond them are moved or lost."""
-    arguments, said = queue.arguments, []
-    if (limit := arguments.get("x-delivery-limit")) and limit < topology.NO_LIMIT:
-        said.append(
-            ngettext("%(number)s delivery", "%(number)s deliveries", limit + 1)
-            % {"number": formatted(limit + 1)}
-        )
-    if ttl := arguments.get("x-message-ttl"):
-        said.append(duration(ttl // 1000))
-    if length := arguments.get("x-max-length"):
-        said.append(
-            ngettext("%(number)s message", "%(number)s messages", length)
-            % {"number": formatted(length)}
-        )
-    return ", ".join(said) or pgettext("limits", "none")
 
 
 def _capped(number: int, cap: int) -> str:

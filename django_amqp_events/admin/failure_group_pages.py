@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
 from django.core.validators import RegexValidator, URLValidator
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Lower
@@ -29,9 +28,9 @@ from . import formatting
 from .action_pages import Action
 from .archived_event_actions import ACTIONS
 from .archived_event_pages import ArchivedEventAdmin, last_failure
-from .base import Pages, Refused, alias_of
+from .base import Pages, Refused
 from .formatting import number
-from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
+from .lists import ExceptionFilter, HandlerFilter, StateFilter, ValueFilter
 from .replay_batch_pages import freeze
 
 #: Entries of the history that a page shows, the newest.
@@ -43,16 +42,6 @@ _WORDS: Final = {
     "assignee": gettext_lazy("assignee"),
     "ticket": gettext_lazy("ticket"),
 }
-
-
-class GroupList(IndexedList):
-    """A list with the counts of its groups, in one query for all of them."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        groups: list[Any] = list(self.result_list)
-        _count(groups)
-        self.result_list = groups
 
 
 class GroupStateFilter(StateFilter):
@@ -133,12 +122,9 @@ class FailureGroupAdmin(Pages):
     # -- the list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[FailureGroup]:
-        """Return the groups with what is open of them, read where they are written."""
+        """Return the groups with their exact counts, read where they are written."""
         groups = super().get_queryset(request).using(tables.database())
-        return group_counts.with_exact_counts(groups, names=("open",))
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return GroupList
+        return group_counts.with_exact_counts(groups)
 
     def column_matches(self, column: str, term: str, alias: str) -> Q:
         # Groups are few: no index is needed. MySQL and MariaDB compare our tables case by case.
@@ -198,8 +184,7 @@ class FailureGroupAdmin(Pages):
 
     def write_view(self, request: HttpRequest, group: FailureGroup) -> HttpResponse:
         """Write note, assignee and ticket."""
-        data = request.POST.copy()
-        form = GroupForm(data)
+        form = GroupForm(request.POST)
         if not form.is_valid():
             return self.detail_view(request, group, form)
         given = form.cleaned_data
@@ -211,11 +196,9 @@ class FailureGroupAdmin(Pages):
             **given,
         )
         if changed is None:
-            # The row that was read may be older than the other user's change.
-            group = self.find(request, str(group.pk)) or group
-            messages.error(request, _conflict(group))
-            data["edits"] = str(group.edits)
-            return self.detail_view(request, group, GroupForm(data))
+            told = _("Nothing was saved: another user has changed this group. Open it again.")
+            messages.error(request, told)
+            return self.detail_view(request, group, form)
         if changed:
             words = ", ".join(str(_WORDS[name]) for name in changed)
             messages.success(request, _("Saved: %(what)s.") % {"what": words})
@@ -244,14 +227,13 @@ class FailureGroupAdmin(Pages):
         self, request: HttpRequest, group: Any, form: GroupForm | None = None
     ) -> TemplateResponse:
         now = datetime.now(UTC)
-        _count([group])
         written = {name: getattr(group, name) for name in GroupForm.base_fields}
         context = {
             **self._sample(request, group),
             "handled_url": self.list_url(request, ArchivedEvent, handler=group.handler),
             "group": group,
             "open": group.open_now,
-            "going": group.going_now,
+            "in_progress": group.in_progress_now,
             "now": now,
             "ticket": _ticket(group),
             "steps": failure_groups.history(group, HISTORY),
@@ -302,31 +284,6 @@ def _ask(
         )
         messages.warning(request, told % {"limit": number(limit)})
     return events.ask(request, action, dict(list(seen.items())[:limit]), back=group.pk.hex)
-
-
-def _conflict(group: FailureGroup) -> str:
-    """Return what another user has written since the form was opened."""
-    written = group.action_set.using(alias_of(group))
-    last = written.order_by("-pk").first()
-    return _(
-        "Nothing was saved: %(who)s changed this group since you opened it. It now has note "
-        "%(note)s, assignee %(assignee)s, ticket %(ticket)s. Save again to replace that with your "
-        "values."
-    ) % {
-        "who": line(last.by) if last is not None else pgettext("who", "another user"),
-        "note": line(group.note, 200) or "-",
-        "assignee": line(group.assignee) or "-",
-        "ticket": line(group.ticket) or "-",
-    }
-
-
-def _count(groups: list[Any]) -> None:
-    """Give groups their exact numbers, in one query for all of them."""
-    ids = [group.pk for group in groups]
-    numbers = group_counts.with_exact_counts(failure_groups.groups().filter(pk__in=ids))
-    exact = {pk: values for pk, *values in numbers.values_list("pk", "open_now", "going_now")}
-    for group in groups:
-        group.open_now, group.going_now = exact.get(group.pk, (0, 0))
 
 
 def _ticket(group: FailureGroup) -> str:

@@ -25,7 +25,7 @@ from .lists import OptionalFilter, StateFilter, ValueFilter
 class EventStateFilter(StateFilter):
     titles: ClassVar = {
         "archived": _("archived: open"),
-        "going": _("in progress: queued, replaying"),
+        "in_progress": _("in progress: queued, replaying"),
         "overdue": _("overdue: no outcome"),
         "succeeded": _("succeeded"),
         "discarded": _("discarded"),
@@ -33,7 +33,7 @@ class EventStateFilter(StateFilter):
     }
 
     def matching(self, rows: QuerySet[Any], state: str) -> QuerySet[Any]:
-        if state == "going":
+        if state == "in_progress":
             return rows.filter(state__in=(State.QUEUED, State.REPLAYING))
         if state == "overdue":
             return rows.filter(eligibility.overdue())

@@ -8,7 +8,6 @@ show or that mislead (controls, bidirectional overrides, lone surrogates). Templ
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +20,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext_lazy
 
-from ..message.archive_message import INSTALLED
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, visible
 from ..reasons import Count, translated
 from ..templatetags.amqp_events import TEXT, exception_line, line, moment
@@ -33,8 +31,6 @@ ROWS: Final = 200
 
 MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not shown", "count")
 _TIMES: Final = ngettext_lazy("published %(times)s time", "published %(times)s times", "times")
-_FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
-_INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
 
 
 def number(value: int) -> str:
@@ -129,26 +125,6 @@ def _plain(value: Any) -> str:
 # -- failures -------------------------------------------------------------------------------
 
 
-def fold_traceback(traceback: str) -> list[dict[str, Any]]:
-    """Split a traceback into the project's own lines and those of installed packages."""
-    pieces: list[tuple[bool, list[str], int]] = []
-    installed = False
-    for text in visible(traceback).splitlines():
-        if match := _FILE.match(text):
-            installed = bool(INSTALLED.search(match[1]))
-        elif not _INDENTED.match(text):
-            installed = False
-        if not pieces or pieces[-1][0] != installed:
-            pieces.append((installed, [], 0))
-        kind, lines, frames = pieces[-1]
-        lines.append(text)
-        pieces[-1] = (kind, lines, frames + 1 if match else frames)
-    return [
-        {"text": "\n".join(lines), "installed": kind, "frames": frames}
-        for kind, lines, frames in pieces
-    ]
-
-
 def failure(event: ArchivedEvent, document: Mapping[str, Any]) -> dict[str, Any]:
     """Show exception, whole message and traceback of the last failure's document."""
     exception = document.get("exception")
@@ -164,7 +140,7 @@ def failure(event: ArchivedEvent, document: Mapping[str, Any]) -> dict[str, Any]
     return {
         "exception": line(exception.get("type") or event.exception, TEXT),
         "message": visible(exception.get("message") or "", 8_000) or visible(event.message, TEXT),
-        "traceback": fold_traceback(traceback),
+        "traceback": visible(traceback),
     }
 
 
@@ -223,25 +199,33 @@ def timeline(
 def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[TimelineEntry]:
     """Yield the attempts of the original delivery or of a replay, and the archiving."""
     for attempt in mappings(failure.about.get("history")):
-        values = {"attempt": line(attempt.get("attempt", "?"), 12), "replay": number}
+        told = _("attempt %(attempt)s failed") % {"attempt": line(attempt.get("attempt", "?"), 12)}
         yield TimelineEntry(
             at=moment(attempt.get("at")) or failure.failed_at,
-            what=_("attempt %(attempt)s failed") % values
-            if number is None
-            else _("attempt %(attempt)s of replay %(replay)s failed") % values,
+            what=_of_replay(told, number),
             who=_("on %(worker)s") % {"worker": line(attempt["worker"])}
             if attempt.get("worker")
             else "",
             note=exception_line(attempt.get("exception"), attempt.get("message")),
             kind="bad",
         )
-    told = bool(failure.about.get("history"))
+    archived = _("archived: %(reason)s")
+    if failure.late:
+        archived = _("archived: %(reason)s (late, no effect)")
+    known = bool(failure.about.get("history"))
     yield TimelineEntry(
         at=failure.failed_at,
-        what=_archived(failure, number),
-        note="" if told else exception_line(failure.exception, failure.message),
+        what=_of_replay(archived % {"reason": line(failure.reason)}, number),
+        note="" if known else exception_line(failure.exception, failure.message),
         kind="bad",
     )
+
+
+def _of_replay(what: str, number: int | None) -> str:
+    """Return what happened, with the number of the replay in which it did."""
+    if number is None:
+        return what
+    return _("replay %(number)s: %(outcome)s") % {"number": number, "outcome": what}
 
 
 def _acted(action: ArchiveAction, *, known: bool) -> TimelineEntry | None:
@@ -265,17 +249,6 @@ def who(name: str) -> str:
     return _("by %(who)s") % {"who": line(name)} if name else ""
 
 
-def _archived(failure: ArchivedFailure, number: int | None) -> str:
-    values = {"reason": line(failure.reason), "replay": number}
-    if number is None:
-        if failure.late:
-            return _("archived: %(reason)s (late, no effect)") % values
-        return _("archived: %(reason)s") % values
-    if failure.late:
-        return _("archived after replay %(replay)s: %(reason)s (late, no effect)") % values
-    return _("archived after replay %(replay)s: %(reason)s") % values
-
-
 def _replayed(replay: Replay) -> Iterator[TimelineEntry]:
     if replay.number is None:
         yield TimelineEntry(
@@ -297,10 +270,7 @@ def _replayed(replay: Replay) -> Iterator[TimelineEntry]:
         note=visible(replay.reason, TEXT),
         replay=replay,
     )
-    outcome = _("replay %(number)s: %(outcome)s") % {
-        **number,
-        "outcome": replay.get_state_display(),
-    }
+    outcome = _of_replay(replay.get_state_display(), replay.number)
     if replay.published_at is not None:
         published = _("replay %(number)s published to %(handler)s")
         times = _TIMES % {"times": replay.publishes} if replay.publishes > 1 else ""

@@ -87,12 +87,11 @@ def _run(decision: Decision) -> Result:
         "restore": outbox.restore,
         "discard": partial(outbox.discard, by=decision.by, reason=decision.reason),
     }
-    result = Result()
-    rows = [decision.rows[pk] for pk in decision.seen]
-    allowed = [row for row in rows if _obstacle(action, row, decision.seen[row.pk]) is None]
-    for alias in sorted(set(map(alias_of, allowed))):
-        ids = sorted(row.pk for row in allowed if alias_of(row) == alias)
+    eligible, skipped, _details = _preview(action, decision.seen, decision.rows)
+    result = Result(skipped=skipped)
+    for alias in sorted({alias_of(decision.rows[pk]) for pk in eligible}):
         # In the order of the ids, so that two actions on the same rows do not wait for each other.
+        ids = sorted(pk for pk in eligible if alias_of(decision.rows[pk]) == alias)
         try:
             with transaction.atomic(using=alias):
                 done = [pk for pk in ids if acts[action.name]([pk], alias=alias)]
@@ -101,26 +100,10 @@ def _run(decision: Decision) -> Result:
         except Error as exc:
             result.stopped = problem(exc, partly=bool(result.done))
             return result
-    result.skipped = _missed(decision, set(result.done))
+    # A relay has claimed or published the others, or another user has changed them.
+    missed = [decision.rows[pk] for pk in eligible if pk not in set(result.done)]
+    result.skipped += [Skipped.of(row, Reason("outbox-changed")) for row in missed]
     return result
-
-
-def _missed(decision: Decision, done: set[UUID]) -> list[Skipped]:
-    """Return why rows were not changed, by their state now: a relay may have claimed them."""
-    missed = [pk for pk in decision.seen if pk not in done]
-    now: dict[UUID, Any] = {}
-    for alias in {alias_of(decision.rows[pk]) for pk in missed}:
-        unchanged = outbox.rows(alias).filter(pk__in=missed).defer(*OutboxEvent.LARGE)
-        now |= {row.pk: row for row in unchanged.annotate(at=Now())}
-    return [
-        Skipped.of(
-            now[pk],
-            _obstacle(decision.action, now[pk], decision.seen[pk]) or Reason("outbox-changed"),
-        )
-        if pk in now
-        else Skipped(id=pk, title="", why=OutboxEventAdmin.gone)
-        for pk in missed
-    ]
 
 
 def _now(row: OutboxEvent) -> datetime:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
+from django.core.management.base import CommandError
 from django.utils import timezone
 
 from django_amqp_events import conf
-from django_amqp_events.archive import search_values
+from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.replay import REASONS
 from django_amqp_events.archive.selection import SearchTerm, parse_uuid
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.models import clean
+from django_amqp_events.options import suggestion
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
@@ -90,10 +93,22 @@ def filters(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: no event declares the path of a search.
     """
+    check_handlers(options["handler"])
     search_values.check_paths(SearchTerm.parse(text).path for text in options["match"])
     given = {f"{name}s": options[name] for name in _FILTERS} | {"search": options["match"]}
     given |= {name: options[name] for name in ("since", "until")}
     return {name: value for name, value in given.items() if value}
+
+
+def check_handlers(names: Iterable[str]) -> None:
+    """Refuse a handler that does not exist and has no archived event."""
+    handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
+    for name in names:
+        if name not in handlers and not tables.rows().filter(handler=name).exists():
+            hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
+            raise CommandError(
+                f"there is no handler {name!r} and no event of it{hint}", returncode=2
+            )
 
 
 def integer(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:

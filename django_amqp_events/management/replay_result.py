@@ -60,7 +60,7 @@ class Result:
 
         return {
             "result": "stopped" if report.stopped else "counted" if dry_run else done,
-            "fits": self.matched,
+            "matched": self.matched,
             "published": len(report.published) if replayed else 0,
             "decided": 0 if replayed else len(report.published),
             "returned": left(report.returned),

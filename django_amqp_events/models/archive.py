@@ -117,7 +117,6 @@ class ArchivedEvent(models.Model):
             ("bulk_replay_archivedevent", "Can replay archived events in batches"),
             ("edit_archivedevent", "Can edit the payload of archived events and replay them"),
             ("view_raw_archivedevent", "Can view raw bodies where payloads are redacted"),
-            ("export_archivedevent", "Can export archived events"),
         ]
         # One for each filter of the list, in the order of the list.
         indexes: ClassVar = [

@@ -22,7 +22,7 @@ class FailureGroup(models.Model):
         id: derived from the next five
             (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
         open: archived events.
-        going: queued and replaying events.
+        in_progress: queued and replaying events.
         resolved_at: when its last open event was settled; ``None`` after a restore.
         reopened_at: when it failed again after that.
         assignee: a user's name.
@@ -40,7 +40,7 @@ class FailureGroup(models.Model):
     last_seen = Moment()
     # Signed: changes folded out of order may be negative for a moment.
     open = models.IntegerField(default=0)
-    going = models.IntegerField(default=0)
+    in_progress = models.IntegerField(default=0)
     resolved_at = Moment(null=True)
     reopened_at = Moment(null=True)
     note = models.TextField()
@@ -121,7 +121,7 @@ class GroupCountChange(models.Model):
 
     Attributes:
         hour, archived, succeeded, discarded: as in :class:`GroupHour`.
-        open, going: added to those of the group.
+        open, in_progress: added to those of the group.
         first_at, last_at: of the failures among them.
     """
 
@@ -133,7 +133,7 @@ class GroupCountChange(models.Model):
     at = Moment()
     hour = Moment()
     open = models.IntegerField(default=0)
-    going = models.IntegerField(default=0)
+    in_progress = models.IntegerField(default=0)
     archived = models.PositiveIntegerField(default=0)
     succeeded = models.PositiveIntegerField(default=0)
     discarded = models.PositiveIntegerField(default=0)

@@ -233,7 +233,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
         service=settings.service
     )
     # By stored counts, which the mirror updates every few seconds.
-    unsettled = groups.filter(Q(open__gt=0) | Q(going__gt=0), pk__in=ids)
+    unsettled = groups.filter(Q(open__gt=0) | Q(in_progress__gt=0), pk__in=ids)
     lasting = {str(group.pk): group for group in unsettled} if settings.alerts.groups else {}
     conditions: dict[Which, Reason | None] = {}
     back = 0

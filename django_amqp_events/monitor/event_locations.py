@@ -48,12 +48,14 @@ class Record:
     """A row of an event.
 
     Attributes:
+        event: the id and the name of the event.
         handler: ``""`` for a row of the outbox, and for an event that no handler matched.
         title, label: the kind and the state for people.
         at: since when it is in this state, or when that happened.
         about: its meaning, and the next step; ``""`` if there is none.
     """
 
+    event: tuple[str, str]
     kind: RecordKind
     title: str
     service: str
@@ -97,10 +99,6 @@ class Locations:
     more: bool = False
 
 
-#: An event's id and name, and a row of it.
-_Found = tuple[tuple[str, str], Record]
-
-
 def locate(
     value: str,
     settings: Settings,
@@ -137,15 +135,16 @@ def locate(
     # The same events at other handlers.
     rows = list(archived.filter(event_id__in=ids)[:ROWS]) if first else []
     by_key: dict[tuple[str, str], LocatedEvent] = {}
-    found: list[_Found] = []
+    records: list[Record] = []
     if "outbox" in kinds:
-        found += _in_outbox(ids, settings, waiting)
-    found += (_of_archived(row, settings) for row in rows)
-    found += (item for item in _replays(rows) if item[1].kind in kinds)
+        records += _in_outbox(ids, settings, waiting)
+    records += (_of_archived(row, settings) for row in rows)
+    records += (record for record in _replays(rows) if record.kind in kinds)
     if "inbox" in kinds:
-        found += _in_inbox(ids)
-    for key, record in found:
-        located = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
+        records += _in_inbox(ids)
+    for record in records:
+        event_id, name = record.event
+        located = by_key.setdefault(record.event, LocatedEvent(id=event_id, name=name))
         located.records.append(record)
     return Locations(
         events=tuple(by_key.values()),
@@ -202,49 +201,45 @@ def _matching(value: str, using: str, *, by_value: bool) -> Q:
 
 def _in_outbox(
     ids: set[str], settings: Settings, waiting: Callable[[str], QuerySet[OutboxEvent]]
-) -> Iterator[_Found]:
+) -> Iterator[Record]:
     for alias in outbox_rows.tables(settings):
         rows: Any = waiting(alias).filter(event_id__in=ids).defer(*OutboxEvent.LARGE)
         for row in rows.annotate(now=Now())[:ROWS]:
             state = outbox.row_state(row, row.now)
             label, meaning, remedy = ROW_STATES[state]
-            yield (
-                (row.event_id, row.name),
-                Record(
-                    kind="outbox",
-                    title=_("outbox"),
-                    service=row.service,
-                    handler="",
-                    state=state,
-                    label=str(label),
-                    at=row.discarded_at or row.created_at,
-                    about=f"{meaning} {remedy}",
-                    row=row,
-                ),
+            yield Record(
+                event=(row.event_id, row.name),
+                kind="outbox",
+                title=_("outbox"),
+                service=row.service,
+                handler="",
+                state=state,
+                label=str(label),
+                at=row.discarded_at or row.created_at,
+                about=f"{meaning} {remedy}",
+                row=row,
             )
 
 
-def _in_inbox(ids: set[str]) -> Iterator[_Found]:
+def _in_inbox(ids: set[str]) -> Iterator[Record]:
     for alias in inbox_retention.databases():
         rows = InboxEntry.objects.using(alias).filter(event_id__in=ids)
         for row in rows.order_by("-handled_at", "-pk")[:ROWS]:
-            yield (
-                (row.event_id, row.name),
-                Record(
-                    kind="inbox",
-                    title=_("inbox"),
-                    service=row.service,
-                    handler=row.handler,
-                    state="superseded" if row.superseded else "handled",
-                    label=_("superseded by a newer event") if row.superseded else _("handled"),
-                    at=row.handled_at,
-                    about=_("Nothing is left to do: a further delivery is skipped."),
-                    row=row,
-                ),
+            yield Record(
+                event=(row.event_id, row.name),
+                kind="inbox",
+                title=_("inbox"),
+                service=row.service,
+                handler=row.handler,
+                state="superseded" if row.superseded else "handled",
+                label=_("superseded by a newer event") if row.superseded else _("handled"),
+                at=row.handled_at,
+                about=_("Nothing is left to do: a further delivery is skipped."),
+                row=row,
             )
 
 
-def _of_archived(row: ArchivedEvent, settings: Settings) -> _Found:
+def _of_archived(row: ArchivedEvent, settings: Settings) -> Record:
     meaning, remedy = STATES.get(row.state, ("", ""))
     own = row.service == settings.service
     handler = eligibility.handler_for(row) if own else eligibility.other_service(row)
@@ -253,7 +248,8 @@ def _of_archived(row: ArchivedEvent, settings: Settings) -> _Found:
             remedy = _("It cannot be replayed: %(why)s") % {"why": translated(handler)}
     elif eligibility.is_overdue(row):
         remedy = _("The outcome is overdue. Check `manage.py events_status` before you force it.")
-    return (row.event_id, row.name), Record(
+    return Record(
+        event=(row.event_id, row.name),
         kind="archive",
         title=_("archive"),
         service=row.service,
@@ -266,7 +262,7 @@ def _of_archived(row: ArchivedEvent, settings: Settings) -> _Found:
     )
 
 
-def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
+def _replays(events: Collection[ArchivedEvent]) -> Iterator[Record]:
     """Yield the replays of events, and the batches that have not published them."""
     by_id = {event.pk: event for event in events}
     rows = Replay.objects.using(tables.database()).filter(event__in=by_id)
@@ -287,19 +283,17 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
             )
         elif row.number == event.replays and event.state != State.DISCARDED:
             about = str(REPLAYS.get(row.state, ""))
-        yield (
-            (event.event_id, event.name),
-            Record(
-                kind=kind,
-                title=title,
-                service=event.service,
-                handler=row.handler or event.handler,
-                state=row.state,
-                label=row.get_state_display(),
-                at=row.finished_at or row.published_at or row.requested_at,
-                about=about,
-                row=row,
-            ),
+        yield Record(
+            event=(event.event_id, event.name),
+            kind=kind,
+            title=title,
+            service=event.service,
+            handler=row.handler or event.handler,
+            state=row.state,
+            label=row.get_state_display(),
+            at=row.finished_at or row.published_at or row.requested_at,
+            about=about,
+            row=row,
         )
 
 

@@ -42,7 +42,6 @@ class QueueStatus:
         ready, consumers: live.
         unacked, total: from the management API, some seconds old; ``None`` without it. The total
             includes dead letters in transfer.
-        published, delivered: messages per second, if the management API has statistics.
         paused: no worker consumes it now, but one will by itself.
         prefetch: prefetch counts of all workers together by reason, as in
             ``worker.prefetch.Why``; ``None`` if no worker was asked.
@@ -57,8 +56,6 @@ class QueueStatus:
     unacked: int | None = None
     total: int | None = None
     consumers: int | None = None
-    published: float | None = None
-    delivered: float | None = None
     paused: bool = False
     prefetch: Mapping[str, int] | None = None
 
@@ -217,15 +214,8 @@ def _status_of(
         unacked=unacked,
         total=total,
         consumers=depth.consumers,
-        published=_rate(stats, "publish_details"),
-        delivered=_rate(stats, "deliver_get_details"),
         paused=is_paused,
     )
-
-
-def _rate(stats: Mapping[str, Any], what: str) -> float | None:
-    rate = ((stats.get("message_stats") or {}).get(what) or {}).get("rate")
-    return float(rate) if isinstance(rate, (int, float)) else None
 
 
 def _stale_meaning(

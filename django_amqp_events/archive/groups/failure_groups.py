@@ -255,6 +255,7 @@ def _move(ids: Collection[UUID]) -> int:
             before,
             {event.pk: group_counts.counted_event(event) for event in moved},
             failed=failed,
+            moved=True,
             now=now,
             using=using,
         )

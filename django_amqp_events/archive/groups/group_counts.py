@@ -27,7 +27,7 @@ ROWS_PER_STATEMENT: Final = 500
 #: States of events that are in progress.
 IN_PROGRESS: Final = (State.QUEUED, State.REPLAYING)
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
-_OF_GROUP: Final = ("open", "going")
+_OF_GROUP: Final = ("open", "in_progress")
 
 
 class CountedEvent(NamedTuple):
@@ -49,12 +49,14 @@ def record_changes(
     now: datetime,
     using: str,
     failed: Mapping[UUID, Sequence[datetime]] | None = None,
+    moved: bool = False,
 ) -> None:
     """Record the count changes of a transaction; the caller is inside it and has locked the events.
 
     Args:
         before, after: the events that it may have changed, without those that did not exist.
         failed: when events failed.
+        moved: these failures were counted before, in other groups.
     """
     changes: dict[tuple[UUID, datetime], GroupCountChange] = {}
 
@@ -82,7 +84,8 @@ def record_changes(
         if (group := after[pk].group) is None:
             continue
         for at in moments:
-            change_of(group, hour_of(at)).archived += 1
+            if not moved:
+                change_of(group, hour_of(at)).archived += 1
             change = change_of(group, this_hour)
             change.first_at = min(change.first_at or at, at)
             change.last_at = max(change.last_at or at, at)
@@ -100,7 +103,7 @@ def _count(change: GroupCountChange, event: CountedEvent, sign: int) -> None:
     if event.state == State.ARCHIVED:
         change.open += sign
     elif event.state in IN_PROGRESS:
-        change.going += sign
+        change.in_progress += sign
 
 
 def fold_changes(*, using: str, now: datetime) -> int:
@@ -129,16 +132,14 @@ def fold_changes(*, using: str, now: datetime) -> int:
     return len(oldest)
 
 
-def with_exact_counts(
-    groups: QuerySet[FailureGroup], names: Sequence[str] = _OF_GROUP
-) -> QuerySet[Any]:
-    """Annotate groups with their exact numbers: ``open_now``, ``going_now``.
+def with_exact_counts(groups: QuerySet[FailureGroup]) -> QuerySet[Any]:
+    """Annotate groups with their exact numbers: ``open_now``, ``in_progress_now``.
 
     One statement sees one moment, so a change that is folded meanwhile is counted once.
     """
     # One join for all of them: a subquery for each group and number costs ten times as much.
     return groups.annotate(
-        **{f"{name}_now": F(name) + Coalesce(Sum(f"change_set__{name}"), 0) for name in names}
+        **{f"{name}_now": F(name) + Coalesce(Sum(f"change_set__{name}"), 0) for name in _OF_GROUP}
     )
 
 
@@ -177,12 +178,14 @@ def recount(*, using: str, now: datetime) -> int:
         errors = groups.values_list(
             "pk",
             _number_of(State.ARCHIVED) - F("open_now"),
-            _number_of(*IN_PROGRESS) - F("going_now"),
+            _number_of(*IN_PROGRESS) - F("in_progress_now"),
         )
         wrong = [
-            GroupCountChange(group_id=pk, at=now, hour=hour_of(now), open=open_, going=going)
-            for pk, open_, going in errors
-            if open_ or going
+            GroupCountChange(
+                group_id=pk, at=now, hour=hour_of(now), open=open_, in_progress=in_progress
+            )
+            for pk, open_, in_progress in errors
+            if open_ or in_progress
         ]
         GroupCountChange.objects.using(using).bulk_create(wrong)
     return len(wrong)
@@ -222,10 +225,10 @@ def _locked(using: str, ids: set[UUID] | None) -> dict[UUID, FailureGroup]:
 
 
 def _add(group: FailureGroup, change: GroupCountChange) -> None:
-    before = group.open + group.going
+    before = group.open + group.in_progress
     for name in _OF_GROUP:
         setattr(group, name, getattr(group, name) + getattr(change, name))
-    after = group.open + group.going
+    after = group.open + group.in_progress
     if change.first_at is not None and change.last_at is not None:
         group.first_seen = min(group.first_seen, change.first_at)
         group.last_seen = max(group.last_seen, change.last_at)

@@ -10,8 +10,6 @@ at once, and events_worker starts one. With an action it does that and ends:
   resume ID       continue
   cancel ID       end, or delete a draft; events not published yet stay in the archive
 
-An id may be shortened to its first characters, if they are unique.
-
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-done: no batch is running; or the action
      is done
@@ -31,6 +29,7 @@ from django.core.management.base import CommandError, no_translations
 from django_amqp_events import conf
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.batches.runner import Runner
+from django_amqp_events.archive.selection import parse_uuid
 from django_amqp_events.broker import connection
 from django_amqp_events.management.base import ServiceCommand, columns, requested_by
 from django_amqp_events.message.text import counted
@@ -56,9 +55,7 @@ class Command(ServiceCommand):
             choices=("run", "list", "show", *_CHANGES),
             help="What to do (default: run).",
         )
-        parser.add_argument(
-            "id", nargs="?", help="The batch to show or change; its first characters if unique."
-        )
+        parser.add_argument("id", nargs="?", help="The batch to show or change.")
         parser.add_argument(
             "--until-done", action="store_true", help="End when no batch is running."
         )
@@ -110,19 +107,15 @@ class Command(ServiceCommand):
         return self._finish([document(batch) for batch in batches], lines)
 
     def _batch(self, service: str, text: str | None, action: str) -> ReplayBatch:
-        digits = (text or "").replace("-", "").lower()
-        if not digits:
+        if not text:
             raise CommandError(
                 f"{action} needs the id of a batch; see `events_batches list`", returncode=2
             )
-        batches = batch_states.rows().filter(service=service)
-        # Not by range: MariaDB does not order these ids by their digits.
-        ids = batches.order_by().values_list("pk", flat=True)
-        matching = [pk for pk in ids if pk.hex.startswith(digits)]
-        if len(matching) != 1:
-            what = "more than one batch has" if matching else "no batch has"
-            raise self.wrong(f"{what} an id that begins with {text!r}; see `events_batches list`")
-        return batches.get(pk=matching[0])
+        pk, batches = parse_uuid(text), batch_states.rows().filter(service=service)
+        batch = None if pk is None else batches.filter(pk=pk).first()
+        if batch is None:
+            raise self.wrong(f"there is no batch {text!r}; see `events_batches list`")
+        return batch
 
     def _show(self, batch: ReplayBatch) -> int:
         skipped = batch_states.skipped_by_reason(batch.pk)
@@ -155,7 +148,7 @@ def document(batch: ReplayBatch) -> dict[str, Any]:
         "id": batch.pk,
         "title": str(batch.name),
         "note": str(batch.note or ""),
-        "made_by": batch.created_by,
+        "created_by": batch.created_by,
         **columns(batch, *names, "rate", "canary", "threshold"),
         "counts": columns(batch, *Replay.State.values, "deleted"),
     }

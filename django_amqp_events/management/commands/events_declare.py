@@ -18,9 +18,8 @@ examples:
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from django_amqp_events import conf
 from django_amqp_events.broker import connection, topology
@@ -28,14 +27,14 @@ from django_amqp_events.broker.provisioning import drift, inspection
 from django_amqp_events.broker.provisioning.changes import Applied, apply
 from django_amqp_events.broker.topology import Binding
 from django_amqp_events.declare import registry
-from django_amqp_events.declare.registry import Handler, Registry
+from django_amqp_events.declare.registry import Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.management.base import SHOWN, ReportCommand, columns
 from django_amqp_events.message.text import counted
 from django_amqp_events.templatetags.amqp_events import duration
 
-#: A line of the tree, and the lines below it.
-Branch = tuple[str, list[str]]
+#: States, in the order in which they are counted.
+STATES: Final[tuple[drift.State, ...]] = ("ok", "missing", "different", "stale", "unknown")
 
 
 class Command(ReportCommand):
@@ -96,7 +95,7 @@ class Command(ReportCommand):
 
         def show() -> None:
             if self.verbosity:
-                self._show_tree(after, settings, declared)
+                self._show_topology(after, declared, result)
             self._show_result(plan, result, applied, after)
 
         return self.finish(code, _document(plan, result, applied, after), show)
@@ -116,24 +115,37 @@ class Command(ReportCommand):
         if not self.piped:
             self.tell(f"  {text} …")
 
-    # -- the tree
+    # -- the topology
 
-    def _show_tree(self, report: drift.Report, settings: conf.Settings, declared: Registry) -> None:
-        names = report.topology.names
+    def _show_topology(self, report: drift.Report, declared: Registry, result: str) -> None:
+        """Print the handlers with their schedules, then the parts that are not as declared."""
+        names, delays = report.topology.names, report.topology.delays
         source = "management API: exact" if report.exact else "plain AMQP: bindings cannot be seen"
         self.stdout.write(
             self.style.MIGRATE_HEADING(f"{names.prefix}{names.service}")
             + f" on RabbitMQ {report.version}, vhost {report.vhost!r} ({source})"
         )
-        stale = report.having("stale")
-        branches: list[Branch] = [*self._handlers(report, declared), self._infrastructure(report)]
-        if stale:
-            branches.append((self.style.WARNING("stale"), [self._line(item) for item in stale]))
-        for branch, indent, (head, lines) in _drawn(branches):
-            self.stdout.write(f"{branch} {head}")
-            for twig, _, line in _drawn(lines):
-                self.stdout.write(f"{indent} {twig} {line}")
-        if any(item.kind == "queue" and item.role == "handler" for item in stale):
+        for handler in declared.handlers.values():
+            older = [f"{upcast.source} (upcast to {upcast.target})" for upcast in handler.upcasts]
+            self.stdout.write(f"  {handler.name} in queue {handler.queue}")
+            self.stdout.write(f"    events   {', '.join([*handler.patterns, *older])}")
+            self.stdout.write(f"    retries  {describe_schedule(handler.policy)}")
+        if not declared.handlers:
+            self.stdout.write("  no handlers: this service only publishes")
+        counts = [
+            f"{len(items)} {self.styled(state)}"
+            for state in STATES
+            if (items := report.having(state))
+        ]
+        self.stdout.write(
+            f"  {', '.join(counts)} ({len(delays)} delays from {delays[0]} s to {delays[-1]} s)"
+        )
+        for item in report.items:
+            if self.verbosity > 1 or _needs_attention(item, result):
+                details = "; ".join(filter(None, [*map(str, item.differences), item.note]))
+                line = f"  {item.kind} {item.name}  {self.styled(item.state)}  {details}"
+                self.stdout.write(line.rstrip())
+        if any(item.role == "handler" for item in report.having("stale")):
             self.stdout.write(
                 "A stale queue still receives events, which no handler processes. If its handler "
                 "was renamed, add it to RENAMED_HANDLERS, stop its old workers and run `manage.py "
@@ -141,66 +153,6 @@ class Command(ReportCommand):
                 "queues that are empty and unused.",
                 self.style.WARNING,
             )
-        if settings.queue_type == "classic":
-            self.stdout.write(
-                "QUEUE_TYPE is classic: dead letters are moved at most once and can be lost",
-                self.style.WARNING,
-            )
-
-    def _handlers(self, report: drift.Report, declared: Registry) -> Iterator[Branch]:
-        by_queue = declared.by_queue()
-        items: dict[str, list[drift.Item]] = {queue: [] for queue in by_queue}
-        for item in report.items:
-            if item.state != "stale" and (queue := _queue_or_name(item)) in items:
-                items[queue].append(item)
-        for queue, handlers in by_queue.items():
-            lines = [*_handler_lines(handlers), *self._noteworthy(items[queue])]
-            yield f"{queue}  {self._summary(items[queue])}", lines
-        if not by_queue:
-            yield "no handlers: this service only publishes", []
-
-    def _infrastructure(self, report: drift.Report) -> Branch:
-        own = {item.name for item in report.items if item.role not in (None, "handler")}
-        # A handler's bindings are printed below the handler.
-        items = [
-            item for item in report.items if item.state != "stale" and _queue_or_name(item) in own
-        ]
-        delays = report.topology.delays
-        title = f"infrastructure, with {len(delays)} delays from {delays[0]} s to {delays[-1]} s"
-        return f"{title}  {self._summary(items)}", self._noteworthy(items)
-
-    def _noteworthy(self, items: list[drift.Item]) -> list[str]:
-        """Describe the items that need attention, unless all of them are missing."""
-        if self.verbosity < 2 and all(item.state == "missing" for item in items):
-            return []
-        return [
-            self._line(item)
-            for item in items
-            if self.verbosity > 1
-            or item.state in ("missing", "different")
-            or (item.state == "unknown" and item.kind != "binding")
-            or (item.role == "events" and item.note)
-        ]
-
-    def _line(self, item: drift.Item) -> str:
-        details = "; ".join(filter(None, [*map(str, item.differences), item.note]))
-        return f"{item.kind} {item.name}  {self.styled(item.state)}" + (
-            f"  {details}" if details else ""
-        )
-
-    def _summary(self, items: list[drift.Item]) -> str:
-        """Summarize the states: one word if all are alike, else a count of each."""
-        kinds: dict[str, list[drift.EntityKind]] = {}
-        for state in ("different", "missing", "unknown", "ok"):
-            if in_state := [item.kind for item in items if item.state == state]:
-                kinds[state] = in_state
-        if len(kinds) == 1:
-            return self.styled(next(iter(kinds)))
-        return ", ".join(
-            f"{counted(len(in_state), in_state[0]) if len(set(in_state)) == 1 else len(in_state)} "
-            f"{self.styled(state)}"
-            for state, in_state in kinds.items()
-        )
 
     # -- the result
 
@@ -258,25 +210,12 @@ class Command(ReportCommand):
         return good(changes + (f", {invisible} bindings declared again" if invisible else ""))
 
 
-def _drawn(lines: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield each line of a tree after its branch and the indentation of the lines below it."""
-    for line in lines[:-1]:
-        yield "├──", "│  ", line
-    for line in lines[-1:]:
-        yield "└──", "   ", line
-
-
-def _queue_or_name(item: drift.Item) -> str:
-    """Return the name under which an item is printed: a binding's queue, or its own name."""
-    return item.entity.queue if isinstance(item.entity, Binding) else item.name
-
-
-def _handler_lines(handlers: tuple[Handler, ...]) -> Iterator[str]:
-    for handler in handlers:
-        name = f"{handler.name}: " if len(handlers) > 1 else ""
-        older = [f"{upcast.source} (upcast to {upcast.target})" for upcast in handler.upcasts]
-        yield f"{name}events   {', '.join([*handler.patterns, *older])}"
-        yield f"{name}retries  {describe_schedule(handler.policy)}"
+def _needs_attention(item: drift.Item, result: str) -> bool:
+    if item.state == "missing":
+        return result == "drift"  # otherwise, the steps of the plan name it
+    if item.state == "unknown":
+        return item.kind != "binding"  # of which plain AMQP sees none
+    return item.state != "ok" or bool(item.note)
 
 
 def describe_schedule(policy: RetryPolicy) -> str:

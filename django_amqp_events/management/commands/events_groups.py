@@ -101,7 +101,7 @@ def _document(group: FailureGroup) -> dict[str, Any]:
     return {
         "id": group.pk,
         "open": counts.open_now,
-        "on_their_way": counts.going_now,
+        "in_progress": counts.in_progress_now,
         **columns(group, "service", "handler", "exception", "frame", "reason"),
         **columns(group, "first_seen", "last_seen", "resolved_at", "reopened_at"),
         **columns(group, "note", "assignee", "ticket"),

@@ -39,13 +39,12 @@ from uuid import UUID
 from django.db import Error
 
 from django_amqp_events import conf
-from django_amqp_events.archive import eligibility, replay, selection, states, tables
+from django_amqp_events.archive import eligibility, replay, selection, states
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Rule, Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import error_line, parts
-from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, columns, requested_by
 from django_amqp_events.management.replay_result import (
@@ -57,7 +56,6 @@ from django_amqp_events.management.replay_result import (
 )
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import ArchivedEvent, clean
-from django_amqp_events.options import suggestion
 from django_amqp_events.reasons import Reason
 
 #: Most events that are examined together.
@@ -112,20 +110,6 @@ class Command(ReportCommand):
             action="store_true",
             help="Create a batch of the matching events for events_batches; needs --comment.",
         )
-        parser.add_argument(
-            "--canary",
-            type=int,
-            metavar="N",
-            help="With --background: replay N events first, the rest after these have succeeded.",
-        )
-        parser.add_argument(
-            "--pause-at",
-            type=int,
-            metavar="PERCENT",
-            help="With --background: failure threshold, the percentage of failures among the last "
-            f"{batch_states.WINDOW} outcomes that pauses the batch (default: "
-            f"{batch_states.THRESHOLD}; 0: never).",
-        )
         super().add_arguments(parser)
         arguments.add_filters(parser).add_argument(
             "--group",
@@ -140,7 +124,12 @@ class Command(ReportCommand):
         filters = self._filters(options)
         with self.interruptible():
             service = conf.get_settings().service
-            chosen = self._check(Selection(**filters, service=service))
+            chosen = Selection(**filters, service=service)
+            for pk in chosen.groups:
+                if not failure_groups.groups().filter(pk=pk).exists():
+                    raise self.wrong(
+                        f"there is no failure group {pk}; see `manage.py events_groups`"
+                    )
             if options["background"]:
                 return self._start_batch(chosen, options)
             result = Result(decision=options["decision"])
@@ -182,33 +171,19 @@ class Command(ReportCommand):
              "--force takes ids and no filters: check each event first"),
             (options["force"] and options["background"], "--background goes without --force"),
             (since and until and since >= until, "--since is not before --until"),
-            (not options["background"] and options["canary"] is not None,
-             "--canary needs --background"),
-            (not options["background"] and options["pause_at"] is not None,
-             "--pause-at needs --background"),
         ):  # fmt: skip
             if refused:
                 raise self.wrong(text)
         if options["background"]:
             try:
-                batch_states.check(**_batch_options(options))
+                batch_states.check(
+                    reason=options["comment"], rate=options["rate"], canary=None, threshold=None
+                )
             except ValueError as exc:
                 raise self.wrong(f"{exc}{'' if comment else ' (--comment)'}") from exc
         if options["ids"]:
-            filters["ids"] = options["ids"]
+            filters["ids"] = list(dict.fromkeys(options["ids"]))
         return filters
-
-    def _check(self, chosen: Selection) -> Selection:
-        """Refuse handlers and groups that do not exist."""
-        handlers = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
-        for name in chosen.handlers:
-            if name not in handlers and not tables.rows().filter(handler=name).exists():
-                hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
-                raise self.wrong(f"there is no handler {name!r} and no event of it{hint}")
-        for pk in chosen.groups:
-            if not failure_groups.groups().filter(pk=pk).exists():
-                raise self.wrong(f"there is no failure group {pk}; see `manage.py events_groups`")
-        return replace(chosen, ids=list(dict.fromkeys(chosen.ids)))
 
     # -- which events
 
@@ -264,7 +239,7 @@ class Command(ReportCommand):
         title = None if fixed else chosen.title()
         batch = batch_states.freeze(events, by=by, title=title)
         if batch.total:
-            batch_states.start(batch.pk, by=by, **_batch_options(options))
+            batch_states.start(batch.pk, by=by, reason=options["comment"], rate=options["rate"])
 
         def show() -> None:
             show_reasons(self, "skipped", left.report.skipped)
@@ -272,14 +247,14 @@ class Command(ReportCommand):
             if batch.total:
                 self.tell(
                     f"{counted(batch.total, 'event')} in batch {batch.pk}; events_batches replays "
-                    f"them, and `events_batches show {str(batch.pk)[:8]}` prints the progress"
+                    f"them, and `events_batches show {batch.pk}` prints the progress"
                 )
             else:
                 self.tell("nothing to replay: no archived event matches")
 
         document = {
             "result": "begun" if batch.total else "nothing",
-            "fits": batch.total,
+            "matched": batch.total,
             "batch": batch.pk if batch.total else None,
             "skipped": [columns(skip, "id", "title", "why") for skip in left.report.skipped],
             "missing": left.missing,
@@ -330,16 +305,6 @@ class Command(ReportCommand):
             report.published += done.published
             report.skipped += done.skipped
             self.progress(f"{len(report.published)} of {len(seen)} {DONE[result.decision]}")
-
-
-def _batch_options(options: dict[str, Any]) -> dict[str, Any]:
-    percent = options["pause_at"]
-    return {
-        "reason": options["comment"],
-        "rate": options["rate"],
-        "canary": options["canary"],
-        "threshold": batch_states.THRESHOLD if percent is None else percent or None,
-    }
 
 
 def _without(ids: Collection[str], known: set[str]) -> list[str]:

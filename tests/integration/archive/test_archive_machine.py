@@ -538,10 +538,10 @@ class Archive(RuleBasedStateMachine):
             assert row.group_id is not None
             counts = wanted.setdefault(row.group_id, Counter())
             counts["open"] += row.state == State.ARCHIVED
-            counts["going"] += row.state in group_counts.IN_PROGRESS
+            counts["in_progress"] += row.state in group_counts.IN_PROGRESS
         for group in group_counts.with_exact_counts(failure_groups.groups()):
             counts = wanted.pop(group.pk, Counter())
-            for name in ("open", "going"):
+            for name in ("open", "in_progress"):
                 assert getattr(group, f"{name}_now") == counts[name], name
         assert not wanted, "events whose group does not exist"
 

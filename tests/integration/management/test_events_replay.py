@@ -248,7 +248,7 @@ def test_discard_and_restore(billing, monkeypatch):
 
     def counts(*arguments: str) -> dict[str, object]:
         document = json.loads(billing.command("events_replay", *arguments, "--format", "json")[1])
-        return {key: document[key] for key in ("result", "fits", "published", "decided")}
+        return {key: document[key] for key in ("result", "matched", "published", "decided")}
 
     assert run(*handlers, "--discard", "--dry-run") == (0, "3 events would be discarded\n")
     assert run("--all", "--restore") == (0, "nothing to restore: no discarded event matches\n")
@@ -269,7 +269,7 @@ def test_discard_and_restore(billing, monkeypatch):
     assert "1 of 1 event discarded" in out
     assert "(order-1) for send_invoice: its state is discarded" in out
     assert counts("--all", "--restore", "--limit", "1") == {
-        "result": "restored", "fits": 1, "published": 0, "decided": 1,
+        "result": "restored", "matched": 1, "published": 0, "decided": 1,
     }  # fmt: skip
     assert states().count(State.ARCHIVED) == 1
     assert run("--all", "--restore")[1] == "3 of 3 events restored\n"
@@ -365,7 +365,7 @@ def test_json(billing):
         "version": 1,
         "result": "counted",
         "exit_code": 1,
-        "fits": 2,
+        "matched": 2,
         "published": 0,
         "decided": 0,
         "returned": [],

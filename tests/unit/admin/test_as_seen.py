@@ -148,7 +148,7 @@ def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
     # The same values again, as after a double click.
     assert root.post(address, {**form, **ticket}).status_code == 302
     late = page(root.post(address, {**form, "note": "mine"}))
-    assert "root changed this group" in late.words
+    assert "another user has changed this group" in late.words
     group.refresh_from_db()
     assert (group.ticket, group.note) == ("https://jira/browse/BILL-7", "")
 

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from django.contrib.admin.models import LogEntry
-from django.db import connection
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events.admin import formatting
 from django_amqp_events.archive import replay
@@ -24,7 +22,6 @@ from django_amqp_events.models import (
     LatestVersion,
     Replay,
     Revision,
-    State,
 )
 from django_amqp_events.worker import inbox
 from tests.archive_rows import make_inbox
@@ -409,56 +406,6 @@ def test_undecodable_body_stays_hidden(ada):
             html = ada.get(url("change", row.pk)).content.decode()
         assert "sword:" not in html
         assert "The payload cannot be decoded" in html or "too long to decode" in html
-
-
-# -- export ---------------------------------------------------------------------------------
-
-
-def lines_of(response: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in b"".join(response.streaming_content).splitlines()]
-
-
-def test_the_filtered_list_is_exported():
-    boss = client_of(user("view", "view_payload", "export"))
-    rows = [make(), make(handler="book"), make(handler="book", state=State.SUCCEEDED)]
-    listed = boss.get(url("changelist"), {"handler": "book"})
-    assert f'href="{url("export")}?handler=book"' in listed.content.decode()
-    response = boss.get(url("export"), {"handler": "book"})
-    assert response["Content-Disposition"] == 'attachment; filename="archived-events.jsonl"'
-    [document] = lines_of(response)
-    assert document["event"]["id"] == str(rows[1].pk)
-    assert len(lines_of(boss.get(url("export"), {"state": "all"}))) == 3
-    assert lines_of(boss.get(url("export"), {"q": "nobody"})) == []
-    with CaptureQueriesContext(connection) as queries:
-        lines_of(boss.get(url("export"), {"state": "all"}))
-    before = len(queries)
-    for _ in range(20):
-        make()
-    with CaptureQueriesContext(connection) as queries:
-        lines_of(boss.get(url("export"), {"state": "all"}))
-    assert len(queries) == before
-
-
-@pytest.mark.parametrize("missing", ["view", "view_payload", "export"])
-def test_export_needs_export_and_payload_permissions(missing):
-    make()
-    rights = {*PERMISSIONS, "export", "edit"} - {missing}
-    somebody = client_of(user(*rights))
-    assert somebody.get(url("export")).status_code == 403
-    if missing != "view":
-        assert url("export") not in somebody.get(url("changelist")).content.decode()
-
-
-def test_export_is_redacted_without_raw_permission():
-    make()
-    ada = client_of(user("view", "view_payload", "export"))
-    boss = client_of(user("view", "view_payload", "export", "view_raw", name="boss"))
-    with hooked(f"{__name__}.redact"):
-        [document] = lines_of(ada.get(url("export")))
-        assert document["payload"] == {"order_id": 7, "note": "***"}
-        assert "body" not in document["event"]
-        [document] = lines_of(boss.get(url("export")))
-        assert "body" in document["event"]
 
 
 def unenforceable(order_id: Celery) -> None:

@@ -116,7 +116,6 @@ def test_the_page_of_a_group(ada):
         str(group.pk),
         "ask the tax office",
         "rate = tax.rate(country)",
-        "2 frames in installed packages",
         "Replay all open",
     ):
         assert word in words or word in response.content.decode(), word

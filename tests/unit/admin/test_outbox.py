@@ -210,7 +210,7 @@ def test_row_leased_after_the_preview_is_skipped(ada, monkeypatch):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(outbox, "discard", later)
-    assert "RabbitMQ has not confirmed it yet" in said(post(ada, "discard", row))[0]
+    assert "it changed meanwhile" in said(post(ada, "discard", row))[0]
     assert stands(row) == "held"
     assert not LogEntry.objects.exists()
 

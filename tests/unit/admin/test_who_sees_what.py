@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
@@ -20,12 +19,11 @@ from django.contrib.auth.models import Permission, User
 from django.core import mail
 from django.core.management import call_command
 from django.db.models import CharField, QuerySet, TextField
-from django.test import AsyncClient, Client, override_settings
+from django.test import Client, override_settings
 from django.urls import URLPattern, URLResolver, path, reverse
 
 from django_amqp_events import admin as pages
 from django_amqp_events import conf
-from django_amqp_events.admin import base
 from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.batches import batch_states
@@ -76,7 +74,7 @@ HOSTILE = "<script>alert(1)</script>\" onclick='x' \u202e\x07\u2066</pre><style>
 PAYLOAD = {"order_id": 7, "card": SECRET}
 BODY = json.dumps([[], PAYLOAD, {}]).encode()
 _RIGHTS = {
-    "archivedevent": ("view view_payload replay force discard restore bulk_replay edit export"),
+    "archivedevent": "view view_payload replay force discard restore bulk_replay edit",
     "outboxevent": "view view_payload publish discard restore",
     "failuregroup": "view assign",
     "inboxentry": "view",
@@ -247,15 +245,13 @@ def test_a_redacted_value_is_nowhere(kind: str, wire: Any, caplog: Any) -> None:
     assert SECRET not in said.getvalue() + caplog.text + told
     base = BASE
     raw = {f"{base}/archivedevent/{first.pk}/{each}/" for each in ("payload", "edit", "change")}
-    raw |= {f"{base}/archivedevent/export/"}
     raw |= {
         f"{base}/outboxevent/{row.pk}/{each}/"
         for row in OutboxEvent.objects.all()
         for each in ("payload", "change")
     }
     if kind == "root":
-        # An export is base64.
-        assert raw - {f"{base}/archivedevent/export/"} <= found
+        assert raw <= found
     else:
         assert found == set()
 
@@ -393,7 +389,6 @@ def test_lookups_that_are_no_filters_are_refused() -> None:
         more = ("failure_set__document", "event_set__body", "search_values__value")
         for name in (*names, *more):
             assert client.get(address, {f"{name}__contains": "x"}).status_code == 400, name
-    assert client.get(f"{BASE}/archivedevent/export/", {"body__contains": "x"}).status_code == 400
 
 
 def test_wrong_settings_break_no_page(wire: Any) -> None:
@@ -515,7 +510,7 @@ def test_roles_on_every_page(wire: Any) -> None:
         told = {
             "archivedevent/": {
                 "viewer": "“replay_archivedevent”",
-                "operator": "“export_archivedevent”",
+                "operator": "“edit_archivedevent”",
             },
             "outboxevent/": {"viewer": "“publish_outboxevent”", "operator": ""},
             "dashboard/": {"viewer": "", "operator": ""},
@@ -535,45 +530,6 @@ def test_roles_on_every_page(wire: Any) -> None:
                 assert said or hidden not in html, path_
         dashboard = client_of(staff("view_dashboard", name="max")).get(f"{base}/dashboard/")
         assert "“view_archivedevent”" in read(dashboard)
-
-
-@pytest.mark.parametrize("server", ["ASGI", "WSGI"])
-def test_an_export_is_made_while_it_is_sent(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 0
-
-    def lines(*_: Any, **__: Any) -> Iterator[str]:
-        nonlocal made
-        while made < 100:
-            made += 1
-            yield "x" * 1_000
-
-    monkeypatch.setattr("django_amqp_events.archive.export.export", lines)
-    monkeypatch.setattr(base, "LINES", 1)
-    user = person("root")
-    address = reverse("admin:django_amqp_events_archivedevent_export")
-    made_at = []
-
-    async def read_async() -> int:
-        client = AsyncClient()
-        await client.aforce_login(user)
-        response: Any = await client.get(address)
-        size = 0
-        async for part in response.streaming_content:
-            made_at.append(made)
-            size += len(part)
-        return size
-
-    def read_sync() -> int:
-        response: Any = client_of(user).get(address)
-        size = 0
-        for part in response.streaming_content:
-            made_at.append(made)
-            size += len(part)
-        return size
-
-    size = async_to_sync(read_async)() if server == "ASGI" else read_sync()
-    assert size == 100_000
-    assert made_at == list(range(1, 101))
 
 
 def _rows(*ids: UUID) -> list[Any]:

@@ -199,6 +199,7 @@ def test_export_file_is_private(tmp_path: Path) -> None:
         (["export", "--output", "/no/such/folder/x"], "No such file"),
         (["export", "--output", "."], ".: it is a folder"),
         (["export", "--output", "-", "--since", "yesterday"], "--since: 'yesterday' is neither"),
+        (["export", "--output", "-", "--handler", "typo"], "there is no handler 'typo' and no"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], text: str) -> None:

@@ -102,14 +102,14 @@ def counted() -> Counter[tuple[UUID, str]]:
     for group, state in ArchivedEvent.objects.values_list("group", "state"):
         assert group is not None
         found[group, "open"] += state == State.ARCHIVED
-        found[group, "going"] += state in group_counts.IN_PROGRESS
+        found[group, "in_progress"] += state in group_counts.IN_PROGRESS
     return +found
 
 
 def told() -> Counter[tuple[UUID, str]]:
     found: Counter[tuple[UUID, str]] = Counter()
     for group in group_counts.with_exact_counts(FailureGroup.objects.all()):
-        for name in ("open", "going"):
+        for name in ("open", "in_progress"):
             found[group.pk, name] = getattr(group, f"{name}_now")
     assert min(found.values(), default=0) >= 0, found
     return +found
@@ -198,7 +198,7 @@ def test_failures_that_are_alike_are_one_group() -> None:
     group = only(frame="billing.tax in rate")
     assert (group.handler, group.exception) == ("send_invoice", "billing.errors.TaxError")
     assert group.service == conf.get_settings().service
-    assert (group.open_now, group.going_now) == (3, 0)
+    assert (group.open_now, group.in_progress_now) == (3, 0)
     assert only(frame="billing.tax in book").open_now == 1
     failure_groups.fold_all_counts()
     group.refresh_from_db()
@@ -485,7 +485,7 @@ def test_numbers_that_are_wrong_are_put_right() -> None:
     keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
     replayed(ArchivedEvent.objects.order_by("event_id")[0])
     failure_groups.fold_all_counts()
-    FailureGroup.objects.update(open=17, going=-3)
+    FailureGroup.objects.update(open=17, in_progress=-3)
     ArchivedEvent.objects.filter(event_id="4").delete()
     rebuilt = failure_groups.rebuild()
     assert (rebuilt.seen, rebuilt.moved, rebuilt.corrected) == (4, 0, 1)
@@ -504,12 +504,14 @@ def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> No
     )
     old = only().pk
     monkeypatch.setattr(fingerprint, "VERSION", 2)
+    monkeypatch.setattr(tables, "clock", lambda: NOW)
     rebuilt = failure_groups.rebuild()
     assert rebuilt.moved == 3
     group = FailureGroup.objects.exclude(pk=old).get()
     assert (group.open, group.note) == (3, "ask the tax office")
     assert group.assignee == "bob"
     assert told() == counted()
+    assert hours("archived") == 3
 
 
 @ONE

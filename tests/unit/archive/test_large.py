@@ -146,7 +146,8 @@ def pages(client: Any) -> dict[str, Callable[[], Any]]:
     found["dashboard: find"] = got(of("dashboard", "find"), q=OPENED)
     lists: dict[str, list[dict[str, str]]] = {
         "archivedevent": [
-            *({"state": each} for each in ("all", "going", "overdue", "succeeded", "discarded")),
+            *({"state": each} for each in ("all", "in_progress", "overdue")),
+            {"state": "succeeded"}, {"state": "discarded"},
             {"handler": "book"}, {"event": row.name}, {"exception": row.exception},
             {"reason": row.reason}, {"failed": "hour"},
             {"batch": str(batch)}, {"batch": f"{batch}.skipped"},

@@ -59,6 +59,7 @@ def test_a_command_takes_the_arguments_that_texts_give_it(
     if name == "events_replay":
         # It refuses options without those that they need.
         monkeypatch.setattr("django_amqp_events.archive.search_values.check_paths", list)
+        monkeypatch.setattr("django_amqp_events.management.arguments.check_handlers", list)
         command._filters(options)
 
 

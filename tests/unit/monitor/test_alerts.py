@@ -288,9 +288,9 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     assert "TaxError in send_invoice" in alerts.title(Alert.objects.get(key=str(new.pk)))
     # It lasts while something is open, however old it is by then.
     assert look(NOW + timedelta(days=2)) == []
-    FailureGroup.objects.filter(pk=new.pk).update(open=0, going=1)
+    FailureGroup.objects.filter(pk=new.pk).update(open=0, in_progress=1)
     assert look() == []
-    FailureGroup.objects.filter(pk=new.pk).update(going=0, resolved_at=NOW)
+    FailureGroup.objects.filter(pk=new.pk).update(in_progress=0, resolved_at=NOW)
     assert look() == [("ended", "group_new", str(new.pk))]
     ArchivedEvent.objects.filter(group=back).delete()
     FailureGroup.objects.filter(pk=back.pk).delete()
