@@ -35,7 +35,7 @@ RUNS: list[tuple[int, list[str]]] = [
     (1, ["events_batches", "resume", "BATCH"]),
     (0, ["events_batches", "cancel", "BATCH"]),
     (1, ["events_batches", "show", "MISSING"]),
-    (2, ["events_batches", "cancel", "-"]),
+    (2, ["events_batches", "show"]),
     (2, ["events_batches", "list", "BATCH"]),
     (0, ["events_catalogue"]),
     (2, ["events_catalogue", "--check", "MISSING"]),
