@@ -14,7 +14,7 @@ from ..conf import Settings
 from ..databases import exists
 from ..declare.registry import Registry
 from ..models.archive import ArchivedEvent
-from ..models.inbox_entry import InboxEntry
+from ..models.inbox_entry import InboxEntry, LatestVersion
 from ..models.outbox_event import OutboxEvent
 from ..options import Problem
 from .project import Project
@@ -64,7 +64,8 @@ def check_once(project: Project) -> Iterator[Problem]:
                 f"{where} has once, but is async: Django's transactions do not work in async code.",
                 "Write an ordinary function, or remove once and make the handler idempotent.",
             )
-        if why := _lacks(alias, InboxEntry):
+        used = (InboxEntry, LatestVersion) if handler.newest else (InboxEntry,)
+        if why := next(filter(None, (_lacks(alias, model) for model in used)), ""):
             yield Problem(
                 "E041",
                 f"{where} has once, but {why}.",

@@ -310,10 +310,14 @@ def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch
 
 
 class Keeping:
-    """A router that keeps the outbox's table out."""
+    """A router that keeps our tables out, or only that of one model."""
 
-    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
-        return False if app_label == "django_amqp_events" else None
+    def __init__(self, model: str = "") -> None:
+        self.model = model
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str = "", **_: Any) -> bool | None:
+        ours = app_label == "django_amqp_events" and self.model in ("", model_name)
+        return False if ours else None
 
 
 def test_outbox_without_a_table(run: Check, settings: DjangoSettings) -> None:
@@ -340,6 +344,9 @@ def test_once_without_its_table(run: Check, settings: DjangoSettings) -> None:
     assert "'books'" in text()
     settings.DATABASE_ROUTERS = [Keeping()]
     assert run(HANDLERS=once, PUBLISH="immediate") == ["W014", "E041"]
+    settings.DATABASE_ROUTERS = [Keeping("latestversion")]
+    assert run(HANDLERS=once) == []
+    assert run(HANDLERS=handling("fits", NEWEST=["order_id", "order_id"])) == ["E041"]
 
 
 #: Settings that use the default database: for the outbox, the archive, the inbox.
