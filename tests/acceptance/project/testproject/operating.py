@@ -129,6 +129,7 @@ class Operator:
 
 def main(*, user: str, seed: str, pause: float = PAUSE) -> None:
     """Decide until the process ends."""
+    from django.contrib.sessions.backends.base import UpdateError
     from django.db import DatabaseError, InterfaceError, close_old_connections
 
     setup_test_environment()  # so that responses have their context
@@ -140,7 +141,7 @@ def main(*, user: str, seed: str, pause: float = PAUSE) -> None:
                 operator.login()
                 known = True
             operator.decide()
-        except (DatabaseError, InterfaceError) as exc:
+        except (DatabaseError, InterfaceError, UpdateError) as exc:  # the last one while logging in
             print(f"the database: {exc}", flush=True)
         close_old_connections()
         time.sleep(pause - time.monotonic() % pause)
