@@ -11,7 +11,12 @@ import pytest
 from broker import Node
 from tests.conftest import Vhost, _vhost, slow
 
-from .harness import STARTED, Archive, Eyes, Service
+from .harness import (
+    STARTED,
+    Archive,
+    Eyes,
+    Service,
+)
 
 Make = Callable[..., Service]
 POOLS = ("prefork", *slow("threads", "solo"))

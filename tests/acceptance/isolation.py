@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from .harness import Eyes, Service, Worker
+from .harness import (
+    Eyes,
+    Service,
+    Worker,
+)
 
 
 def fewer_deliveries(eyes: Eyes, pattern: str, deliveries: int) -> None:

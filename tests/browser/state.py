@@ -20,7 +20,13 @@ from django_amqp_events.archive import search_index, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.models import ArchivedEvent, FailureGroup, Replay, ReplayBatch, State
+from django_amqp_events.models import (
+    ArchivedEvent,
+    FailureGroup,
+    Replay,
+    ReplayBatch,
+    State,
+)
 from django_amqp_events.reasons import Reason
 from tests.unit.admin import admin_world as world
 

@@ -21,7 +21,12 @@ import django
 from celery import Celery
 from django.conf import settings
 
-from tests.web_settings import INSTALLED_APPS, POLICY, WEB, sqlite
+from tests.web_settings import (
+    INSTALLED_APPS,
+    POLICY,
+    WEB,
+    sqlite,
+)
 
 SITE = os.environ.get("CONSOLE_SITE", "admin")
 

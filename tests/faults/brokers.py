@@ -17,7 +17,13 @@ from tests.integration.wire import Proxy
 from tests.waiting import NotInTime, stopped
 
 from .rows import row
-from .world import ARCHIVE, NAME, QUEUES, Hit, World
+from .world import (
+    ARCHIVE,
+    NAME,
+    QUEUES,
+    Hit,
+    World,
+)
 
 KILLS = "The broker is killed and started again"
 NETWORK = "The network between a process and the broker"

@@ -20,9 +20,22 @@ from tests.acceptance.harness import Worker, until
 from tests.integration.wire import ACK, NACK
 from tests.service_database import Database
 
-from .publishers import RELAY, claimed, lasting, leave, mirrored, relayed, unhandled
+from .publishers import (
+    RELAY,
+    claimed,
+    lasting,
+    leave,
+    mirrored,
+    relayed,
+    unhandled,
+)
 from .rows import row
-from .world import ARCHIVE, DEADLINE, Hit, World
+from .world import (
+    ARCHIVE,
+    DEADLINE,
+    Hit,
+    World,
+)
 
 GROUP = "Databases"
 #: Seconds for which the database is down: without the time that a server takes to start, and

@@ -14,7 +14,13 @@ from urllib.parse import quote
 from tests.acceptance.harness import until
 
 from .rows import row
-from .world import ARCHIVE, DEADLINE, NAME, QUEUES, World
+from .world import (
+    ARCHIVE,
+    DEADLINE,
+    NAME,
+    QUEUES,
+    World,
+)
 
 DELETED = "Queues deleted manually"
 RELEASES = "Releases while events are delayed"

@@ -20,14 +20,26 @@ from uuid import uuid4
 
 from broker import Broker, Node
 from django_amqp_events.message import headers
-from tests.acceptance.harness import Archive, Eyes, Service, Worker, until
+from tests.acceptance.harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from tests.acceptance.isolation import Supervisor
 from tests.conftest import SERVERS
 from tests.integration.wire import Proxy
 from tests.service_database import Database
 from tests.waiting import NotInTime
 
-from .counts import HANDLERS, Counts, Ledger, Unit, count
+from .counts import (
+    HANDLERS,
+    Counts,
+    Ledger,
+    Unit,
+    count,
+)
 
 NAME = "shop"
 ARCHIVE = f"{NAME}:archive"

@@ -15,7 +15,12 @@ from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import archive_message, decoding, encoding
-from django_amqp_events.message.types import Failure, Message, Progress, Received
+from django_amqp_events.message.types import (
+    Failure,
+    Message,
+    Progress,
+    Received,
+)
 from django_amqp_events.models import ArchivedEvent
 from tests.acceptance import harness
 from tests.integration.conftest import Service

@@ -16,7 +16,13 @@ from django_amqp_events.message.headers import EVENT_HANDLER
 from tests.conftest import slow
 
 from ..conftest import Make
-from ..harness import Archive, Eyes, Service, Worker, until
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -18,7 +18,12 @@ import pytest
 from django_amqp_events.message.types import Message
 
 from ..conftest import Make
-from ..harness import Archive, Eyes, Service, until
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 
 POOLS = ("prefork", "threads", "solo")
 

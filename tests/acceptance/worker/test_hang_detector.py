@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from ..conftest import POOLS
-from ..harness import Eyes, Service, Worker, until
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from .test_children import events_worker
 
 pytestmark = pytest.mark.timeout(240)

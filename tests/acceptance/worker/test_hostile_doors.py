@@ -22,7 +22,12 @@ from django_amqp_events.message import archive_message
 from django_amqp_events.message.types import Received
 
 from ..conftest import Make
-from ..harness import Eyes, Service, Worker, until
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from .test_hostile_table import (
     ACT,
     FAR,

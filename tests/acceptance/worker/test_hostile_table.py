@@ -31,7 +31,12 @@ import pytest
 from tests.waiting import NotInTime
 
 from ..conftest import POOLS, Make
-from ..harness import Eyes, Service, Worker, until
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,13 @@ import sys
 
 import pytest
 
-from ..harness import Archive, Eyes, Service, Worker, until
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from ..isolation import reaper
 
 pytestmark = pytest.mark.timeout(240)

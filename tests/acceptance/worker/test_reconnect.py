@@ -14,7 +14,12 @@ from broker import Node
 from tests.integration.wire import Proxy
 
 from ..conftest import POOLS, Make
-from ..harness import Eyes, Service, Worker, until
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 ACT, ONCE = "core.act", "core.act.once"
 NAMES = ("act", "once", "picky", "limited", "slow", "strict", "coroutine")

@@ -6,7 +6,11 @@ import pytest
 
 from ..conftest import POOLS, Make
 from ..harness import Eyes, Service, until
-from ..replaying import fix, mirrored, replay
+from ..replaying import (
+    fix,
+    mirrored,
+    replay,
+)
 
 # Many processes, one after the other.
 pytestmark = pytest.mark.timeout(300)

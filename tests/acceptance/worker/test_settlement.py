@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from ..conftest import Make
-from ..harness import Eyes, Service, until
+from ..harness import (
+    Eyes,
+    Service,
+    until,
+)
 
 ACT, ONCE = "core.act", "core.act.once"
 QUEUES = "core.testproject.act,core.testproject.once"

@@ -14,7 +14,12 @@ from tests.conftest import SLOW
 from tests.forked import REAL_START
 
 from ..conftest import Make
-from ..harness import Eyes, Service, Worker, until
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from ..isolation import reaper
 from .test_children import events_worker
 

@@ -11,7 +11,12 @@ from django_amqp_events.models import ArchivedEvent, State
 from machine import free_ports
 from tests.unit.admin import admin_world as world
 
-from ..archiving import archived, mirror_all, publish, received
+from ..archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
 from ..wire import close_pools
 
 #: The message for the user who is late.

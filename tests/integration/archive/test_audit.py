@@ -16,10 +16,22 @@ import pytest
 from django.db import DatabaseError, ProgrammingError, connections, transaction
 
 from django_amqp_events.archive import replay, retention, states
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, Revision, State
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    Revision,
+    State,
+)
 from tests.conftest import POSTGRESQL, Database
 
-from ..archiving import archived, mirror_all, outcome, publish, received
+from ..archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 QUEUE = "billing.send_invoice"

@@ -7,9 +7,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_amqp_events.archive import eligibility, replay
-from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    State,
+)
 
-from ..archiving import archived, mirror_all, outcome, publish, received
+from ..archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: On each kind of database, with time zones; and of what no database has a part in.

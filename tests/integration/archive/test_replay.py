@@ -11,13 +11,25 @@ import pytest
 
 from django_amqp_events.archive import replay
 from django_amqp_events.archive.replay import Report
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, State
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    State,
+)
 from tests.archive_rows import seen
 from tests.conftest import KINDS, Database, on
 
-from ..archiving import archived, mirror_all, publish, received
+from ..archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
 from ..conftest import Service
-from ..wire import in_threads
+from ..wire import (
+    in_threads,
+)
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 

@@ -15,7 +15,13 @@ import amqp
 import pytest
 
 from broker import Node
-from django_amqp_events.broker.provisioning import changes, drift, inspection, replacement, startup
+from django_amqp_events.broker.provisioning import (
+    changes,
+    drift,
+    inspection,
+    replacement,
+    startup,
+)
 from django_amqp_events.broker.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
 from django_amqp_events.broker.provisioning.drift import left_over_queue
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError

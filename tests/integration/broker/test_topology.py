@@ -5,8 +5,16 @@ from __future__ import annotations
 import amqp
 import pytest
 
-from django_amqp_events.broker.provisioning.amqp_api import session, to_declare
-from django_amqp_events.broker.topology import NO_LIMIT, POWER_DELAYS, Exchange, Queue
+from django_amqp_events.broker.provisioning.amqp_api import (
+    session,
+    to_declare,
+)
+from django_amqp_events.broker.topology import (
+    NO_LIMIT,
+    POWER_DELAYS,
+    Exchange,
+    Queue,
+)
 from django_amqp_events.monitor import queue_status
 from django_amqp_events.options import LONGEST_TTL
 

@@ -10,7 +10,10 @@ from uuid import uuid4
 import amqp
 import pytest
 
-from django_amqp_events import PublishError, PublishRefusedError
+from django_amqp_events import (
+    PublishError,
+    PublishRefusedError,
+)
 from django_amqp_events.broker.confirms import HEADER_OVERHEAD
 from django_amqp_events.broker.connection import negotiated
 from django_amqp_events.broker.provisioning.amqp_api import version_of
@@ -18,7 +21,10 @@ from django_amqp_events.message.headers import table_size
 from django_amqp_events.message.types import Message
 from tests.conftest import Vhost
 
-from ..wire import Wire, until
+from ..wire import (
+    Wire,
+    until,
+)
 
 NAME = "shop.order.created"
 

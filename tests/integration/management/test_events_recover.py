@@ -23,7 +23,12 @@ from tests import forked
 from tests.acceptance.worker.test_hostile_table import put as put_raw
 from tests.acceptance.worker.test_hostile_table import short
 
-from ..archiving import archived, mirror_all, publish, received
+from ..archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
 from ..conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -15,9 +15,19 @@ from django.db import ProgrammingError
 from django_amqp_events.archive import replay
 from django_amqp_events.archive import states as archive_states
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, State
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    State,
+)
 
-from ..archiving import archived, mirror_all, publish, received
+from ..archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
 from ..conftest import Service
 from ..wire import close_pools
 

@@ -21,7 +21,13 @@ from django.core.management import call_command
 from django.db import DatabaseError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events import Options, OutboxError, event, publish_event, publish_many
+from django_amqp_events import (
+    Options,
+    OutboxError,
+    event,
+    publish_event,
+    publish_many,
+)
 from django_amqp_events.backoff import Backoff
 from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
@@ -33,7 +39,13 @@ from tests.conftest import ONE, POSTGRESQL, Database, Vhost
 
 from .. import wire as wire_module
 from ..conftest import Service
-from ..wire import ACK, Proxy, Wire, finished, until
+from ..wire import (
+    ACK,
+    Proxy,
+    Wire,
+    finished,
+    until,
+)
 
 NAME = "shop.order.created"
 ALIAS = "archive"

@@ -12,12 +12,22 @@ from uuid import UUID
 
 import pytest
 
-from django_amqp_events import PublishError, event, publish_event, publish_many
+from django_amqp_events import (
+    PublishError,
+    event,
+    publish_event,
+    publish_many,
+)
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.decorators import Event
 from tests.conftest import Vhost
 
-from ..wire import ACK, Wire, in_threads, until
+from ..wire import (
+    ACK,
+    Wire,
+    in_threads,
+    until,
+)
 
 NAME = "shop.order.created"
 

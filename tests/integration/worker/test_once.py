@@ -22,7 +22,12 @@ from django.db import (
     transaction,
 )
 
-from django_amqp_events import PublishNackedError, RolledBackError, handler, signals
+from django_amqp_events import (
+    PublishNackedError,
+    RolledBackError,
+    handler,
+    signals,
+)
 from django_amqp_events.archive import inbox_retention, replay, retention
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler, get_registry
