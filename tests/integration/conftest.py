@@ -52,6 +52,13 @@ HANDLERS = {
     "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": "testproject.steps.perform"}
 }
 
+#: Makes each database give up a lock early.
+SHORT_LOCKS = {
+    "sqlite": "PRAGMA busy_timeout = 100",
+    "postgresql": "SET lock_timeout = 100",
+    "mysql": "SET innodb_lock_wait_timeout = 1",
+}
+
 wait_until = waiting.until
 
 

@@ -6,6 +6,7 @@ import io
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -36,6 +37,7 @@ from tests.conftest import POSTGRESQL, ROW_LOCKS, Database
 
 from .archiving import archived, received, taken
 from .archiving import store as store_all
+from .conftest import SHORT_LOCKS
 
 MEBIBYTE = 1024 * 1024
 
@@ -151,13 +153,6 @@ def test_a_batch_larger_than_a_packet(
     assert ArchivedEvent.objects.filter(body_size=len(body)).count() == 24
 
 
-_SHORT = {
-    "sqlite": "PRAGMA busy_timeout = 50",
-    "postgresql": "SET lock_timeout = '50ms'",
-    "mysql": "SET innodb_lock_wait_timeout = 1",
-}
-
-
 @pytest.mark.parametrize("tries", [1, 3, None])
 def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
     archive_database: Database, monkeypatch: pytest.MonkeyPatch, tries: int | None
@@ -166,7 +161,7 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
     row = make(1)
     connection = connections[archive_database.alias]
     with connection.cursor() as cursor:
-        cursor.execute(_SHORT[connection.vendor])
+        cursor.execute(SHORT_LOCKS[connection.vendor])
     if tries is None:
         monkeypatch.setattr(databases, "LOCKED_SECONDS", 0.0)
     with closing(connections.create_connection(archive_database.alias)) as other:
@@ -192,7 +187,7 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
         assert is_passing(caught.value)
         examined = Examined(events={row.pk: row})
         monkeypatch.setattr(replay, "examine", lambda *_, **__: examined)
-        monkeypatch.setattr(replay, "_claim", lambda *_, **__: _raise(caught.value))
+        monkeypatch.setattr(replay, "_claim", Mock(side_effect=caught.value))
         monkeypatch.setattr(replay, "_require_broker", lambda: None)
         report = replay.replay({row.pk: row.version}, by="ada")
         assert report.stopped is not None
@@ -219,10 +214,6 @@ def _kind(sql: str, alias: str) -> str:
         return error_kind(caught.value)
 
 
-def _raise(exc: BaseException) -> None:
-    raise exc
-
-
 @ROW_LOCKS
 def test_a_deletion_does_not_wait_for_rows_that_others_insert(archive_database: Database) -> None:
     """The direct publisher deletes rows while a long transaction has inserted others."""
@@ -231,11 +222,7 @@ def test_a_deletion_does_not_wait_for_rows_that_others_insert(archive_database: 
     InboxEntry.objects.bulk_create(InboxEntry(id=each, handled_at=now) for each in ids)
     connection = connections[archive_database.alias]
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SET innodb_lock_wait_timeout = 1"
-            if connection.vendor == "mysql"
-            else "SET lock_timeout = '1s'"
-        )
+        cursor.execute(SHORT_LOCKS[connection.vendor])
     with closing(connections.create_connection(archive_database.alias)) as other:
         other.set_autocommit(False)
         cursor = other.cursor()

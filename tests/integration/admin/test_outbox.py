@@ -13,25 +13,21 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 
-from django_amqp_events import Options, handler
+from django_amqp_events import handler
 from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.admin.outbox_pages import version_of
 from django_amqp_events.archive import inbox_retention, retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
 from django_amqp_events.models import InboxEntry, OutboxEvent
-from django_amqp_events.publish import outbox, outbox_rows, publisher
-from django_amqp_events.publish.relay import Relay, RelayCounts
+from django_amqp_events.publish import outbox, outbox_rows
+from django_amqp_events.publish.relay import RelayCounts
 from django_amqp_events.testing import override_events
 from tests.conftest import ONE, Database, Vhost, routed_by
 from tests.unit.admin import admin_world as world
 
-from .. import wire as wire_module
+from ..relaying import ALIAS, NAME, leave, relay, table
 from ..wire import Wire
-
-#: Of what no database has a part in.
-ALIAS = "archive"
-NAME = "shop.order.created"
 
 
 @pytest.fixture
@@ -48,32 +44,10 @@ def ada(wire: Wire) -> Client:
     return world.client_of(User.objects.create_superuser("ada"))
 
 
-def table() -> Any:
-    return OutboxEvent.objects.using(ALIAS)
-
-
-def leave(count: int = 1, **columns: Any) -> list[OutboxEvent]:
+def fail(count: int = 1, **columns: Any) -> list[OutboxEvent]:
     """Commit events whose publish has failed, and that are tried again in an hour."""
-    settings = get_settings()
-    now = publisher.backend(settings).now()
-    messages = [
-        publisher._message(settings, NAME, {"n": n}, Options(), now, validate=True)
-        for n in range(count)
-    ]
-    made = [
-        row.id
-        for row in outbox_rows.insert(messages, alias=ALIAS, service=settings.service, held=False)
-    ]
-    failed = {"attempts": 1, "error": "no queue is bound", "due_at": Now() + timedelta(hours=1)}
-    table().filter(pk__in=made).update(**{**failed, **columns})
-    return list(table().filter(pk__in=made).order_by("pk"))
-
-
-def relay(**options: Any) -> RelayCounts:
-    """Run a relay until nothing is due."""
-    return Relay(
-        app=wire_module.app, settings=get_settings(), alias=ALIAS, tell=lambda _: None, **options
-    ).run(until_empty=True)
+    state = {"attempts": 1, "error": "no queue is bound", "due_at": Now() + timedelta(hours=1)}
+    return leave(count, columns={"claim": None, **state, **columns})
 
 
 def post(client: Client, decision: str, *rows: OutboxEvent) -> list[str]:
@@ -88,9 +62,9 @@ def post(client: Client, decision: str, *rows: OutboxEvent) -> list[str]:
 
 
 def test_pages_on_each_database(wire: Wire, ada: Client) -> None:
-    [failed] = leave()
-    [late] = leave(1, due_at=Now() - timedelta(hours=1), service="old")
-    [gone] = leave()
+    [failed] = fail()
+    [late] = fail(1, due_at=Now() - timedelta(hours=1), service="old")
+    [gone] = fail()
     outbox.discard([gone.pk], alias=ALIAS, by="ada", reason="x")
     address = "/admin/django_amqp_events/outboxevent/"
 
@@ -116,7 +90,7 @@ def test_pages_on_each_database(wire: Wire, ada: Client) -> None:
 
 @ONE
 def test_each_database_that_has_an_outbox_has_its_list(wire: Wire, ada: Client) -> None:
-    [here] = leave()
+    [here] = fail()
     copied = table().values().get()
     there = OutboxEvent(**{**copied, "id": outbox_rows.new_id()})
     address = "/admin/django_amqp_events/outboxevent/"
@@ -144,9 +118,9 @@ def test_each_database_that_has_an_outbox_has_its_list(wire: Wire, ada: Client) 
 
 def test_rows_of_a_renamed_service_are_shown_and_published(wire: Wire) -> None:
     wire.configure(PUBLISH="outbox", DATABASE=ALIAS, SERVICE="old")
-    rows = leave(3, due_at=Now() - timedelta(minutes=5), attempts=0)
+    rows = fail(3, due_at=Now() - timedelta(minutes=5), attempts=0)
     wire.configure(PUBLISH="outbox", DATABASE=ALIAS, SERVICE="shop")
-    mine = leave(1, due_at=Now(), attempts=0)
+    mine = fail(1, due_at=Now(), attempts=0)
     assert relay() == RelayCounts(published=1)
     assert wire.ids() == [mine[0].event_id]
     [state] = outbox.read_status(get_settings())
@@ -169,7 +143,7 @@ def test_rows_of_a_renamed_service_are_shown_and_published(wire: Wire) -> None:
 
 @ONE
 def test_rows_of_another_relayed_service_are_no_error(wire: Wire) -> None:
-    leave(1, service="billing")
+    fail(1, service="billing")
     [state] = outbox.read_status(get_settings())
     assert (state.severity, str(state.meaning)) == (
         "ok",
@@ -238,7 +212,7 @@ def test_discarded_events_of_the_outbox_go_when_they_are_old(books: None) -> Non
 
 
 def test_row_restored_during_the_prune_stays(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    [row] = leave()
+    [row] = fail()
     outbox.discard([row.pk], alias=ALIAS)
     table().update(discarded_at=Now() - timedelta(days=400))
     plain = retention._delete_rows

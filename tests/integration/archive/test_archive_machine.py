@@ -605,13 +605,11 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len({each.event.pk for each in claimed}) == len(claimed)
         return claimed
 
-    def deciding(name: str) -> Callable[..., list[UUID]]:
-        real = getattr(states, name)
-
+    def deciding(real: Callable[..., list[UUID]]) -> Callable[..., list[UUID]]:
         def decide(seen: dict[UUID, int], **options: Any) -> list[UUID]:
-            done: list[UUID] = real(seen, **options)
+            done = real(seen, **options)
             for pk, version in tables.rows().filter(pk__in=done).values_list("pk", "version"):
-                Archive.ledger.decisions[pk, name] += 1
+                Archive.ledger.decisions[pk, real.__name__] += 1
                 assert version == seen[pk] + 1, "decided by an old page"
             return done
 
@@ -634,13 +632,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
         before_read(self)
 
     monkeypatch.setattr(states, "claim", claiming)
-    for name in ("discard", "resolve", "restore"):
-        rule = {
-            "discard": eligibility.DISCARD,
-            "resolve": eligibility.RESOLVE,
-            "restore": eligibility.RESTORE,
-        }[name]
-        monkeypatch.setitem(replay._DECISIONS, rule, deciding(name))
+    for decision, real in list(replay._DECISIONS.items()):
+        monkeypatch.setitem(replay._DECISIONS, decision, deciding(real))
     monkeypatch.setattr(states, "finish", finishing)
     monkeypatch.setattr(PublisherPool, "publish", publishing)
     monkeypatch.setattr(ConfirmChannel, "_before_read", reading)

@@ -82,19 +82,6 @@ def one_of_each() -> None:
 KEPT = {f"{state} {days}" for state in State for days in (1, 40, 100, 4000)}
 
 
-def test_defaults_come_from_settings(prune):
-    one_of_each()
-    code, out = prune()
-    assert code == 0
-    assert left() == KEPT - {
-        "succeeded 40", "succeeded 100", "succeeded 4000", "discarded 100", "discarded 4000",
-    }  # fmt: skip
-    assert "succeeded  3 rows deleted, kept 30 d" in out
-    assert "discarded  2 rows deleted, kept 90 d" in out
-    assert prune()[1].count("ed  0 rows deleted") == 2
-
-
-@EACH
 def test_history_is_deleted_and_task_results_stay(prune):
     gone, stays = event(State.SUCCEEDED, 40), event(State.SUCCEEDED, 20)
     for row in (gone, stays):
@@ -112,6 +99,7 @@ def test_ages(prune, settings):
     all_discarded = {f"discarded {days}" for days in (1, 40, 100, 4000)}
     old = {"discarded 100", "discarded 4000"}
     for setting, arguments, gone in (
+        ({}, (), {"succeeded 40", "succeeded 100", "succeeded 4000", *old}),
         (never, (), set()),
         ({"SUCCEEDED": timedelta(days=50)}, (), {"succeeded 100", "succeeded 4000", *old}),
         ({**never, "DISCARDED": 43_200}, (), all_discarded),

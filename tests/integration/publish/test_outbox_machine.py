@@ -49,9 +49,9 @@ from tests.simulated import Died, Process, Shifted, acting, effect, running
 from tests.stateful import TIMEOUT, examples, without_disk
 
 from .. import wire as wire_module
+from ..relaying import ALIAS, table
 from ..wire import Wire
 
-ALIAS = "archive"
 NAMES = {
     "good": "shop.order.created",
     # No queue is bound for it.
@@ -371,9 +371,10 @@ class Outbox(RuleBasedStateMachine):
 
     @rule(bound=st.booleans())
     def change_bindings(self, bound: bool) -> None:
-        (self.bind if bound else self.wire.channel.queue_unbind)(
-            *(() if bound else (self.wire.queue, self.wire.exchange, NAMES["good"]))
-        )
+        if bound:
+            self.bind()
+        else:
+            self.wire.channel.queue_unbind(self.wire.queue, self.wire.exchange, NAMES["good"])
 
     def bind(self, *names: str) -> None:
         for name in (NAMES["good"], NAMES["nacked"], *names):
@@ -475,10 +476,6 @@ def channel_of(process: Process) -> OutboxChannel:
         return process.relay._channel
     assert isinstance(process, Publisher)
     return process.direct._channel
-
-
-def table() -> Any:
-    return OutboxEvent.objects.using(ALIAS)
 
 
 # -- watching the package -------------------------------------------------------------------------

@@ -23,14 +23,13 @@ import pytest
 
 import django_amqp_events
 from django_amqp_events.databases import Now
-from django_amqp_events.models import OutboxEvent
 from tests import forked
 from tests.conftest import Database, Vhost
 
+from ..relaying import ALIAS, table
 from ..wire import ACK, Proxy, Wire, until
 
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
-ALIAS = "archive"
 pytestmark = pytest.mark.timeout(300)
 
 BEGIN = """
@@ -145,10 +144,6 @@ def write(process: subprocess.Popen[str], word: str) -> None:
     assert process.stdin
     process.stdin.write(f"{word}\n")
     process.stdin.flush()
-
-
-def table() -> Any:
-    return OutboxEvent.objects.using(ALIAS)
 
 
 def arrived(wire: Wire, about: int) -> Counter[str]:

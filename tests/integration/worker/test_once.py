@@ -15,7 +15,6 @@ import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import (
     DatabaseError,
-    DataError,
     IntegrityError,
     OperationalError,
     connections,
@@ -41,15 +40,9 @@ from tests.conftest import ONE, POSTGRESQL, ROW_LOCKS, Database
 
 from ..archiving import archived, mirror_all, publish
 from ..archiving import received as delivered
-from ..conftest import wait_until
+from ..conftest import SHORT_LOCKS, wait_until
 
 ALIAS = "archive"
-#: Makes each database give up a lock early.
-SHORT_LOCKS = {
-    "sqlite": "PRAGMA busy_timeout = 100",
-    "postgresql": "SET lock_timeout = 100",
-    "mysql": "SET innodb_lock_wait_timeout = 1",
-}
 
 
 @pytest.fixture
@@ -271,21 +264,6 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
     assert not InboxEntry.objects.using(ALIAS).exists()
     assert run(books, event) == "done"
     assert effects() == [event.id]
-
-
-@POSTGRESQL
-def test_a_trigger_of_the_commit_fails(books: Handler) -> None:
-    event = received()
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN PERFORM 1 / 0; RETURN NEW; END';"
-            "CREATE CONSTRAINT TRIGGER last AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED "
-            "FOR EACH ROW EXECUTE FUNCTION divide()"
-        )
-    with pytest.raises(DataError, match="division by zero"):
-        run(books, event)
-    assert not InboxEntry.objects.using(ALIAS).exists()
 
 
 def test_forced_replay_has_its_own_inbox_key(books: Handler) -> None:
