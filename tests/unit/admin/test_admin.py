@@ -314,7 +314,7 @@ def decided(row: ArchivedEvent) -> bool:
 
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_each_action_needs_its_permission(decision, allowed, wire):
+def test_each_action_needs_its_permission(decision, allowed, broker):
     """With `view`, its own permission is enough, and all others together are not."""
     row = row_in(BEFORE[decision])
     right = RIGHTS.get(decision, decision)
@@ -338,7 +338,7 @@ def test_each_action_needs_its_permission(decision, allowed, wire):
     done = somebody.post(url(decision), {"seen": frozen(row), "reason": "because"})
     assert done.status_code == (302 if allowed else 403)
     assert decided(row) == allowed
-    assert len(wire.messages) == (1 if allowed and decision in {"replay", "force"} else 0)
+    assert len(broker.messages) == (1 if allowed and decision in {"replay", "force"} else 0)
 
 
 def test_strangers_are_asked_to_log_in(client):
@@ -405,7 +405,7 @@ def test_too_large_selection_names_the_command(ada, monkeypatch):
     assert "<code>manage.py events_replay --background</code>" in said(response)[0]
 
 
-def test_forged_forms_name_no_events(ada, wire):
+def test_forged_forms_name_no_events(ada, broker):
     long = ",".join(f"{number:032x}:1" for number in range(2_001))
     pairs = (f"{NOBODY.hex}:99999999999", f"{NOBODY}:1", f"{NOBODY.hex}:-1", long)
     for wrong in ("", "nonsense", ":", ",", *pairs):
@@ -414,7 +414,7 @@ def test_forged_forms_name_no_events(ada, wire):
             ada.post(url("replay"), {"seen": wrong}, follow=True),
         ):
             assert "names no events" in said(response)[0], wrong[:80]
-    assert not wire.messages
+    assert not broker.messages
     row = make()
     for pk in ("", "x", "'"):
         form = {**select([row], "discard"), "_selected_action": [pk]}
@@ -455,16 +455,16 @@ def test_an_event_that_has_changed_is_not_offered(ada):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_project_with_atomic_requests_can_decide(ada, wire, monkeypatch):
+def test_a_project_with_atomic_requests_can_decide(ada, broker, monkeypatch):
     row = make()
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     assert ada.get(url("change", row.pk)).status_code == 200
     response = ada.post(url("replay"), {"seen": frozen(row), "reason": ""}, follow=True)
     assert "1 event published" in said(response)[0]
-    assert len(wire.messages) == 1
+    assert len(broker.messages) == 1
 
 
-def test_filters_are_kept_on_the_way_back(ada, wire):
+def test_filters_are_kept_on_the_way_back(ada, broker):
     row = make(handler="book")
     response = ada.post(url("changelist") + "?handler=book", select([row], "replay"))
     action = response.context["action_url"]
@@ -483,13 +483,13 @@ def test_filters_are_kept_on_the_way_back(ada, wire):
 
 
 @pytest.mark.parametrize("chunk", [200, 5])
-def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
+def test_identical_failures_are_reported_once(ada, broker, monkeypatch, chunk):
     """The errors in logs name each event; those of rows and messages do not."""
     why = Reason.of("no connection to RabbitMQ")
     monkeypatch.setattr(replay, "CHUNK", chunk)
     rows = [make() for _ in range(7)]
     monkeypatch.setattr(
-        wire,
+        broker,
         "publish",
         lambda messages, mandatory: unavailable_errors(messages, why),
     )
@@ -505,9 +505,9 @@ def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
     assert errors == [why] * min(chunk, 7)
 
 
-def test_reasons_that_are_many_are_counted(ada, wire):
+def test_reasons_that_are_many_are_counted(ada, broker):
     rows = [make() for _ in range(9)]
-    wire.errors = [UnroutableError(f"nobody {number}") for number in (1, 1, 2, 3, 4, 5, 6, 7, 7)]
+    broker.errors = [UnroutableError(f"nobody {number}") for number in (1, 1, 2, 3, 4, 5, 6, 7, 7)]
     response = ada.post(url("replay"), {"seen": frozen(*rows), "reason": ""}, follow=True)
     assert len(said(response)) == 6
     last = "2 more not shown"
@@ -549,7 +549,7 @@ def test_late_failures_do_not_hide_the_current_one(ada):
 
 
 @ONE
-def test_pages_ask_no_replica(archive_database, wire):
+def test_pages_ask_no_replica(archive_database, broker):
     big = make(body=b'[[], {"text": "%s"}, {}]' % (b"x" * formatting.SHOWN))
     failure_groups.rebuild()
     failure_groups.fold_all_counts(bool)

@@ -188,7 +188,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_value_gives_a_page(archive_database: Database, wire: Any, quiet: None) -> None:
+def test_every_value_gives_a_page(archive_database: Database, broker: Any, quiet: None) -> None:
     middleware = [*WEB["MIDDLEWARE"], f"{__name__}.recorder"]
     with override_settings(AMQP_EVENTS=SETTINGS, MIDDLEWARE=middleware):
         rows = {"archivedevent": world()}

@@ -43,6 +43,7 @@ from tests import archive_rows
 from tests.archive_rows import NOW, Clock
 from tests.commands import run_command
 from tests.conftest import ONE, Replicas, routed_by
+from tests.doubles import broker as broker_double
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what the runner decides, whatever database its rows are in.
@@ -70,7 +71,7 @@ def billing(settings: Any, archive_database: Any) -> Any:
 
 
 @dataclass
-class Broker(archive_rows.Broker):
+class Broker(broker_double.Broker):
     """A broker whose handlers do what *report* says."""
 
     report: Callable[[Message], Replay.State | None] = lambda message: None

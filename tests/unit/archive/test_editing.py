@@ -31,15 +31,15 @@ from django_amqp_events.models import (
     Revision,
     State,
 )
-from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
 from tests import archive_rows
-from tests.archive_rows import NOW, Broker, again, make_group
+from tests.archive_rows import NOW, again, make_group
 from tests.conftest import ONE, Database
+from tests.doubles.broker import Broker
 
 BODY = b'[[], {"order_id":  7, "country": "XX"}, {}]'
 
-pytestmark = pytest.mark.usefixtures("archive_database")
+pytestmark = pytest.mark.usefixtures("archive_database", "broker")
 
 
 def handle(order_id: int, country: str = "DE", **_: Any) -> None:
@@ -81,13 +81,6 @@ SETTINGS: dict[str, Any] = {
 def billing(archive_database: Database, settings: Any) -> Any:
     settings.AMQP_EVENTS = SETTINGS
     return settings
-
-
-@pytest.fixture(autouse=True)
-def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
-    made = Broker()
-    monkeypatch.setattr(publisher, "backend", lambda settings: made)
-    return made
 
 
 def make(body: bytes = BODY, **fields: Any) -> ArchivedEvent:
@@ -324,8 +317,7 @@ def test_an_edit_of_another_format_is_readable(
 
 def test_editing_starts_from_the_last_revision(broker: Broker) -> None:
     row = make()
-    answers = iter([UnroutableError("nobody is bound")])
-    broker.answer = lambda _: next(answers, None)
+    broker.errors = [UnroutableError("nobody is bound")]
     report = edit(row)
     assert [str(each.why) for each in report.returned] == ["nobody is bound"]
     # The same once more is no mistake: it was not published.
@@ -387,8 +379,7 @@ def test_interrupted_edit_is_published_as_edited(
 def test_unconfirmed_edit_is_published_as_edited(broker: Broker) -> None:
     """The same replay id has the same body; with a new id both could run."""
     row = make()
-    answers = iter([PublishTimeoutError("no confirm in 10 s")])
-    broker.answer = lambda _: next(answers, None)
+    broker.errors = [PublishTimeoutError("no confirm in 10 s")]
     edit(row)
     assert again(row).unconfirmed
     report = edit(again(row), {"order_id": 8})
