@@ -178,14 +178,3 @@ def test_a_key_is_taken_or_its_problem_is_named(key: str, value: Any) -> None:
         assert any(key in problem.message for problem in problems), problems
     elif isinstance(value, timedelta):
         assert taken == value.total_seconds()
-
-
-@fuzz
-@given(st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("abcdefgh"), max_size=6))
-def test_a_renaming_ends_or_is_a_circle(raw: dict[str, str]) -> None:
-    settings, problems = checked({"SERVICE": "billing", "RENAMED_HANDLERS": raw})
-    if problems:
-        assert settings.renamed_handlers == {}
-    else:
-        assert set(settings.renamed_handlers) == set(raw)
-        assert not set(settings.renamed_handlers.values()) & set(raw)

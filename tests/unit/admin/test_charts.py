@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from django_amqp_events.admin import charts
 from django_amqp_events.admin.charts import Chart, Layer
-from django_amqp_events.templatetags.amqp_events import duration
 
 SPACE = "{http://www.w3.org/2000/svg}"
 HOSTILE = "<b>&\"'\0\x07\u202e\ud800\ufffe]]></title>"
@@ -68,14 +67,6 @@ def test_bars_are_stacked_and_labelled() -> None:
 def test_no_data_is_no_chart(chart: Chart) -> None:
     assert chart.svg == ""
     assert chart.columns
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (3661, "1 h 1 min"), (200_000, "2 d 7 h")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_hostile_names_are_escaped() -> None:

@@ -20,7 +20,6 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchivedEvent,
-    ArchivedFailure,
     LatestVersion,
     Replay,
     Revision,
@@ -230,22 +229,6 @@ def test_too_large_body_names_the_function(ada):
     assert "replay.edit()" in page(ada.get(url("change", row.pk))).words
     response = ada.get(url("edit", row.pk), follow=True)
     assert "replay.edit()" in said(response)[0]
-
-
-def test_repeated_failure_names_the_revision(ada, broker):
-    row = make()
-    ada.post(url("edit", row.pk), publish(row))
-    made = Replay.objects.get()
-    last = ArchivedFailure.objects.get()
-    ArchivedFailure.objects.filter(pk=last.pk).update(replay=made)
-    ArchivedEvent.objects.update(state="archived", version=5)
-    found = page(ada.get(url("change", row.pk))).words
-    assert "Failed as revision 1 , replay 1" in found
-    assert "It has 1 revision, listed below" in found
-    row.refresh_from_db()
-    asked = page(ada.get(url("replay"), {"seen": frozen(row, make())})).words
-    assert "1 of 2 has been edited." in asked
-    assert "This replay publishes the original payload, not the revision" in asked
 
 
 def test_a_handler_that_runs_once_is_said_plainly(ada):

@@ -271,19 +271,6 @@ def test_repeated_failure_is_no_regression() -> None:
     assert (group.resolved_at, group.reopened_at, group.open) == (None, None, 1)
 
 
-@ONE
-@database
-def test_restored_event_is_no_regression() -> None:
-    keep(archived(received("1"), at=NOW))
-    row = ArchivedEvent.objects.get()
-    discard(row)
-    failure_groups.fold_all_counts()
-    states.restore(seen(row), by="ada", reason="", now=NOW)
-    failure_groups.fold_all_counts()
-    group = only()
-    assert (group.open, group.resolved_at, group.reopened_at) == (1, None, None)
-
-
 # -- exact ------------------------------------------------------------------------------------
 
 
@@ -384,34 +371,6 @@ class Chaos:
             self.did["pruned"] += pruned.counts[state]
 
 
-def settle_in_a_new_group(settled: str) -> None:
-    """Make a group by a rebuild, when all of its events are settled."""
-    keep(archived(received("1"), at=NOW))
-    row = ArchivedEvent.objects.get()
-    if settled == "discarded":
-        discard(row)
-    else:
-        states.finish({UUID(replayed(row)): NOW}, now=NOW)
-    failure_groups.fold_all_counts()
-    GroupCountChange.objects.all().delete()
-    ArchivedEvent.objects.update(group=None)
-    FailureGroup.objects.all().delete()
-    failure_groups.rebuild()
-    assert only().open == 0
-
-
-@pytest.mark.parametrize("settled", ["discarded", "succeeded"])
-@ONE
-@database
-def test_a_group_whose_events_were_settled_when_it_was_made_reopens(settled: str) -> None:
-    settle_in_a_new_group(settled)
-    group = only()
-    assert (group.resolved_at is not None, group.reopened_at) == (True, None)
-    keep(archived(received("2"), at=datetime.now(UTC)))
-    failure_groups.fold_all_counts()
-    assert only().reopened_at is not None
-
-
 @ONE
 @database
 def test_an_older_failure_does_not_reopen_a_group() -> None:
@@ -492,24 +451,6 @@ def test_numbers_that_are_wrong_are_put_right() -> None:
     assert told() == counted()
     assert only().open == 3
     assert failure_groups.rebuild().corrected == 0
-
-
-@ONE
-@database
-def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events move, and with them what people wrote."""
-    keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(3)))
-    failure_groups.write(
-        only().pk, seen=0, by="ada", now=NOW, note="ask the tax office", assignee="bob", ticket=""
-    )
-    old = only().pk
-    monkeypatch.setattr(fingerprint, "VERSION", 2)
-    rebuilt = failure_groups.rebuild()
-    assert rebuilt.moved == 3
-    group = FailureGroup.objects.exclude(pk=old).get()
-    assert (group.open, group.note) == (3, "ask the tax office")
-    assert group.assignee == "bob"
-    assert told() == counted()
 
 
 @ONE

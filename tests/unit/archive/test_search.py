@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
@@ -16,10 +16,10 @@ from django_amqp_events.archive import (
     tables,
 )
 from django_amqp_events.archive.selection import SearchTerm, Selection
-from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue
+from django_amqp_events.models import ArchivedEvent, ReplayBatch, SearchValue
 from tests import archive_rows
 from tests.commands import run_command
-from tests.conftest import ONE, Database, Replicas, routed_by
+from tests.conftest import ONE, Database
 from tests.doubles.broker import Broker
 from tests.integration.archiving import archived, received, store, taken
 
@@ -260,18 +260,6 @@ def test_a_stopped_index_keeps_what_it_has_stored(monkeypatch: pytest.MonkeyPatc
     code, out, _ = run_command("events_archive", "index")
     assert (code, out.strip()) == (0, "4 events examined, 2 changed")
     assert len(values()) == 4
-
-
-@ONE
-def test_a_rebuild_does_not_ask_a_replica() -> None:
-    row = make(17)
-    Revision.objects.create(
-        pk=uuid4(), event=row, number=1, body=b'[[],{"order_id":18},{}]', at=archive_rows.NOW
-    )
-    with routed_by(Replicas()):
-        search_index.rebuild(tables.rows())
-    values = SearchValue.objects.filter(path="order_id")
-    assert set(values.values_list("value", flat=True)) == {"17", "18"}
 
 
 @ONE

@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 from celery import Task
-from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf
 from django_amqp_events import options as known_options
-from django_amqp_events.declare import registry
 from django_amqp_events.declare.declarations import (
     EventDeclaration,
     HandlerDeclaration,
-    declarations,
     default_name,
 )
 from django_amqp_events.declare.registry import Handler, Registry, build
 from django_amqp_events.decorators import Event, HandlerFunction, Publishable
-from django_amqp_events.exceptions import ConfigurationError
 
 HERE = __name__
 
@@ -158,16 +154,6 @@ def test_settings_only() -> None:
     assert handler.queue == "billing.mail"
     assert handler.key == "billing.billing.invoice"
     assert handler.policy.autoretry_for == (OSError, InvalidOperation)
-
-
-def test_settings_win_key_by_key() -> None:
-    handlers = clean(
-        declaration(max_retries=5, retry_backoff=30),
-        HANDLERS={"billing.invoice": {"MAX_RETRIES": 1}},
-    )
-    assert handlers["billing.invoice"].policy.max_retries == 1
-    assert handlers["billing.invoice"].policy.retry_backoff == 30
-    assert handlers["billing.invoice"].target is invoice
 
 
 def test_settings_may_name_the_decorated_function() -> None:
@@ -404,22 +390,3 @@ def test_one_event_with_two_contracts() -> None:
 def test_forbidden_event_names(name: str) -> None:
     assert codes(EVENTS={name: {}}) == ["E006"]
     assert codes(events=(EventDeclaration(name=name, contract=contract),)) == ["E006"]
-
-
-# -- the process's registry ---------------------------------------------------------------
-
-
-def test_the_registry_of_the_process(settings: DjangoSettings) -> None:
-    settings.AMQP_EVENTS = {"SERVICE": "billing"}
-    assert dict(registry.get_registry().handlers) == {}
-    declarations.add_event(EventDeclaration(name="a.b", contract=contract))
-    declarations.add_handler(declaration())
-    found = registry.get_registry()
-    assert set(found.events) == {"a.b"}
-    assert found.handlers["billing.invoice"].queue == "billing.billing.invoice"
-    assert registry.get_registry() is found
-    settings.AMQP_EVENTS = {"SERVICE": "other"}
-    assert registry.get_registry().handlers["billing.invoice"].queue == "other.billing.invoice"
-    declarations.add_handler(declaration(mail, "billing.mail", max_retries=-1))
-    with pytest.raises(ConfigurationError, match="max_retries"):
-        registry.get_registry()

@@ -12,7 +12,6 @@ import pytest
 from django.core import mail
 from django.core.mail.backends.locmem import EmailBackend
 from django.test import override_settings
-from django.utils.translation import override
 
 from django_amqp_events import conf, signals
 from django_amqp_events.broker import topology
@@ -26,7 +25,6 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
-from django_amqp_events.publish.outbox import OutboxStatus
 from django_amqp_events.reasons import Reason
 from tests.archive_rows import make_group, make_outbox
 from tests.celery_app import app as celery_app
@@ -300,48 +298,6 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     assert len(look()) == 3
     assert {key for _, key in Alert.objects.filter(ended=None).values_list("kind", "key")} == many
     assert {name for name, _, _ in look(GROUPS=False)} == {"ended"}
-
-
-@ONE
-@DATABASES
-@pytest.mark.parametrize("language", ["de", "ru"])
-def test_rows_are_read_in_the_language_of_the_reader(language: str, heard: Any) -> None:
-    group = FailureGroup(handler="send_invoice", exception="TaxError", open=2)
-    outbox = OutboxStatus(
-        alias="orders", total=9, held=2, stuck=1, failing=3, overdue=4, attempts=7,
-        error=Reason("process-ends"), others={"b": 1}, stray={"old": 1},
-    ).meaning  # fmt: skip
-    troubled = document(
-        broker={"error": "no route", "away": 1e6, "alarms": ["memory"]},
-        archive={"new_hour": 10**6},
-        outbox=[{"database": "orders", "meaning": outbox.as_json(), "lag": 1e6}],
-        queues={
-            "q": {
-                "role": "abyss", "severity": "error", "ready": 1,
-                "meaning": Reason("queue-poison-abyss", count=1).as_json(),
-            }
-        },
-        mirror={"lag": 1e6},
-    )  # fmt: skip
-    found = {which: why for which, why in alerts.evaluate(troubled, read()).items() if why}
-    found |= {("group_new", "1"): alerts._of_group(group)}
-    group.frame = "tax.rate"
-    found |= {("group_back", "2"): alerts._of_group(group)}
-    alerts.update_alerts(found, now=NOW, settings=read())
-    alerts.check_snapshots(read(), NOW)
-    Alert.objects.filter(kind="stale").update(ended=NOW, open=None)
-    Snapshot.objects.create(at=NOW - timedelta(days=1), service="billing", document="{}")
-    alerts.check_snapshots(read(), NOW)
-    assert len(heard) == Alert.objects.count() == 10
-    for row, said in zip(Alert.objects.order_by("pk"), heard, strict=True):
-        english = said["title"], said["text"]
-        assert (alerts.title(row), alerts.alert_text(row)) == english
-        with override(language):
-            # "Exception in function" is the same in German.
-            assert alerts.title(row) != english[0]
-            assert alerts.alert_text(row) != english[1] or "in tax.rate" in english[1]
-            # Nor is a part of it in English.
-            assert not {"are", "is", "run", "event"} & set(alerts.alert_text(row).split())
 
 
 @ONE
