@@ -35,7 +35,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor.state_texts import STATES
 from django_amqp_events.reasons import Reason
-from tests.archive_rows import make_outbox
+from tests.archive_rows import add_replay, make_outbox
 from tests.conftest import ONE, Replicas, routed_by
 
 from . import admin_world as world
@@ -46,7 +46,6 @@ from .admin_world import (
     PERMISSIONS,
     RIGHTS,
     Page,
-    add_replay,
     client_of,
     frozen,
     ids_in,

@@ -77,7 +77,7 @@ def test_hostile_names_are_escaped() -> None:
     assert "<b>" in root.get("aria-label", "")
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(words, counts, counts), max_size=20))
 def test_any_chart(found: list[tuple[str, int, int]]) -> None:
     labels = [label for label, _, _ in found]

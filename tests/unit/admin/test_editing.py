@@ -26,12 +26,11 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.worker import inbox
-from tests.archive_rows import make_inbox
+from tests.archive_rows import add_replay, make_inbox
 
 from . import admin_world as world
 from .admin_world import (
     PERMISSIONS,
-    add_replay,
     client_of,
     frozen,
     make,

@@ -54,11 +54,10 @@ from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.reason_texts import TEXTS
 from django_amqp_events.reasons import Reason, translated
 from django_amqp_events.templatetags.amqp_events import text
-from tests.archive_rows import make_outbox
+from tests.archive_rows import add_replay, make_outbox
 
 from . import admin_world as world
 from .admin_world import (
-    add_replay,
     client_of,
     frozen,
     make,

@@ -45,7 +45,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.monitor import alerts
-from tests.archive_rows import make_inbox, make_outbox, seen
+from tests.archive_rows import add_replay, make_inbox, make_outbox, seen
 from tests.conftest import slow
 from tests.roles import roles
 from tests.unit.monitor.test_alerts import ADMINS
@@ -54,7 +54,6 @@ from .admin_world import (
     EVENTS,
     LISTED,
     Page,
-    add_replay,
     client_of,
     document,
     make,

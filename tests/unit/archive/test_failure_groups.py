@@ -205,32 +205,6 @@ def test_failures_that_are_alike_are_one_group() -> None:
     assert (group.first_seen, group.last_seen) == (early, late + timedelta(minutes=1))
 
 
-@database
-def test_hourly_counts_follow_failures_and_outcomes() -> None:
-    yesterday = datetime.now(UTC) - timedelta(hours=30)
-    ahead = datetime.now(UTC) + timedelta(days=400)
-    keep(*(archived(received(str(n)), failure=failure(), at=yesterday) for n in range(3)))
-    keep(archived(received("9"), failure=failure(), at=ahead))
-    first, second, *_ = ArchivedEvent.objects.order_by("event_id")
-    keep(outcome(first, replayed(first)))
-    states.discard(seen(second), by="ada", reason="old", now=datetime.now(UTC))
-    group = only()
-    for _ in range(2):
-        found = group_counts.hourly_totals(
-            since=datetime.now(UTC) - timedelta(days=2), using=tables.database()
-        )
-        assert found[group_counts.hour_of(yesterday)]["archived"] == 3
-        totals = Counter[str]()
-        for values in found.values():
-            totals.update(values)
-        assert totals == {"archived": 4, "succeeded": 1, "discarded": 1}
-        # A clock that is ahead is not believed.
-        assert max(found) <= datetime.now(UTC)
-        assert failure_groups.fold_all_counts() >= 0
-    group.refresh_from_db()
-    assert group.last_seen <= datetime.now(UTC)
-
-
 # -- put right, and back again ------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -25,7 +25,6 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, Replay, State
 from django_amqp_events.reasons import Reason
 from tests import archive_rows
@@ -371,29 +370,6 @@ def test_resume_that_finds_no_broker_keeps_the_replay_id(
 
 
 # -- how fast, how much -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rate", [0.5, 1, 7, 1000])
-def test_never_faster_than_asked(broker: Broker, clock: Clock, rate: float) -> None:
-    began = clock.at
-    sent: list[tuple[float, int]] = []
-    rows = [make(number) for number in range(16)]
-    real = broker.publish
-
-    def publish(messages: Sequence[Message], *, mandatory: bool) -> Sequence[PublishError | None]:
-        sent.append((clock.at - began, len(messages)))
-        clock.at += 0.01
-        return real(messages, mandatory=mandatory)
-
-    broker.publish = publish  # type: ignore[method-assign]
-    report = run(*rows, rate=rate)
-    assert len(report.published) == 16
-    before = 0
-    for at, number in sent:
-        assert before <= at * rate + 1e-6, "by then"
-        assert number <= max(1, rate), "at a time"
-        before += number
-    assert clock.slept <= 16 / rate, "nor slower"
 
 
 def test_invalid_rate_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -72,6 +73,14 @@ def heard() -> Any:
 
 def names(heard: Any) -> list[tuple[str, str, str]]:
     return [(each["name"], each["kind"], each["key"]) for each in heard]
+
+
+def look_at_groups(heard: Any, now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
+    """Judge the groups; return what is told of them."""
+    heard.clear()
+    settings = read(**limits)
+    alerts.update_alerts(alerts.evaluate_groups(settings, now), now=now, settings=settings)
+    return sorted(names(heard))
 
 
 # -- judging
@@ -256,9 +265,8 @@ def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
     for hours in (-2, 8, 9_000):
         group = make_group(first_seen=NOW - timedelta(hours=hours))
         make(group=group, mirrored_at=NOW - timedelta(minutes=1))
-    settings = read()
-    alerts.update_alerts(alerts.evaluate_groups(settings, NOW), now=NOW, settings=settings)
-    assert [(name, kind) for name, kind, _ in names(heard)] == [("raised", "group_new")] * 3
+    told = look_at_groups(heard)
+    assert [(name, kind) for name, kind, _ in told] == [("raised", "group_new")] * 3
 
 
 @DATABASES
@@ -269,12 +277,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
         make(group=found, mirrored_at=seen)
         return found
 
-    def look(now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
-        heard.clear()
-        settings = read(**limits)
-        alerts.update_alerts(alerts.evaluate_groups(settings, now), now=now, settings=settings)
-        return sorted(names(heard))
-
+    look = partial(look_at_groups, heard)
     group(5)
     group(0.1, service="shop")
     group(0.1, open=0)
@@ -318,9 +321,7 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
 
     def look(now: datetime, **changed: Any) -> list[tuple[str, str]]:
         FailureGroup.objects.filter(pk=group.pk).update(**changed)
-        heard.clear()
-        alerts.update_alerts(alerts.evaluate_groups(read(), now), now=now, settings=read())
-        return sorted((kind, name) for name, kind, _ in names(heard))
+        return sorted((kind, name) for name, kind, _ in look_at_groups(heard, now))
 
     assert look(NOW) == [("group_new", "raised")]
     [said] = caplog.messages
@@ -471,6 +472,5 @@ def test_a_replay_that_fails_in_another_way_is_a_new_failure(heard: Any) -> None
     group = make_group()
     row = make(group=group, mirrored_at=NOW - timedelta(days=2), state_since=NOW, replays=1)
     ArchivedFailure.objects.create(pk=uuid4(), event=row, failed_at=NOW, mirrored_at=NOW)
-    settings = read()
-    alerts.update_alerts(alerts.evaluate_groups(settings, NOW), now=NOW, settings=settings)
-    assert [(name, kind) for name, kind, _ in names(heard)] == [("raised", "group_new")]
+    [(name, kind, _)] = look_at_groups(heard)
+    assert (name, kind) == ("raised", "group_new")
