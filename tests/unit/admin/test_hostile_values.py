@@ -26,7 +26,7 @@ from tests.conftest import Database
 
 from .admin_world import SETTINGS as WEB
 from .admin_world import select
-from .test_who_sees_what import SETTINGS, routes, world
+from .test_who_sees_what import SETTINGS, address_of, routes, world
 
 #: As they stand in a URL or form.
 VALUES = {
@@ -122,7 +122,7 @@ class Visitor:
         model = route.split("/")[3]
         row = self.rows.get(model)
         pk = str(row.pk) if row else ""
-        address = re.sub(r"<(?:\w+:)?(\w+)>", lambda m: "1" if m[1] == "number" else pk, route)
+        address = address_of(route, pk)
         filters = filters_of(address) if method == "GET" else set()
         given = self.given(method, address, row)
         query = urlencode({"_changelist_filters": "", "q": "", **given}).replace("=", "=%5Cud800")

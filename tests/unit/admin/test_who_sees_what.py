@@ -131,19 +131,22 @@ def routes(site: admin.AdminSite) -> list[str]:
     return sorted(set(below("/admin/", site.get_urls())))
 
 
+def address_of(route: str, pk: object) -> str:
+    """Return the URL of a route for a row."""
+    return re.sub(r"<(?:\w+:)?(\w+)>", lambda m: "1" if m[1] == "number" else str(pk), route)
+
+
 def addresses(site: admin.AdminSite) -> list[str]:
     """Return every URL, with each row where one is named."""
     ids: dict[str, list[Any]] = {
         model._meta.model_name or "": [row.pk for row in model._default_manager.all()]
         for model in (ArchivedEvent, OutboxEvent, FailureGroup, ReplayBatch)
     }
-    found = []
-    for route in routes(site):
-        model = route.split("/")[3]
-        for pk in ids.get(model, [uuid4()]) if "<" in route else [None]:
-            found.append(
-                re.sub(r"<(?:\w+:)?(\w+)>", lambda m: "1" if m[1] == "number" else str(pk), route)  # noqa: B023
-            )
+    found = [
+        address_of(route, pk)
+        for route in routes(site)
+        for pk in (ids.get(route.split("/")[3], [uuid4()]) if "<" in route else [None])
+    ]
     assert len(found) > 40
     return found
 
