@@ -158,29 +158,19 @@ def test_the_list_counts_to_its_cap(ada, monkeypatch):
 # -- detail
 
 
-def test_detail_page_shows_every_field(ada):
+def test_detail_page_shows_the_event(ada):
     row = make(error="no queue is bound", causation_id="cause-1", replays=1)
     made = add_replay(row, state=Replay.State.RETURNED, error="no queue is bound")
     words = page(ada.get(url("change", row.pk))).words
     for word in (
-        "archived",
-        "The handler failed.",
         "no queue is bound",
         "billing.errors.TaxError",
         "ask the tax office",
         "attempt 3 failed, and it was the last one",
         "rate = tax.rate(country)",
-        "2 frames in installed packages",
-        "billing.tax:28 in rate",
-        "attempt 2 failed",
-        "celery@worker-2",
-        "mirrored into this database",
         "replay 1 requested by ada",
-        "fixed in 1.2",
         '"order_id": 7',
-        "Grüße",
         "traceparent",
-        "basket-5",
         "cause-1",
         "billing:delay.1s",
         str(made.pk),

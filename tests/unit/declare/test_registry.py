@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from decimal import InvalidOperation
 from typing import Any
 
 import pytest
@@ -106,49 +107,26 @@ def test_type_checkers_know_every_option() -> None:
     assert words == known_options.HANDLER_OPTIONS.keys() - {"events", "handler"}
 
 
-def test_settings_only() -> None:
-    by_settings = clean(
-        HANDLERS={
-            "billing.invoice": {
-                "EVENTS": ["shop.order.created"],
-                "HANDLER": f"{HERE}.invoice",
-                "BIND": True,
-                "STRICT": True,
-                "QUEUE": "mail",
-                "MAX_RETRIES": 5,
-                "RETRY_BACKOFF": 30,
-                "RETRY_BACKOFF_MAX": 300,
-                "RETRY_JITTER": True,
-                "DEFAULT_RETRY_DELAY": 9,
-                "AUTORETRY_FOR": ["OSError", "decimal.InvalidOperation"],
-                "DONT_AUTORETRY_FOR": "ValueError",
-                "TIME_LIMIT": 60,
-                "SOFT_TIME_LIMIT": 50,
-                "RATE_LIMIT": "10/m",
-                "IGNORE_RESULT": False,
-            }
-        }
-    )
-    from decimal import InvalidOperation
-
-    by_decorator = clean(
-        declaration(
-            bind=True,
-            strict=True,
-            queue="mail",
-            max_retries=5,
-            retry_backoff=30,
-            retry_backoff_max=300,
-            retry_jitter=True,
-            default_retry_delay=9,
-            autoretry_for=(OSError, InvalidOperation),
-            dont_autoretry_for=ValueError,
-            time_limit=60,
-            soft_time_limit=50,
-            rate_limit="10/m",
-            ignore_result=False,
-        )
-    )
+def test_settings_and_decorators_have_the_same_options() -> None:
+    options = {
+        "EVENTS": ["shop.order.created"],
+        "BIND": True,
+        "STRICT": True,
+        "QUEUE": "mail",
+        "MAX_RETRIES": 5,
+        "RETRY_BACKOFF": 30,
+        "RETRY_BACKOFF_MAX": 300,
+        "RETRY_JITTER": True,
+        "DEFAULT_RETRY_DELAY": 9,
+        "AUTORETRY_FOR": ["OSError", "decimal.InvalidOperation"],
+        "DONT_AUTORETRY_FOR": "ValueError",
+        "TIME_LIMIT": 60,
+        "SOFT_TIME_LIMIT": 50,
+        "RATE_LIMIT": "10/m",
+        "IGNORE_RESULT": False,
+    }
+    by_settings = clean(HANDLERS={"billing.invoice": {**options, "HANDLER": f"{HERE}.invoice"}})
+    by_decorator = clean(declaration(**{name.lower(): value for name, value in options.items()}))
     assert by_settings == by_decorator
     handler = by_settings["billing.invoice"]
     assert handler.queue == "billing.mail"
