@@ -31,6 +31,7 @@ from django_amqp_events.models import (
     FailureGroup,
     OutboxEvent,
     Replay,
+    SearchValue,
     State,
 )
 from django_amqp_events.monitor.state_texts import STATES
@@ -74,6 +75,18 @@ def row_in(state: State) -> ArchivedEvent:
 
 
 # -- list
+
+
+def test_search_values_are_shown_to_users_who_may_see_payloads(ada):
+    row = make(name="shop.order.created")
+    for number in range(6):
+        SearchValue.objects.create(event=row, path="line.sku", value=f"<A{number}>")
+    html = ada.get(url("changelist")).content.decode()
+    shown = "line.<wbr>sku=&lt;A{}&gt;"
+    assert [shown.format(number) in html for number in range(6)] == [True] * 4 + [False] * 2
+    assert "</span> …" in html
+    limited = client_of(user("view", name="bob")).get(url("changelist")).content.decode()
+    assert "line." not in limited
 
 
 def test_filters(ada):
