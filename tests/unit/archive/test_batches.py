@@ -493,6 +493,22 @@ def test_ten_unroutable_events_pause_the_batch(broker: Broker) -> None:
 
 
 @ONE
+def test_unconfirmed_event_is_not_retried_automatically(broker: Broker) -> None:
+    batch = started(3)
+    broker.report = lambda message: SUCCEED
+    broker.answer = lambda message: (
+        PublishTimeoutError("no confirm") if message.headers["event-id"] == "order-1" else None
+    )
+    run()
+    assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
+    assert states(batch) == {"succeeded": 2, "unconfirmed": 1}
+    assert again(batch).state == "done"
+    # It was on its way, and reports.
+    end(Replay.objects.get(event__event_id="order-1").pk, SUCCEED)
+    assert states(batch) == {"succeeded": 3}
+
+
+@ONE
 def test_a_later_batch_publishes_an_unconfirmed_event_under_the_same_id(broker: Broker) -> None:
     broker.answer = lambda message: PublishTimeoutError("no confirm")
     first = started(2)
