@@ -1,17 +1,15 @@
-"""Rows of the tables, and a broker and a clock that do as they are told."""
+"""Rows of the tables, and a clock that does as it is told."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 from django_amqp_events.databases import Now
-from django_amqp_events.exceptions import PublishError
-from django_amqp_events.message.types import Message, derived_id
+from django_amqp_events.message.types import derived_id
 from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
@@ -23,8 +21,6 @@ from django_amqp_events.models import (
 from django_amqp_events.publish import outbox_rows
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-Answer = Callable[[Message], PublishError | None]
 
 
 def build(
@@ -147,28 +143,6 @@ def again(row: ArchivedEvent) -> ArchivedEvent:
 
 def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
     return {row.pk: row.version for row in rows}
-
-
-@dataclass
-class Broker:
-    """Records messages; *answer* returns the error of each."""
-
-    answer: Answer = lambda message: None
-    windows: list[list[Message]] = field(default_factory=list)
-
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool
-    ) -> Sequence[PublishError | None]:
-        assert mandatory
-        self.windows.append(list(messages))
-        return [self.answer(message) for message in messages]
-
-    def now(self) -> datetime:
-        return NOW
-
-    @property
-    def messages(self) -> list[Message]:
-        return [message for window in self.windows for message in window]
 
 
 @dataclass

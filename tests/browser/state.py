@@ -28,6 +28,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.reasons import Reason
+from tests.archive_rows import add_replay
 from tests.unit.admin import admin_world as world
 
 MISTAKES = (
@@ -204,7 +205,7 @@ def _event(now: datetime) -> ArchivedEvent:
             ]
         ),
     )
-    world.add_replay(
+    add_replay(
         row,
         state=Replay.State.RETURNED,
         error=row.error,

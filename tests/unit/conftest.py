@@ -8,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.publish import publisher
+from tests.doubles.broker import Broker
 
 settings.register_profile(
     "unit",
@@ -26,3 +28,11 @@ def own_declarations() -> Iterator[None]:
     declarations.restore(((), ()))
     yield
     declarations.restore(before)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    """What is published goes to a double, whatever the settings name."""
+    made = Broker()
+    monkeypatch.setattr(publisher, "backend", lambda settings: made)
+    return made

@@ -75,26 +75,17 @@ def test_without_a_service_nothing_is_imported(project: Path, text: str) -> None
     assert imported(project) == "[]"
 
 
-@pytest.mark.parametrize("value", ["[]", '"events"', "5", "None", '["-events"]', '["a b"]'])
+@pytest.mark.parametrize("value", ["[]", '"events"', '["a b"]'])
 def test_autodiscovery_can_be_off_and_is_off_when_wrong(project: Path, value: str) -> None:
     configure(project, CONFIGURED.replace("}", f', "AUTODISCOVER": {value}}}'))
     assert imported(project) == "[]"
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("import no_such_module", "no_such_module"),
-        ("1 / 0", "ZeroDivisionError"),
-    ],
-)
-def test_a_failing_module_is_named_and_can_be_left_out(
-    project: Path, line: str, error: str
-) -> None:
-    (project / "shop" / "events.py").write_text(line)
+def test_a_failing_module_is_named_and_can_be_left_out(project: Path) -> None:
+    (project / "shop" / "events.py").write_text("1 / 0")
     done = python(project, "-m", "django", "check")
     assert done.returncode == 1
-    assert error in done.stderr
+    assert "ZeroDivisionError" in done.stderr
     assert "shop/events.py" in done.stderr
     entry = "'-shop.events'"
     assert f"add {entry} to that list" in done.stderr

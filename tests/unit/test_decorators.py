@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from celery import Task
 
 from django_amqp_events import (
     ConfigurationError,
@@ -21,7 +20,6 @@ from django_amqp_events import (
     event,
     handler,
 )
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.decorators import Event, HandlerFunction, Publishable
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.message.types import Message
@@ -173,15 +171,6 @@ def test_using_names_unknown_database(order_created: Event[...]):
             order_created.using(event_id=wrong)
 
 
-def test_a_function_with_attributes_of_our_names(memory: Memory):
-    def contract(order_id: int) -> None: ...
-
-    contract.__dict__.update(name="another", options=None, contract=None)
-    declared = event("shop.order.created")(contract)
-    declared(1)
-    assert [message.routing_key for message in memory.messages] == ["shop.order.created"]
-
-
 def test_apublish_keeps_the_thread_of_synchronous_code_free(
     memory: Memory, order_created: Event[...], settings: Any
 ):
@@ -234,21 +223,6 @@ def test_wrong_argument_types_have_a_remedy(memory: Memory, order_created: Event
     with pytest.raises(InvalidEventError, match="is a int"):
         order_created.publish_many([{"order_id": 1}, 2])  # type: ignore[list-item]
     assert memory.messages == []
-
-
-def test_handled_events(order_created: Event[...]):
-    @handler("shop.refund.*", order_created, name="refunds", max_retries=1)
-    def refund(**payload: object) -> None: ...
-
-    @order_created.handler(name="count")
-    class Count(Task):  # type: ignore[misc, unused-ignore]
-        def run(self, order_id: int) -> None: ...
-
-    first, second = declarations.handlers
-    assert first.options == {"events": ("shop.refund.*", "shop.order.created"), "max_retries": 1}
-    assert (first.name, second.name) == ("refunds", "count")
-    assert isinstance(Count, type)
-    assert second.target is Count
 
 
 def test_a_handler_needs_events_and_one_decorator():

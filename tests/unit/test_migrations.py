@@ -2,43 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-from django.core.management import call_command
 from django.db import migrations, models
 from django.db.migrations.loader import MigrationLoader
 
 from django_amqp_events.models.base import PartialIndex
-
-#: Attributes that pretix leaves out of migrations, and the fields that need them.
-PRETIX: dict[str, tuple[Any, ...]] = {
-    "verbose_name": (),
-    "help_text": (),
-    "validators": (),
-    "editable": (models.DateField, models.BinaryField),
-    "blank": (models.DateField, models.TimeField, models.AutoField),
-    "choices": (),
-}
-MORE = dict.fromkeys(["default", "null", "db_column", "db_comment", "db_default"], ())
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("ignored", [PRETIX, PRETIX | MORE])
-def test_projects_that_patch_deconstruct_can_make_migrations(
-    monkeypatch: pytest.MonkeyPatch, ignored: dict[str, tuple[Any, ...]]
-) -> None:
-    original = models.Field.deconstruct
-
-    def deconstruct(self: Any) -> Any:
-        name, path, args, options = original(self)
-        for attribute, needed_by in ignored.items():
-            if not isinstance(self, needed_by):
-                options.pop(attribute, None)
-        return name, path, args, options
-
-    monkeypatch.setattr(models.Field, "deconstruct", deconstruct)
-    call_command("makemigrations", "django_amqp_events", check=True, dry_run=True)
 
 
 def test_migrations_have_ordinary_parts_only() -> None:

@@ -35,7 +35,6 @@ from django_amqp_events.models import (
     State,
 )
 from tests import archive_rows
-from tests.archive_rows import add_replay
 from tests.web_settings import WEB
 
 office = admin.AdminSite(name="office")
@@ -173,7 +172,7 @@ def overdue(**more: Any) -> ArchivedEvent:
     row = make(
         State.REPLAYING, state_since=datetime.now(UTC) - timedelta(days=3), replays=1, **more
     )
-    add_replay(row, state=Replay.State.PUBLISHED, published_at=row.state_since)
+    archive_rows.add_replay(row, state=Replay.State.PUBLISHED, published_at=row.state_since)
     return row
 
 

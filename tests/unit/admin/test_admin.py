@@ -32,11 +32,12 @@ from django_amqp_events.models import (
     FailureGroup,
     OutboxEvent,
     Replay,
+    SearchValue,
     State,
 )
 from django_amqp_events.monitor.state_texts import STATES
 from django_amqp_events.reasons import Reason
-from tests.archive_rows import make_outbox
+from tests.archive_rows import add_replay, make_outbox
 from tests.conftest import ONE, Replicas, routed_by
 
 from . import admin_world as world
@@ -47,7 +48,6 @@ from .admin_world import (
     PERMISSIONS,
     RIGHTS,
     Page,
-    add_replay,
     client_of,
     frozen,
     ids_in,
@@ -78,31 +78,16 @@ def row_in(state: State) -> ArchivedEvent:
 # -- list
 
 
-def test_list_shows_open_events(ada):
-    row = make(replays=2)
-    make(State.SUCCEEDED)
-    response = ada.get(url("changelist"))
-    assert ids_in(response) == {row.pk}
-    words = page(response).words
-    for word in (
-        "shop.order.created",
-        "send_invoice",
-        "TaxError",
-        "there is no tax rate for 'XX'",
-        "billing.tax:28 in rate",
-        "2 h ago",
-        "3 attempts, 2 replays",
-    ):
-        assert word in words, word
-    html = response.content.decode()
-    assert row.last_failed_at.isoformat() in html
-    # A name wraps between its parts.
-    for name in (
-        "shop.<wbr>order.<wbr>created",
-        "send_<wbr>invoice",
-        "billing.<wbr>tax:<wbr>28 in",
-    ):
-        assert name in html, name
+def test_search_values_are_shown_to_users_who_may_see_payloads(ada):
+    row = make(name="shop.order.created")
+    for number in range(6):
+        SearchValue.objects.create(event=row, path="line.sku", value=f"<A{number}>")
+    html = ada.get(url("changelist")).content.decode()
+    shown = "line.<wbr>sku=&lt;A{}&gt;"
+    assert [shown.format(number) in html for number in range(6)] == [True] * 4 + [False] * 2
+    assert "</span> …" in html
+    limited = client_of(user("view", name="bob")).get(url("changelist")).content.decode()
+    assert "line." not in limited
 
 
 def test_filters(ada):
@@ -187,28 +172,19 @@ def test_the_list_counts_to_its_cap(ada, monkeypatch):
 # -- detail
 
 
-def test_detail_page_shows_every_field(ada):
+def test_detail_page_shows_the_event(ada):
     row = make(error="no queue is bound", causation_id="cause-1", replays=1)
     made = add_replay(row, state=Replay.State.RETURNED, error="no queue is bound")
     words = page(ada.get(url("change", row.pk))).words
     for word in (
-        "archived",
-        "The handler failed.",
         "no queue is bound",
         "billing.errors.TaxError",
         "ask the tax office",
         "attempt 3 failed, and it was the last one",
         "rate = tax.rate(country)",
-        "billing.tax:28 in rate",
-        "attempt 2 failed",
-        "celery@worker-2",
-        "mirrored into this database",
         "replay 1 requested by ada",
-        "fixed in 1.2",
         '"order_id": 7',
-        "Grüße",
         "traceparent",
-        "basket-5",
         "cause-1",
         "billing:delay.1s",
         str(made.pk),
@@ -221,13 +197,6 @@ def test_detail_page_shows_every_field(ada):
     assert "?q=cause-1" in html
     title = f"shop.order.created for send_invoice ({row.event_id[:8]}…)"
     assert ada.get(url("change", row.pk)).context["title"] == title
-
-
-def test_attempts_name_their_replay(ada):
-    row = make(replays=2)
-    made = add_replay(row, 2)
-    row.failure_set.update(replay=made)
-    assert "replay 2: attempt 3 failed" in page(ada.get(url("change", row.pk))).words
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -322,7 +291,7 @@ def decided(row: ArchivedEvent) -> bool:
 
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_each_action_needs_its_permission(decision, allowed, wire):
+def test_each_action_needs_its_permission(decision, allowed, broker):
     """With `view`, its own permission is enough, and all others together are not."""
     row = row_in(BEFORE[decision])
     right = RIGHTS.get(decision, decision)
@@ -346,7 +315,7 @@ def test_each_action_needs_its_permission(decision, allowed, wire):
     done = somebody.post(url(decision), {"seen": frozen(row), "reason": "because"})
     assert done.status_code == (302 if allowed else 403)
     assert decided(row) == allowed
-    assert len(wire.messages) == (1 if allowed and decision in {"replay", "force"} else 0)
+    assert len(broker.messages) == (1 if allowed and decision in {"replay", "force"} else 0)
 
 
 def test_strangers_are_asked_to_log_in(client):
@@ -413,7 +382,7 @@ def test_too_large_selection_names_the_command(ada, monkeypatch):
     assert "<code>manage.py events_replay --background</code>" in said(response)[0]
 
 
-def test_forged_forms_name_no_events(ada, wire):
+def test_forged_forms_name_no_events(ada, broker):
     long = ",".join(f"{number:032x}:1" for number in range(2_001))
     pairs = (f"{NOBODY.hex}:99999999999", f"{NOBODY}:1", f"{NOBODY.hex}:-1", long)
     for wrong in ("", "nonsense", ":", ",", *pairs):
@@ -422,7 +391,7 @@ def test_forged_forms_name_no_events(ada, wire):
             ada.post(url("replay"), {"seen": wrong}, follow=True),
         ):
             assert "names no events" in said(response)[0], wrong[:80]
-    assert not wire.messages
+    assert not broker.messages
     row = make()
     for pk in ("", "x", "'"):
         form = {**select([row], "discard"), "_selected_action": [pk]}
@@ -451,28 +420,17 @@ def test_a_discard_needs_a_reason(ada):
     assert "discarded by ada a test order" in words
 
 
-def test_an_event_that_has_changed_is_not_offered(ada):
-    for decision in DECISIONS:
-        row = row_in(BEFORE[decision])
-        stale = frozen(row)
-        ArchivedEvent.objects.filter(pk=row.pk).update(version=4)
-        found = page(ada.get(url(decision), {"seen": stale}))
-        assert "another user or tab changed it first" in found.words
-        assert "Nothing was changed" in found.words
-        assert "seen" not in found.fields
-
-
 @pytest.mark.django_db(transaction=True)
-def test_a_project_with_atomic_requests_can_decide(ada, wire, monkeypatch):
+def test_a_project_with_atomic_requests_can_decide(ada, broker, monkeypatch):
     row = make()
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     assert ada.get(url("change", row.pk)).status_code == 200
     response = ada.post(url("replay"), {"seen": frozen(row), "reason": ""}, follow=True)
     assert "1 event published" in said(response)[0]
-    assert len(wire.messages) == 1
+    assert len(broker.messages) == 1
 
 
-def test_filters_are_kept_on_the_way_back(ada, wire):
+def test_filters_are_kept_on_the_way_back(ada, broker):
     row = make(handler="book")
     response = ada.post(url("changelist") + "?handler=book", select([row], "replay"))
     action = response.context["action_url"]
@@ -491,13 +449,13 @@ def test_filters_are_kept_on_the_way_back(ada, wire):
 
 
 @pytest.mark.parametrize("chunk", [200, 5])
-def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
+def test_identical_failures_are_reported_once(ada, broker, monkeypatch, chunk):
     """The errors in logs name each event; those of rows and messages do not."""
     why = Reason.of("no connection to RabbitMQ")
     monkeypatch.setattr(replay, "CHUNK", chunk)
     rows = [make() for _ in range(7)]
     monkeypatch.setattr(
-        wire,
+        broker,
         "publish",
         lambda messages, mandatory: unavailable_errors(messages, why),
     )
@@ -513,9 +471,9 @@ def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
     assert errors == [why] * min(chunk, 7)
 
 
-def test_reasons_that_are_many_are_counted(ada, wire):
+def test_reasons_that_are_many_are_counted(ada, broker):
     rows = [make() for _ in range(9)]
-    wire.errors = [UnroutableError(f"nobody {number}") for number in (1, 1, 2, 3, 4, 5, 6, 7, 7)]
+    broker.errors = [UnroutableError(f"nobody {number}") for number in (1, 1, 2, 3, 4, 5, 6, 7, 7)]
     response = ada.post(url("replay"), {"seen": frozen(*rows), "reason": ""}, follow=True)
     assert len(said(response)) == 6
     last = "2 more not shown"
@@ -557,7 +515,7 @@ def test_late_failures_do_not_hide_the_current_one(ada):
 
 
 @ONE
-def test_pages_ask_no_replica(archive_database, wire):
+def test_pages_ask_no_replica(archive_database, broker):
     big = make(body=b'[[], {"text": "%s"}, {}]' % (b"x" * formatting.SHOWN))
     failure_groups.rebuild()
     failure_groups.fold_all_counts(bool)

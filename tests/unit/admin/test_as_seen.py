@@ -28,7 +28,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.publish import outbox
-from tests.archive_rows import make_outbox
+from tests.archive_rows import add_replay, make_outbox
 
 from . import admin_world as world
 from .admin_world import client_of, make, page, said, select
@@ -186,8 +186,8 @@ def list_form(_client: Client, action: str) -> Form:
 
 
 def outbox_form(client: Client, name: str) -> Form:
-    more = {"discarded_at": datetime.now(UTC)} if name == "restore" else {}
-    row = make_outbox(attempts=1, **more)
+    discarded_at = datetime.now(UTC) if name == "restore" else None
+    row = make_outbox(attempts=1, discarded_at=discarded_at)
     asked = page(client.get(url("outboxevent", "change", row.pk)))
     [link] = [link for link in asked.links if f"/decide/{name}/" in link]
     form = {**page(client.get(link)).fields, "reason": "x"}
@@ -278,7 +278,7 @@ def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
     ArchivedFailure.objects.create(
         pk=uuid4(),
         event=row,
-        replay=world.add_replay(row, state=Replay.State.FAILED),
+        replay=add_replay(row, state=Replay.State.FAILED),
         reason="exhausted",
         failed_at=now,
         mirrored_at=now,

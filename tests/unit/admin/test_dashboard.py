@@ -14,11 +14,8 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_amqp_events import conf
-from django_amqp_events.archive import retention
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker import connection as connection_module
-from django_amqp_events.conf import RetentionSettings
 from django_amqp_events.models import (
     Alert,
     FailureGroup,
@@ -30,7 +27,6 @@ from django_amqp_events.models import (
 from django_amqp_events.monitor import statistics
 from tests.archive_rows import make_group
 
-from . import admin_world as world
 from .admin_world import (
     Page,
     client_of,
@@ -239,32 +235,6 @@ def test_forged_snapshot_breaks_no_page(ada):
                 read(ada, page)
 
 
-def test_the_topology_shows_the_retry_schedule_of_each_handler(ada):
-    handlers: dict[str, dict[str, Any]] = {
-        "quick": {"MAX_RETRIES": 3, "RETRY_BACKOFF": 30, "RETRY_BACKOFF_MAX": 100},
-        "never": {"MAX_RETRIES": 0},
-        "always": {"MAX_RETRIES": None, "RETRY_JITTER": True},
-    }
-    events = {
-        **world.EVENTS,
-        "HANDLERS": {
-            name: {
-                "EVENTS": [f"shop.{name}"],
-                "HANDLER": "tests.integration.handlers.handle",
-                **more,
-            }
-            for name, more in handlers.items()
-        },
-    }
-    with override_settings(AMQP_EVENTS=events):
-        words = read(ada, "topology").words
-    assert "3 retries, archived 3 min 10 s after the first failure." in words
-    assert "Delays: 30 s, 1 min, 1 min 40 s" in words
-    assert "Never retried: archived after the first failure." in words
-    assert "Retried without limit; the first 64 retries take" in words
-    assert "With jitter" in words
-
-
 def test_the_topology_shows_every_binding_and_queue(ada):
     snapshot()
     response = ada.get(url("topology"))
@@ -330,37 +300,3 @@ def test_figures_end_at_a_cap(monkeypatch, ada):
     assert (found.open, found.capped) == (3, True)
     assert statistics.open_events(now, 5) == statistics.open_events(now, 6)
     assert tiles(ada)["Open"] == "2+"
-
-
-# -- retention
-
-
-def test_old_snapshots_and_alerts_are_pruned(monkeypatch):
-    monkeypatch.setattr(retention, "ROWS_PER_TRANSACTION", 2)
-    now = datetime.now(UTC)
-    for days in (1, 6, 8, 9, 10):
-        snapshot(now - timedelta(days=days))
-    for key, ended in (("a", 100), ("b", 80), ("c", None)):
-        Alert.objects.create(
-            service="billing", kind="abyss", key=key, since=now - timedelta(days=200),
-            last=now, ended=None if ended is None else now - timedelta(days=ended),
-        )  # fmt: skip
-    kept = RetentionSettings()
-    ages = {"snapshots": kept.snapshots, "alerts": kept.alerts}
-    counted = retention.due(ages, service="billing").counts
-    steps: list[int] = []
-    pruned = retention.prune(
-        ages, service="billing", progress=lambda so_far: steps.append(so_far.total)
-    ).counts
-    assert (counted["snapshots"], counted["alerts"]) == (3, 1)
-    assert (pruned["snapshots"], pruned["alerts"]) == (3, 1)
-    assert steps == [2, 3, 4]
-    assert Snapshot.objects.count() == 2
-    assert set(Alert.objects.values_list("key", flat=True)) == {"b", "c"}
-    assert retention.prune(ages, service="shop").total == 0
-    raw = {"SERVICE": "billing", "RETENTION": {"SNAPSHOTS": None, "ALERTS": None}}
-    kept = conf.parse(raw)[0].retention
-    ages = {"snapshots": kept.snapshots, "alerts": kept.alerts}
-    assert ages == {"snapshots": None, "alerts": None}
-    snapshot(now - timedelta(days=5000))
-    assert retention.prune(ages, service="billing").total == 0

@@ -10,10 +10,10 @@ from django.urls import reverse
 
 from django_amqp_events.archive import search_values, selection
 from django_amqp_events.models import ArchivedEvent, State
-from tests.archive_rows import make_inbox
+from tests.archive_rows import add_replay, make_inbox
 
 from . import admin_world as world
-from .admin_world import add_replay, client_of, ids_in, make, page, said, select
+from .admin_world import client_of, ids_in, make, page, said, select
 
 pytestmark = pytest.mark.django_db
 

@@ -135,7 +135,7 @@ def test_an_event_leads_to_its_group(ada):
     assert str(group.pk) not in blind.get(world.url("change", row.pk)).content.decode()
 
 
-def test_a_group_is_replayed_in_the_background(wire):
+def test_a_group_is_replayed_in_the_background(broker):
     rows = [make() for _ in range(3)]
     group = grouped(*rows)
     make(exception="a.Other")
@@ -155,13 +155,13 @@ def test_a_group_is_replayed_in_the_background(wire):
     assert replayer.post(url("batch", group.pk)).status_code == 403
     ArchivedEvent.objects.update(state=State.DISCARDED)
     assert "This group has no open events" in said(bulk.post(url("batch", group.pk)))[0]
-    assert wire.messages == []
+    assert broker.messages == []
 
 
 # -- who may what
 
 
-def test_permissions_are_asked_for_again_in_each_view(wire):
+def test_permissions_are_asked_for_again_in_each_view(broker):
     row = make()
     group = grouped(row)
     stranger = person("view", name="s", groups=())
@@ -177,7 +177,7 @@ def test_permissions_are_asked_for_again_in_each_view(wire):
     # Whoever may decide about events needs to see the group to do it from there.
     decider = person(*world.PERMISSIONS, name="d", groups=())
     assert decider.post(url("replay", group.pk)).status_code == 403
-    assert wire.messages == []
+    assert broker.messages == []
     assert not GroupAction.objects.exists()
 
 
@@ -211,7 +211,7 @@ def confirm(client: Any, name: str, asked: Any, reason: str = "fixed") -> Any:
     return client.post(action, {"seen": found["seen"], "back": found["back"], "reason": reason})
 
 
-def test_whole_group_is_replayed(ada, wire):
+def test_whole_group_is_replayed(ada, broker):
     rows = [make() for _ in range(3)]
     other = make(exception="a.Other")
     make(State.DISCARDED)
@@ -223,7 +223,7 @@ def test_whole_group_is_replayed(ada, wire):
     grouped(late)
     response = confirm(ada, "replay", asked)
     assert response.url == url("change", group.pk)
-    assert len(wire.messages) == 3
+    assert len(broker.messages) == 3
     for row in (other, late):
         row.refresh_from_db()
         assert row.state == State.ARCHIVED
@@ -233,12 +233,12 @@ def test_whole_group_is_replayed(ada, wire):
     assert "3 in progress" in words
     # Once more with the same form: nothing is replayed twice.
     confirm(ada, "replay", asked)
-    assert len(wire.messages) == 3
+    assert len(broker.messages) == 3
     assert ArchiveAction.objects.count() == 3
     assert not GroupAction.objects.exists()
 
 
-def test_more_than_the_limit(ada, wire, monkeypatch):
+def test_more_than_the_limit(ada, broker, monkeypatch):
     monkeypatch.setattr(ArchivedEventAdmin, "limit", 3)
     now = datetime.now(UTC)
     rows = [make(last_failed_at=now - timedelta(minutes=n)) for n in range(5)]
@@ -250,7 +250,7 @@ def test_more_than_the_limit(ada, wire, monkeypatch):
     assert {row.pk for row in left} == {row.pk for row in rows[:2]}
 
 
-def test_a_decision_is_in_the_history_of_the_group_of_its_event(ada, wire):
+def test_a_decision_is_in_the_history_of_the_group_of_its_event(ada, broker):
     row, other = make(), make(exception="a.Other")
     group, another = grouped(row), grouped(other)
     data = {"seen": world.frozen(other), "back": group.pk.hex, "reason": "x"}

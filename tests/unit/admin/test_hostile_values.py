@@ -26,7 +26,7 @@ from tests.conftest import Database
 
 from .admin_world import SETTINGS as WEB
 from .admin_world import select
-from .test_who_sees_what import SETTINGS, routes, world
+from .test_who_sees_what import SETTINGS, address_of, routes, world
 
 #: As they stand in a URL or form.
 VALUES = {
@@ -122,7 +122,7 @@ class Visitor:
         model = route.split("/")[3]
         row = self.rows.get(model)
         pk = str(row.pk) if row else ""
-        address = re.sub(r"<(?:\w+:)?(\w+)>", lambda m: "1" if m[1] == "number" else pk, route)
+        address = address_of(route, pk)
         filters = filters_of(address) if method == "GET" else set()
         given = self.given(method, address, row)
         query = urlencode({"_changelist_filters": "", "q": "", **given}).replace("=", "=%5Cud800")
@@ -188,7 +188,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_value_gives_a_page(archive_database: Database, wire: Any, quiet: None) -> None:
+def test_every_value_gives_a_page(archive_database: Database, broker: Any, quiet: None) -> None:
     middleware = [*WEB["MIDDLEWARE"], f"{__name__}.recorder"]
     with override_settings(AMQP_EVENTS=SETTINGS, MIDDLEWARE=middleware):
         rows = {"archivedevent": world()}

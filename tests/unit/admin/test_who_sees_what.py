@@ -43,7 +43,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.monitor import alerts
-from tests.archive_rows import make_inbox, make_outbox, seen
+from tests.archive_rows import add_replay, make_inbox, make_outbox, seen
 from tests.conftest import slow
 from tests.roles import roles
 from tests.unit.monitor.test_alerts import ADMINS
@@ -52,7 +52,6 @@ from .admin_world import (
     EVENTS,
     LISTED,
     Page,
-    add_replay,
     client_of,
     document,
     make,
@@ -130,19 +129,22 @@ def routes(site: admin.AdminSite) -> list[str]:
     return sorted(set(below("/admin/", site.get_urls())))
 
 
+def address_of(route: str, pk: object) -> str:
+    """Return the URL of a route for a row."""
+    return re.sub(r"<(?:\w+:)?(\w+)>", lambda m: "1" if m[1] == "number" else str(pk), route)
+
+
 def addresses(site: admin.AdminSite) -> list[str]:
     """Return every URL, with each row where one is named."""
     ids: dict[str, list[Any]] = {
         model._meta.model_name or "": [row.pk for row in model._default_manager.all()]
         for model in (ArchivedEvent, OutboxEvent, FailureGroup, ReplayBatch)
     }
-    found = []
-    for route in routes(site):
-        model = route.split("/")[3]
-        for pk in ids.get(model, [uuid4()]) if "<" in route else [None]:
-            found.append(
-                re.sub(r"<(?:\w+:)?(\w+)>", lambda m: "1" if m[1] == "number" else str(pk), route)  # noqa: B023
-            )
+    found = [
+        address_of(route, pk)
+        for route in routes(site)
+        for pk in (ids.get(route.split("/")[3], [uuid4()]) if "<" in route else [None])
+    ]
     assert len(found) > 40
     return found
 
@@ -215,7 +217,7 @@ def person(kind: str) -> User:
 
 
 @pytest.mark.parametrize("kind", ["viewer", *slow("root", "reader", "stranger")])
-def test_a_redacted_value_is_nowhere(kind: str, wire: Any, caplog: Any) -> None:
+def test_a_redacted_value_is_nowhere(kind: str, broker: Any, caplog: Any) -> None:
     """Except where a user with the permission for raw bodies asks for them."""
     caplog.set_level("DEBUG")
     with override_settings(AMQP_EVENTS=SETTINGS, ADMINS=ADMINS):
@@ -256,7 +258,7 @@ def test_a_redacted_value_is_nowhere(kind: str, wire: Any, caplog: Any) -> None:
         assert found == set()
 
 
-def test_a_form_of_another_site_is_refused(wire: Any) -> None:
+def test_a_form_of_another_site_is_refused(broker: Any) -> None:
     """Of each URL that takes a form."""
     with override_settings(AMQP_EVENTS=SETTINGS):
         world()
@@ -265,10 +267,10 @@ def test_a_form_of_another_site_is_refused(wire: Any) -> None:
         for address in addresses(admin.site):
             assert careful.post(address, {"seen": "", "reason": "so"}).status_code == 403, address
         assert careless.post(f"{BASE}/archivedevent/decide/replay/").status_code == 302
-    assert not wire.messages
+    assert not broker.messages
 
 
-def test_pages_on_a_site_of_the_projects_own_stay_on_it(wire: Any) -> None:
+def test_pages_on_a_site_of_the_projects_own_stay_on_it(broker: Any) -> None:
     with override_settings(AMQP_EVENTS=SETTINGS, ROOT_URLCONF=__name__):
         world()
         client = client_of(User.objects.create_superuser("root"))
@@ -300,8 +302,8 @@ def hostile_world() -> list[ArchivedEvent]:
     rows = [make(**event), make(State.DISCARDED, **event), overdue(**event)]
     add_replay(rows[0], 7)
     world()
-    wire = {"headers": {HOSTILE: HOSTILE}, "properties": {HOSTILE: [HOSTILE]}}
-    make_outbox(envelope=json.dumps(wire), body=event["body"], discarded_at=datetime.now(UTC))
+    envelope = {"headers": {HOSTILE: HOSTILE}, "properties": {HOSTILE: [HOSTILE]}}
+    make_outbox(envelope=json.dumps(envelope), body=event["body"], discarded_at=datetime.now(UTC))
     ArchiveAction.objects.create(event=rows[0], at=datetime.now(UTC), action="discard")
     for group in FailureGroup.objects.all():
         GroupAction.objects.create(group=group, at=datetime.now(UTC), action="note")
@@ -327,7 +329,7 @@ def hostile_world() -> list[ArchivedEvent]:
     return list(ArchivedEvent.objects.all())
 
 
-def test_hostile_words_are_shown_as_words_on_every_page(wire: Any) -> None:
+def test_hostile_words_are_shown_as_words_on_every_page(broker: Any) -> None:
     """And each page passes a strict policy."""
     with override_settings(AMQP_EVENTS={**SETTINGS, "REDACT": ""}):
         rows = hostile_world()
@@ -363,7 +365,7 @@ def test_an_id_of_no_row_leads_to_a_list_that_says_so() -> None:
                 assert re.search("[Tt]here is no|no event|exist", said(response)[0]), address
 
 
-def test_asking_changes_nothing(wire: Any) -> None:
+def test_asking_changes_nothing(broker: Any) -> None:
     with override_settings(AMQP_EVENTS=SETTINGS):
         world()
         models: list[Any] = [ArchivedEvent, OutboxEvent, FailureGroup, ReplayBatch, Replay]
@@ -376,7 +378,7 @@ def test_asking_changes_nothing(wire: Any) -> None:
             if address.endswith("/change/") or "/add/" in address or "/delete/" in address:
                 assert client.post(address, {"post": "yes", "name": "x"}).status_code == 403
     assert [list(model.objects.order_by("pk").values()) for model in models] == before
-    assert not wire.messages
+    assert not broker.messages
 
 
 def test_lookups_that_are_no_filters_are_refused() -> None:
@@ -391,7 +393,7 @@ def test_lookups_that_are_no_filters_are_refused() -> None:
             assert client.get(address, {f"{name}__contains": "x"}).status_code == 400, name
 
 
-def test_wrong_settings_break_no_page(wire: Any) -> None:
+def test_wrong_settings_break_no_page(broker: Any) -> None:
     world()
     snapshot()
     client = client_of(User.objects.create_superuser("root"))
@@ -400,7 +402,7 @@ def test_wrong_settings_break_no_page(wire: Any) -> None:
             assert response.status_code in (200, 302, 400, 403), address
 
 
-def test_a_row_that_a_user_may_not_see_is_nowhere(wire: Any) -> None:
+def test_a_row_that_a_user_may_not_see_is_nowhere(broker: Any) -> None:
     """Every view and action asks for the row, for a user who may do everything with the others."""
     hidden = make(
         event_id=HIDDEN, message=MARK, body=b'[[], {"order_id": "%s"}, {}]' % MARK.encode()
@@ -459,7 +461,7 @@ def requests(client: Client) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 @pytest.mark.parametrize("model", ["archivedevent", "failuregroup", "replaybatch", "outboxevent"])
-def test_a_refusal_does_not_tell_whether_there_is_a_row(wire: Any, model: str) -> None:
+def test_a_refusal_does_not_tell_whether_there_is_a_row(broker: Any, model: str) -> None:
     with override_settings(AMQP_EVENTS=SETTINGS):
         world()
         client = client_of(person("stranger"))
@@ -468,7 +470,7 @@ def test_a_refusal_does_not_tell_whether_there_is_a_row(wire: Any, model: str) -
             assert client.get(address).status_code == 403
 
 
-def test_a_refused_page_names_the_permissions_that_open_it(wire: Any) -> None:
+def test_a_refused_page_names_the_permissions_that_open_it(broker: Any) -> None:
     """A person who is granted what each page asks for gets all pages that a superuser gets."""
     rights = {each.codename: each for each in Permission.objects.all()}
     with override_settings(AMQP_EVENTS=SETTINGS):
@@ -493,7 +495,7 @@ def test_a_refused_page_names_the_permissions_that_open_it(wire: Any) -> None:
     assert refused > 100
 
 
-def test_roles_on_every_page(wire: Any) -> None:
+def test_roles_on_every_page(broker: Any) -> None:
     """A manager sees what a superuser sees; others are told what hides parts of a page."""
     hidden = "Missing permissions"
     with override_settings(AMQP_EVENTS=SETTINGS):

@@ -25,11 +25,11 @@ from django_amqp_events.exceptions import (
     UnroutableError,
 )
 from django_amqp_events.models import ArchiveAction, ArchivedEvent, Revision, State
-from django_amqp_events.publish import publisher
-from tests.archive_rows import NOW, Broker, again, make, replaying, seen
+from tests.archive_rows import NOW, again, make, replaying, seen
+from tests.doubles.broker import Broker
 from tests.doubles.receivers import connected
 
-pytestmark = pytest.mark.usefixtures("archive_database")
+pytestmark = pytest.mark.usefixtures("archive_database", "broker")
 
 #: Errors after which a message is certainly in no queue, and those after which it may be in one.
 NOT_PUBLISHED = (
@@ -47,7 +47,7 @@ def handle(**_: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def broker(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Broker:
+def billing(settings: Any) -> None:
     settings.AMQP_EVENTS = {
         "SERVICE": "billing",
         "AUTODISCOVER": [],
@@ -56,9 +56,6 @@ def broker(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Broker:
             "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": f"{__name__}.handle"}
         },
     }
-    made = Broker()
-    monkeypatch.setattr(publisher, "backend", lambda settings: made)
-    return made
 
 
 @pytest.fixture

@@ -205,32 +205,6 @@ def test_failures_that_are_alike_are_one_group() -> None:
     assert (group.first_seen, group.last_seen) == (early, late + timedelta(minutes=1))
 
 
-@database
-def test_hourly_counts_follow_failures_and_outcomes() -> None:
-    yesterday = datetime.now(UTC) - timedelta(hours=30)
-    ahead = datetime.now(UTC) + timedelta(days=400)
-    keep(*(archived(received(str(n)), failure=failure(), at=yesterday) for n in range(3)))
-    keep(archived(received("9"), failure=failure(), at=ahead))
-    first, second, *_ = ArchivedEvent.objects.order_by("event_id")
-    keep(outcome(first, replayed(first)))
-    states.discard(seen(second), by="ada", reason="old", now=datetime.now(UTC))
-    group = only()
-    for _ in range(2):
-        found = group_counts.hourly_totals(
-            since=datetime.now(UTC) - timedelta(days=2), using=tables.database()
-        )
-        assert found[group_counts.hour_of(yesterday)]["archived"] == 3
-        totals = Counter[str]()
-        for values in found.values():
-            totals.update(values)
-        assert totals == {"archived": 4, "succeeded": 1, "discarded": 1}
-        # A clock that is ahead is not believed.
-        assert max(found) <= datetime.now(UTC)
-        assert failure_groups.fold_all_counts() >= 0
-    group.refresh_from_db()
-    assert group.last_seen <= datetime.now(UTC)
-
-
 # -- put right, and back again ------------------------------------------------------------------
 
 
@@ -269,19 +243,6 @@ def test_repeated_failure_is_no_regression() -> None:
     failure_groups.fold_all_counts()
     group = only()
     assert (group.resolved_at, group.reopened_at, group.open) == (None, None, 1)
-
-
-@ONE
-@database
-def test_restored_event_is_no_regression() -> None:
-    keep(archived(received("1"), at=NOW))
-    row = ArchivedEvent.objects.get()
-    discard(row)
-    failure_groups.fold_all_counts()
-    states.restore(seen(row), by="ada", reason="", now=NOW)
-    failure_groups.fold_all_counts()
-    group = only()
-    assert (group.open, group.resolved_at, group.reopened_at) == (1, None, None)
 
 
 # -- exact ------------------------------------------------------------------------------------
@@ -382,34 +343,6 @@ class Chaos:
             after = self.random.choice(times) + timedelta.resolution
             pruned = retention.prune({state: 0}, service=conf.get_settings().service, now=after)
             self.did["pruned"] += pruned.counts[state]
-
-
-def settle_in_a_new_group(settled: str) -> None:
-    """Make a group by a rebuild, when all of its events are settled."""
-    keep(archived(received("1"), at=NOW))
-    row = ArchivedEvent.objects.get()
-    if settled == "discarded":
-        discard(row)
-    else:
-        states.finish({UUID(replayed(row)): NOW}, now=NOW)
-    failure_groups.fold_all_counts()
-    GroupCountChange.objects.all().delete()
-    ArchivedEvent.objects.update(group=None)
-    FailureGroup.objects.all().delete()
-    failure_groups.rebuild()
-    assert only().open == 0
-
-
-@pytest.mark.parametrize("settled", ["discarded", "succeeded"])
-@ONE
-@database
-def test_a_group_whose_events_were_settled_when_it_was_made_reopens(settled: str) -> None:
-    settle_in_a_new_group(settled)
-    group = only()
-    assert (group.resolved_at is not None, group.reopened_at) == (True, None)
-    keep(archived(received("2"), at=datetime.now(UTC)))
-    failure_groups.fold_all_counts()
-    assert only().reopened_at is not None
 
 
 @ONE

@@ -40,10 +40,10 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.reasons import Reason
-from tests.archive_rows import make_inbox, make_outbox
+from tests.archive_rows import add_replay, make_inbox, make_outbox
 
 from ..admin import admin_world as world
-from ..admin.admin_world import add_replay, client_of, document, make
+from ..admin.admin_world import client_of, document, make
 
 pytestmark = pytest.mark.django_db
 

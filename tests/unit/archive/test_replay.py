@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -25,16 +25,15 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, Replay, State
-from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
 from tests import archive_rows
-from tests.archive_rows import NOW, Answer, Broker, Clock, again, build, make, seen
+from tests.archive_rows import NOW, Clock, again, build, make, seen
 from tests.commands import run_command
+from tests.doubles.broker import Broker
 
 # A replay works in the transaction of a TestCase, which is never committed.
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("broker")]
 
 
 def handle(**_: Any) -> None:
@@ -64,13 +63,6 @@ def billing(settings: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
-    made = Broker()
-    monkeypatch.setattr(publisher, "backend", lambda settings: made)
-    return made
-
-
-@pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(replay, "time", made)
@@ -85,10 +77,6 @@ def run(*rows: ArchivedEvent, **options: Any) -> replay.Report:
 def why(report: replay.Report) -> Reason:
     (skipped,) = report.skipped
     return skipped.why
-
-
-def error(kind: type[PublishError], text: str = "no") -> Answer:
-    return lambda message: kind(text)
 
 
 # -- who is taken -------------------------------------------------------------------------
@@ -222,8 +210,7 @@ def test_unreachable_broker_leaves_the_rest_untouched(
 ) -> None:
     monkeypatch.setattr(replay, "CHUNK", 2)
     rows = [make(number) for number in range(6)]
-    answers = iter([None, None, kind("it is away"), kind("it is away")])
-    broker.answer = lambda message: next(answers)
+    broker.errors = [None, None, kind("it is away"), kind("it is away")]
     report = run(*rows)
     assert str(report.stopped) == "it is away"
     assert (len(report.published), len(report.returned), report.done) == (2, 2, 4)
@@ -236,8 +223,7 @@ def test_an_error_of_some_events_does_not_keep_the_others(
 ) -> None:
     monkeypatch.setattr(replay, "CHUNK", 2)
     rows = [make(number) for number in range(6)]
-    answers = iter([kind("no"), kind("no"), None, None, BrokerUnavailableError("hm"), None])
-    broker.answer = lambda message: next(answers)
+    broker.errors = [kind("no"), kind("no"), None, None, BrokerUnavailableError("hm"), None]
     report = run(*rows)
     assert (report.stopped, len(report.published), len(report.returned)) == (None, 3, 3)
 
@@ -301,7 +287,7 @@ def test_a_note_is_tried_again(
     calls = flaky(function, 3, exc)
     row = make()
     if function == "returned":
-        broker.answer = error(UnroutableError)
+        broker.answer = lambda _: UnroutableError("no")
     report = run(row)
     assert len(calls) == 4
     assert report.stopped is None
@@ -373,7 +359,7 @@ def test_resume_that_finds_no_broker_keeps_the_replay_id(
     monkeypatch.setattr(replay, "CHUNK", 2)
     rows = [make(number) for number in range(4)]
     left_queued(*rows)
-    broker.answer = error(BrokerUnavailableError)
+    broker.answer = lambda _: BrokerUnavailableError("no")
     assert replay.resume() == 0
     assert len(broker.windows) == 1, "it does not go on where the broker is away"
     back = [row for row in map(again, rows) if row.state == State.ARCHIVED]
@@ -384,29 +370,6 @@ def test_resume_that_finds_no_broker_keeps_the_replay_id(
 
 
 # -- how fast, how much -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rate", [0.5, 1, 7, 1000])
-def test_never_faster_than_asked(broker: Broker, clock: Clock, rate: float) -> None:
-    began = clock.at
-    sent: list[tuple[float, int]] = []
-    rows = [make(number) for number in range(16)]
-    real = broker.publish
-
-    def publish(messages: Sequence[Message], *, mandatory: bool) -> Sequence[PublishError | None]:
-        sent.append((clock.at - began, len(messages)))
-        clock.at += 0.01
-        return real(messages, mandatory=mandatory)
-
-    broker.publish = publish  # type: ignore[method-assign]
-    report = run(*rows, rate=rate)
-    assert len(report.published) == 16
-    before = 0
-    for at, number in sent:
-        assert before <= at * rate + 1e-6, "by then"
-        assert number <= max(1, rate), "at a time"
-        before += number
-    assert clock.slept <= 16 / rate, "nor slower"
 
 
 def test_invalid_rate_is_refused() -> None:

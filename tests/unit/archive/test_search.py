@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
@@ -16,12 +16,11 @@ from django_amqp_events.archive import (
     tables,
 )
 from django_amqp_events.archive.selection import SearchTerm, Selection
-from django_amqp_events.models import ArchivedEvent, ReplayBatch, Revision, SearchValue
-from django_amqp_events.publish import publisher
+from django_amqp_events.models import ArchivedEvent, ReplayBatch, SearchValue
 from tests import archive_rows
-from tests.archive_rows import Broker
 from tests.commands import run_command
-from tests.conftest import ONE, Database, Replicas, routed_by
+from tests.conftest import ONE, Database
+from tests.doubles.broker import Broker
 from tests.integration.archiving import archived, received, store, taken
 
 pytestmark = pytest.mark.usefixtures("archive_database")
@@ -172,9 +171,7 @@ def test_what_is_redacted_is_not_stored(billing: Any) -> None:
 
 
 @ONE
-def test_an_edited_payload_adds_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = Broker()
-    monkeypatch.setattr(publisher, "backend", lambda settings: broker)
+def test_an_edited_payload_adds_its_values(broker: Broker) -> None:
     row = make(17, handler="send_invoice")
     report = replay.edit(row.pk, row.version, {"order_id": 71}, by="ada", reason="typing error")
     assert report.published == [row.pk]
@@ -266,21 +263,7 @@ def test_a_stopped_index_keeps_what_it_has_stored(monkeypatch: pytest.MonkeyPatc
 
 
 @ONE
-def test_a_rebuild_does_not_ask_a_replica() -> None:
-    row = make(17)
-    Revision.objects.create(
-        pk=uuid4(), event=row, number=1, body=b'[[],{"order_id":18},{}]', at=archive_rows.NOW
-    )
-    with routed_by(Replicas()):
-        search_index.rebuild(tables.rows())
-    values = SearchValue.objects.filter(path="order_id")
-    assert set(values.values_list("value", flat=True)) == {"17", "18"}
-
-
-@ONE
-def test_commands_match_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = Broker()
-    monkeypatch.setattr(publisher, "backend", lambda settings: broker)
+def test_commands_match_by_value(broker: Broker) -> None:
     row = make(17)
     make(18)
     code, out, _ = run_command(

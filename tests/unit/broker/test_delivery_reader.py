@@ -7,7 +7,7 @@ from typing import Any
 
 import amqp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_amqp_events.broker.delivery_reader import _PROPERTIES, decode
@@ -68,6 +68,7 @@ def encode(headers: bytes, properties: dict[str, Any], bad: tuple[str, ...] = ()
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@settings(max_examples=20)
 @given(before=headers_, after=headers_, properties=properties_)
 def test_a_header(
     bad: bytes, before: dict[str, Any], after: dict[str, Any], properties: dict[str, Any]

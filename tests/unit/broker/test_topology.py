@@ -49,23 +49,6 @@ def arguments(built: Topology, name: str) -> dict[str, Any]:
     return dict(queue.arguments)
 
 
-def test_handlers_that_share_a_queue_keep_keys_of_their_own() -> None:
-    built = build(
-        declaration(invoice, "a.x", "shop.created", queue="all"),
-        declaration(mail, "a.y", "shop.paid", queue="all"),
-    )
-    keys = {(b.exchange, b.routing_key) for b in built.bindings if b.queue == "svc.all"}
-    assert keys == {
-        ("events", "shop.created"),
-        ("events", "shop.paid"),
-        ("svc:return", "svc.a.x"),
-        ("svc:return", "svc.a.y"),
-        ("svc:replay", "svc.a.x"),
-        ("svc:replay", "svc.a.y"),
-    }
-    assert [queue.name for queue in built.queues if queue.role == "handler"] == ["svc.all"]
-
-
 def test_powers_of_two_from_a_second_to_more_than_an_hour() -> None:
     assert POWER_DELAYS[0] == 1
     assert POWER_DELAYS[-1] >= 3600

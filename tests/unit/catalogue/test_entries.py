@@ -110,32 +110,3 @@ def test_json_document(whole: dict[str, Any]) -> None:
         },
     }
     assert mail["payload"]["required"] == ["order_id"]
-
-
-def order_v2(order_id: int, total: Decimal, currency: str) -> None: ...
-
-
-def with_currency(payload: dict[str, Any]) -> dict[str, Any]:
-    return {**payload, "currency": "EUR"}
-
-
-def test_older_events_have_the_handlers_that_receive_them_upcast() -> None:
-    settings, _ = conf.parse({"SERVICE": "billing", "VALIDATE": True})
-    events = [
-        EventDeclaration(name="shop.order.created", contract=order_created),
-        EventDeclaration(
-            name="shop.order.created.v2",
-            contract=order_v2,
-            upcasters=(("shop.order.created", with_currency),),
-        ),
-    ]
-    registry = build(settings, events, [handler("mail", "shop.order.created.v2")])
-    assert not registry.problems
-    found = entries.document(settings, registry)
-    assert {each["name"]: each["handlers"] for each in found["events"]} == {
-        "shop.order.created": ["mail"],
-        "shop.order.created.v2": ["mail"],
-    }
-    (mail,) = found["handlers"]
-    assert mail["patterns"] == ["shop.order.created.v2", "shop.order.created"]
-    assert mail["upcasts"] == ["shop.order.created"]

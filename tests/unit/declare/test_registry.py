@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from decimal import InvalidOperation
 from typing import Any
 
 import pytest
 from celery import Task
-from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf
 from django_amqp_events import options as known_options
-from django_amqp_events.declare import registry
 from django_amqp_events.declare.declarations import (
     EventDeclaration,
     HandlerDeclaration,
-    declarations,
     default_name,
 )
 from django_amqp_events.declare.registry import Handler, Registry, build
 from django_amqp_events.decorators import Event, HandlerFunction, Publishable
-from django_amqp_events.exceptions import ConfigurationError
 
 HERE = __name__
 
@@ -110,64 +107,31 @@ def test_type_checkers_know_every_option() -> None:
     assert words == known_options.HANDLER_OPTIONS.keys() - {"events", "handler"}
 
 
-def test_settings_only() -> None:
-    by_settings = clean(
-        HANDLERS={
-            "billing.invoice": {
-                "EVENTS": ["shop.order.created"],
-                "HANDLER": f"{HERE}.invoice",
-                "BIND": True,
-                "STRICT": True,
-                "QUEUE": "mail",
-                "MAX_RETRIES": 5,
-                "RETRY_BACKOFF": 30,
-                "RETRY_BACKOFF_MAX": 300,
-                "RETRY_JITTER": True,
-                "DEFAULT_RETRY_DELAY": 9,
-                "AUTORETRY_FOR": ["OSError", "decimal.InvalidOperation"],
-                "DONT_AUTORETRY_FOR": "ValueError",
-                "TIME_LIMIT": 60,
-                "SOFT_TIME_LIMIT": 50,
-                "RATE_LIMIT": "10/m",
-                "IGNORE_RESULT": False,
-            }
-        }
-    )
-    from decimal import InvalidOperation
-
-    by_decorator = clean(
-        declaration(
-            bind=True,
-            strict=True,
-            queue="mail",
-            max_retries=5,
-            retry_backoff=30,
-            retry_backoff_max=300,
-            retry_jitter=True,
-            default_retry_delay=9,
-            autoretry_for=(OSError, InvalidOperation),
-            dont_autoretry_for=ValueError,
-            time_limit=60,
-            soft_time_limit=50,
-            rate_limit="10/m",
-            ignore_result=False,
-        )
-    )
+def test_settings_and_decorators_have_the_same_options() -> None:
+    options = {
+        "EVENTS": ["shop.order.created"],
+        "BIND": True,
+        "STRICT": True,
+        "QUEUE": "mail",
+        "MAX_RETRIES": 5,
+        "RETRY_BACKOFF": 30,
+        "RETRY_BACKOFF_MAX": 300,
+        "RETRY_JITTER": True,
+        "DEFAULT_RETRY_DELAY": 9,
+        "AUTORETRY_FOR": ["OSError", "decimal.InvalidOperation"],
+        "DONT_AUTORETRY_FOR": "ValueError",
+        "TIME_LIMIT": 60,
+        "SOFT_TIME_LIMIT": 50,
+        "RATE_LIMIT": "10/m",
+        "IGNORE_RESULT": False,
+    }
+    by_settings = clean(HANDLERS={"billing.invoice": {**options, "HANDLER": f"{HERE}.invoice"}})
+    by_decorator = clean(declaration(**{name.lower(): value for name, value in options.items()}))
     assert by_settings == by_decorator
     handler = by_settings["billing.invoice"]
     assert handler.queue == "billing.mail"
     assert handler.key == "billing.billing.invoice"
     assert handler.policy.autoretry_for == (OSError, InvalidOperation)
-
-
-def test_settings_win_key_by_key() -> None:
-    handlers = clean(
-        declaration(max_retries=5, retry_backoff=30),
-        HANDLERS={"billing.invoice": {"MAX_RETRIES": 1}},
-    )
-    assert handlers["billing.invoice"].policy.max_retries == 1
-    assert handlers["billing.invoice"].policy.retry_backoff == 30
-    assert handlers["billing.invoice"].target is invoice
 
 
 def test_settings_may_name_the_decorated_function() -> None:
@@ -404,22 +368,3 @@ def test_one_event_with_two_contracts() -> None:
 def test_forbidden_event_names(name: str) -> None:
     assert codes(EVENTS={name: {}}) == ["E006"]
     assert codes(events=(EventDeclaration(name=name, contract=contract),)) == ["E006"]
-
-
-# -- the process's registry ---------------------------------------------------------------
-
-
-def test_the_registry_of_the_process(settings: DjangoSettings) -> None:
-    settings.AMQP_EVENTS = {"SERVICE": "billing"}
-    assert dict(registry.get_registry().handlers) == {}
-    declarations.add_event(EventDeclaration(name="a.b", contract=contract))
-    declarations.add_handler(declaration())
-    found = registry.get_registry()
-    assert set(found.events) == {"a.b"}
-    assert found.handlers["billing.invoice"].queue == "billing.billing.invoice"
-    assert registry.get_registry() is found
-    settings.AMQP_EVENTS = {"SERVICE": "other"}
-    assert registry.get_registry().handlers["billing.invoice"].queue == "other.billing.invoice"
-    declarations.add_handler(declaration(mail, "billing.mail", max_retries=-1))
-    with pytest.raises(ConfigurationError, match="max_retries"):
-        registry.get_registry()

@@ -61,18 +61,20 @@ class Command(EventsCommand):
 """
 
 
-@pytest.mark.parametrize("where", [".", ".."])
 @pytest.mark.parametrize(
-    "how",
+    ("where", "how"),
     [
-        ["{program}"],
-        ["-X", "dev", "-W", "error", "{program}"],
-        ["-m", "control"],
-        ["-c", "import sys, control; control.management.execute_from_command_line(sys.argv)"],
+        (".", ["{program}"]),
+        ("..", ["-X", "dev", "-W", "error", "{program}"]),
+        ("..", ["-m", "control"]),
+        (
+            "..",
+            ["-c", "import sys, control as c; c.management.execute_from_command_line(sys.argv)"],
+        ),
     ],
-    ids=lambda how: how[0],
+    ids=["program", "options", "module", "code"],
 )
-def test_a_child_starts_as_its_parent(tmp_path: Path, how: list[str], where: str) -> None:
+def test_a_child_starts_as_its_parent(tmp_path: Path, where: str, how: list[str]) -> None:
     project = tmp_path / "project"
     commands = project / "shop" / "management" / "commands"
     commands.mkdir(parents=True)

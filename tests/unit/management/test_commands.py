@@ -96,6 +96,14 @@ def test_types_refuse(kind: Callable[[str], object], text: str) -> None:
         kind(text)
 
 
-def test_wrong_arguments_exit_with_2() -> None:
-    code, _, err = run_command("events_mirror", "--batch-size", "0")
-    assert (code, "0 is not a number from 1 to 10000" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("events_mirror", "--batch-size", "0"),
+        ("events_status", "--workers", "-1"),
+        ("events_worker", "--hang-after", "nan"),
+    ],
+)
+def test_wrong_arguments_exit_with_2(name: str, option: str, value: str) -> None:
+    code, _, err = run_command(name, f"{option}={value}")
+    assert (code, f"{value} is not a number" in err) == (2, True), err

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import Malformed
 from django_amqp_events.message import archive_message, encoding, fitting, formats
 from django_amqp_events.message.archive_message import Archived
@@ -61,11 +58,6 @@ def structured(**changes: Any) -> Received:
 
 
 plain = message(PAYLOAD, message_id="m-1", app_id="shop", correlation_id="basket-5")
-FOREIGN: Mapping[str, Received] = {
-    "json": plain,
-    "cloudevents": structured(),
-    **{f"binary {prefix}": binary(prefix) for prefix in ("cloudEvents_", "cloudEvents:", "ce-")},
-}
 
 
 def returned(copy: Message) -> Received:
@@ -139,33 +131,6 @@ def test_cloud_events_need_no_data() -> None:
     assert decode(replace(binary(), body=b""), 1000).kwargs == {}
 
 
-@pytest.mark.parametrize("received", FOREIGN.values(), ids=FOREIGN)
-def test_a_retry_keeps_format_identity_and_body(received: Received) -> None:
-    event, _ = identify(received, trusted=False)
-    copy = retry(received)
-    assert copy.body == received.body
-    assert copy.properties["content_type"] == received.properties["content_type"]
-    back = returned(copy)
-    assert formats.wire_format(back) == formats.wire_format(received)
-    again, progress = identify(back, trusted=True)
-    expected = replace(event, attempt=2, due_at=AT)
-    assert again == expected
-    assert progress.attempt == 2
-    assert decode(back, 1000).kwargs == PAYLOAD
-
-
-@pytest.mark.parametrize("received", FOREIGN.values(), ids=FOREIGN)
-def test_the_archive_keeps_format_identity_and_body(received: Received) -> None:
-    event, _ = identify(received, trusted=False)
-    read = archive(received, event=event)
-    assert read.event is not None
-    assert (read.event.id, read.event.name, read.event.source) == (event.id, NAME, event.source)
-    assert read.event.correlation_id == event.correlation_id
-    assert read.event.published_at == event.published_at
-    assert (read.body, read.content_type) == (received.body, received.properties["content_type"])
-    assert read.payload == PAYLOAD
-
-
 def test_equal_events_without_an_id_are_two_in_the_archive() -> None:
     received = message(PAYLOAD)
     event, _ = identify(received, trusted=False)
@@ -177,36 +142,6 @@ def test_equal_events_without_an_id_are_two_in_the_archive() -> None:
 
 def test_an_unidentified_json_message_is_not_named_by_its_archive_message() -> None:
     assert archive(plain).event is None
-
-
-@pytest.mark.parametrize("form", ["celery", "cloudevents", "json"])
-def test_a_published_event_is_read_as_published(form: Format) -> None:
-    identity: dict[str, Any] = {
-        "event_id": "e-1", "name": NAME, "service": "shop", "published_at": AT,
-        "correlation_id": "basket-5", "causation_id": "cause-1",
-    }  # fmt: skip
-    tracing = {"traceparent": "00-1"}
-    attributes = formats.new_attributes(**identity)
-    payload = {"order_id": 7, "total": Decimal("19.90")}
-    body = encoding.encode_payload(NAME, payload, form=form, attributes=attributes)
-    sent = encoding.event_message(
-        exchange="events", body=body, form=form, headers=tracing, **identity
-    )
-    received = replace(
-        returned(sent), exchange="events", routing_key=NAME, headers=dict(sent.headers)
-    )
-    event, _ = identify(received, trusted=False)
-    assert event == ReceivedEvent(
-        id="e-1", name=NAME, service="shop", published_at=AT, correlation_id="basket-5",
-        causation_id="cause-1", content_type=str(sent.properties["content_type"]),
-        extensions=event.extensions, headers=tracing,
-    )  # fmt: skip
-    assert decode(received, 1000).kwargs == PAYLOAD
-    assert formats.wire_format(received) == form
-    # Without our headers too, which a CloudEvents library does not read.
-    if form == "cloudevents":
-        bare, _ = identify(replace(received, headers={}), trusted=False)
-        assert bare == replace(event, headers={})
 
 
 @pytest.mark.parametrize("copy", ["retry", "retry without headers", "archive message"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +13,6 @@ import pytest
 from django.core import mail
 from django.core.mail.backends.locmem import EmailBackend
 from django.test import override_settings
-from django.utils.translation import override
 
 from django_amqp_events import conf, signals
 from django_amqp_events.broker import topology
@@ -26,7 +26,6 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
-from django_amqp_events.publish.outbox import OutboxStatus
 from django_amqp_events.reasons import Reason
 from tests.archive_rows import make_group, make_outbox
 from tests.celery_app import app as celery_app
@@ -74,6 +73,14 @@ def heard() -> Any:
 
 def names(heard: Any) -> list[tuple[str, str, str]]:
     return [(each["name"], each["kind"], each["key"]) for each in heard]
+
+
+def look_at_groups(heard: Any, now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
+    """Judge the groups; return what is told of them."""
+    heard.clear()
+    settings = read(**limits)
+    alerts.update_alerts(alerts.evaluate_groups(settings, now), now=now, settings=settings)
+    return sorted(names(heard))
 
 
 # -- judging
@@ -258,9 +265,8 @@ def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
     for hours in (-2, 8, 9_000):
         group = make_group(first_seen=NOW - timedelta(hours=hours))
         make(group=group, mirrored_at=NOW - timedelta(minutes=1))
-    settings = read()
-    alerts.update_alerts(alerts.evaluate_groups(settings, NOW), now=NOW, settings=settings)
-    assert [(name, kind) for name, kind, _ in names(heard)] == [("raised", "group_new")] * 3
+    told = look_at_groups(heard)
+    assert [(name, kind) for name, kind, _ in told] == [("raised", "group_new")] * 3
 
 
 @DATABASES
@@ -271,12 +277,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
         make(group=found, mirrored_at=seen)
         return found
 
-    def look(now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
-        heard.clear()
-        settings = read(**limits)
-        alerts.update_alerts(alerts.evaluate_groups(settings, now), now=now, settings=settings)
-        return sorted(names(heard))
-
+    look = partial(look_at_groups, heard)
     group(5)
     group(0.1, service="shop")
     group(0.1, open=0)
@@ -304,48 +305,6 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
 
 @ONE
 @DATABASES
-@pytest.mark.parametrize("language", ["de", "ru"])
-def test_rows_are_read_in_the_language_of_the_reader(language: str, heard: Any) -> None:
-    group = FailureGroup(handler="send_invoice", exception="TaxError", open=2)
-    outbox = OutboxStatus(
-        alias="orders", total=9, held=2, stuck=1, failing=3, overdue=4, attempts=7,
-        error=Reason("process-ends"), others={"b": 1}, stray={"old": 1},
-    ).meaning  # fmt: skip
-    troubled = document(
-        broker={"error": "no route", "away": 1e6, "alarms": ["memory"]},
-        archive={"new_hour": 10**6},
-        outbox=[{"database": "orders", "meaning": outbox.as_json(), "lag": 1e6}],
-        queues={
-            "q": {
-                "role": "abyss", "severity": "error", "ready": 1,
-                "meaning": Reason("queue-poison-abyss", count=1).as_json(),
-            }
-        },
-        mirror={"lag": 1e6},
-    )  # fmt: skip
-    found = {which: why for which, why in alerts.evaluate(troubled, read()).items() if why}
-    found |= {("group_new", "1"): alerts._of_group(group)}
-    group.frame = "tax.rate"
-    found |= {("group_back", "2"): alerts._of_group(group)}
-    alerts.update_alerts(found, now=NOW, settings=read())
-    alerts.check_snapshots(read(), NOW)
-    Alert.objects.filter(kind="stale").update(ended=NOW, open=None)
-    Snapshot.objects.create(at=NOW - timedelta(days=1), service="billing", document="{}")
-    alerts.check_snapshots(read(), NOW)
-    assert len(heard) == Alert.objects.count() == 10
-    for row, said in zip(Alert.objects.order_by("pk"), heard, strict=True):
-        english = said["title"], said["text"]
-        assert (alerts.title(row), alerts.alert_text(row)) == english
-        with override(language):
-            # "Exception in function" is the same in German.
-            assert alerts.title(row) != english[0]
-            assert alerts.alert_text(row) != english[1] or "in tax.rate" in english[1]
-            # Nor is a part of it in English.
-            assert not {"are", "is", "run", "event"} & set(alerts.alert_text(row).split())
-
-
-@ONE
-@DATABASES
 def test_an_alert_of_a_newer_version_is_shown(heard: Any) -> None:
     document = {"code": "alert-of-tomorrow", "most": 3}
     row = Alert(kind="of tomorrow", key="k", details=Reason.from_json(document))
@@ -362,9 +321,7 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
 
     def look(now: datetime, **changed: Any) -> list[tuple[str, str]]:
         FailureGroup.objects.filter(pk=group.pk).update(**changed)
-        heard.clear()
-        alerts.update_alerts(alerts.evaluate_groups(read(), now), now=now, settings=read())
-        return sorted((kind, name) for name, kind, _ in names(heard))
+        return sorted((kind, name) for name, kind, _ in look_at_groups(heard, now))
 
     assert look(NOW) == [("group_new", "raised")]
     [said] = caplog.messages
@@ -515,6 +472,5 @@ def test_a_replay_that_fails_in_another_way_is_a_new_failure(heard: Any) -> None
     group = make_group()
     row = make(group=group, mirrored_at=NOW - timedelta(days=2), state_since=NOW, replays=1)
     ArchivedFailure.objects.create(pk=uuid4(), event=row, failed_at=NOW, mirrored_at=NOW)
-    settings = read()
-    alerts.update_alerts(alerts.evaluate_groups(settings, NOW), now=NOW, settings=settings)
-    assert [(name, kind) for name, kind, _ in names(heard)] == [("raised", "group_new")]
+    [(name, kind, _)] = look_at_groups(heard)
+    assert (name, kind) == ("raised", "group_new")
