@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import logging
+import traceback
+from contextlib import suppress
 from typing import Any
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import current_task
 
 from .context import ReceivedEvent
@@ -33,6 +36,26 @@ def message_fields(message: Message) -> dict[str, Any]:
         "attempt": message.headers.get(EVENT_ATTEMPT),
         "correlation_id": message.headers.get(EVENT_CORRELATION_ID),
     }
+
+
+class _Logger(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
+        options["stacklevel"] = options.get("stacklevel", 1) + 1  # that of the caller
+        try:
+            super().log(level, msg, *args, **options)
+        except SoftTimeLimitExceeded:
+            raise  # of the run, which a signal handler has interrupted
+        except Exception:  # noqa: BLE001 - a handler or filter of the project may raise anything
+            with suppress(Exception):
+                traceback.print_exc()
+
+
+def get_logger(name: str) -> logging.LoggerAdapter[logging.Logger]:
+    """Return a logger that raises no error: no record decides what becomes of an event."""
+    return _Logger(logging.getLogger(name))
 
 
 class EventFilter(logging.Filter):

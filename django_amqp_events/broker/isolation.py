@@ -7,7 +7,7 @@ those before it may be stored, those behind it were not read. It does not always
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..callables import nothing
 from ..exceptions import BrokerUnavailableError, PublishError, PublishRefusedError
@@ -22,7 +22,7 @@ def publish_each(
     messages: Sequence[Message],
     record: Callable[[int, PublishError | None], object],
     *,
-    alone: Collection[int] = (),
+    windows: Iterable[Sequence[int]] | None = None,
     repeat: bool = False,
     strip: bool = True,
     last: Collection[str] = ("broker",),
@@ -35,7 +35,8 @@ def publish_each(
     Args:
         publish: publishes a window. It may raise, and then nothing more is published.
         record: receives the index of a message and its error; ``None`` if it is confirmed.
-        alone: indexes of messages that have failed before; each is a window, after the others.
+        windows: indexes of the messages that are published together; all, by default. A refused
+            message costs those of its window their confirms.
         repeat: publish an unconfirmed message once more, alone, before its error is recorded.
         strip: publish a refused message once more, alone, without its publisher's headers: these
             may be the cause, and the event does not depend on them.
@@ -44,13 +45,12 @@ def publish_each(
         stop: called before each window; returns True to publish no more.
     """
     messages = list(messages)
-    windows = deque([[index for index in range(len(messages)) if index not in alone]])
-    windows.extend([index] for index in alone)
+    remaining = deque([range(len(messages))] if windows is None else windows)
     stripped: set[int] = set()
     first: dict[int, PublishError] = {}
     why: Reason | None = None
-    while windows:
-        if not (window := windows.popleft()):
+    while remaining:
+        if not (window := remaining.popleft()):
             continue
         tried = [messages[index] for index in window]
         if why is None and stop():
@@ -65,15 +65,15 @@ def publish_each(
             if strip and isinstance(error, PublishRefusedError) and index not in stripped:
                 stripped.add(index)
                 messages[index] = without_publisher_headers(messages[index])
-                windows.append([index])
+                remaining.append([index])
             elif refused and isinstance(error, BrokerUnavailableError):
                 behind.append(index)
             elif repeat and error is not None and len(window) > 1:
                 first[index] = error
-                windows.append([index])
+                remaining.append([index])
             elif index in first and isinstance(error, BrokerUnavailableError):
                 # Not published again, but the first time it may have been stored.
                 record(index, first[index])
             else:
                 record(index, error)
-        windows.appendleft(behind)
+        remaining.appendleft(behind)

@@ -85,7 +85,7 @@ def check_start(project: Project) -> Iterator[Problem]:
 
 
 def check_consumer_timeout(project: Project) -> Iterator[Problem]:
-    """Limits of handlers that do not fit into RabbitMQ's consumer timeout (W026, E042)."""
+    """Limits of handlers that do not fit into the consumer timeout or queue (W026, E042, W074)."""
     timeout = project.settings.consumer_timeout
     longest, wait, lowest = RUNNING * timeout, WAITING * timeout, lowest_rate(timeout)
     hint = "or set AMQP_EVENTS['CONSUMER_TIMEOUT'] to RabbitMQ's, if it is longer."
@@ -111,6 +111,13 @@ def check_consumer_timeout(project: Project) -> Iterator[Problem]:
                 f"Handler {handler.name!r} has the rate limit {pace}, but a worker cannot keep "
                 f"its events that long: it would let {3600 * lowest:g} an hour begin.",
                 f"Set the limit to at least {3600 * lowest:g}/h, {hint}",
+            )
+        elif events_per_second(pace) and len(project.registry.by_queue()[handler.queue]) > 1:
+            yield Problem(
+                "W074",
+                f"Handler {handler.name!r} has a rate limit in the queue {handler.queue!r} of "
+                f"several handlers: those wait with it, since a worker holds few of its events.",
+                "Give the handler a queue of its own.",
             )
 
 

@@ -25,7 +25,7 @@ from ..message.text import counted
 from ..message.types import Message, Received
 from ..publish.pending import Backend, Pending
 from ..worker.dispatch import Reading
-from ..worker.outgoing import announce
+from ..worker.outgoing import announce, needs_message
 from ..worker.pool_job import Engine
 from ..worker.task import utc_now
 from ..worker.verdict import Verdict
@@ -191,9 +191,10 @@ class MemoryBackend(Backend):
         if verdict.kind == "requeue":
             self.broker.requeue(stored)
             return
-        message = world.message(reading, verdict, self.now())
-        if message is not None and (error := self.broker.publish(message, mandatory=True)):
-            raise error
+        if needs_message(reading, verdict):
+            message = world.message(reading, verdict, self.now())
+            if error := self.broker.publish(message, mandatory=True):
+                raise error
         try:
             announce(world.settings.service, reading, verdict)
         except (Exception, SystemExit):

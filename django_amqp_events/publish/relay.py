@@ -282,7 +282,7 @@ class Relay:
         self.needed = True
         self._publish(fresh)
         again = self._claim(ALONE, failed=True)
-        self._publish(again, alone=range(len(again)))
+        self._publish(again, windows=[[index] for index in range(len(again))])
         # Unreadable rows were due too, and are not among those claimed.
         return bool(fresh or again) or outbox_rows.due(self.alias, self.settings.service)
 
@@ -292,7 +292,9 @@ class Relay:
         self._channel.hold([(self.alias, rows)], since)
         return rows
 
-    def _publish(self, rows: Sequence[Row], *, alone: Sequence[int] = ()) -> None:
+    def _publish(
+        self, rows: Sequence[Row], *, windows: Iterable[Sequence[int]] | None = None
+    ) -> None:
         """Publish rows and record the answers; a failed row is published again by a later claim."""
 
         def record(index: int, error: PublishError | None) -> None:
@@ -302,7 +304,7 @@ class Relay:
             partial(self._channel.publish, mandatory=self.settings.unrouted != "ignore"),
             [row.message for row in rows],
             record,
-            alone=alone,
+            windows=windows,
             strip=False,
             stop=self._loop.stop,
         )

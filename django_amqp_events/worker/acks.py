@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Collection
@@ -10,7 +9,9 @@ from typing import Any, Final
 
 from amqp.exceptions import RecoverableConnectionError
 
-logger = logging.getLogger(__name__)
+from ..logs import get_logger
+
+logger = get_logger(__name__)
 
 #: Acks and rejects of a channel for one quorum queue that RabbitMQ passes on before the queue has
 #: applied them. It holds back the others, and forgets those when the channel closes: their

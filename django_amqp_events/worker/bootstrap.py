@@ -21,7 +21,6 @@ Celery's modules and classes stay as they are. What is replaced on the instances
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -34,6 +33,7 @@ from ..broker.connection import celery_app, handler_app
 from ..conf import get_settings, load
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
+from ..logs import get_logger
 from . import celery_internals
 from .binding import validator
 from .connection_errors import Login
@@ -43,7 +43,7 @@ from .pools import pool_problem
 from .step import EventStep
 from .task import register
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Handover(bootsteps.StartStopStep):

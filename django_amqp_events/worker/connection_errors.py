@@ -13,7 +13,6 @@ may be this worker's former connection, until RabbitMQ notices that it is dead.
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import partial
 from time import monotonic, sleep
@@ -25,9 +24,10 @@ from celery.exceptions import WorkerShutdown
 
 from ..backoff import Backoff
 from ..broker.connection import broker_urls, close_socket, limit_waits, login_refusal
+from ..logs import get_logger
 from .celery_internals import state
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Delays before the next try. They restart when twice the longest has passed without a refusal.
 BACKOFF: Final = Backoff(1.0, 30.0)

@@ -155,6 +155,7 @@ class Job:
         expected: seconds that it is expected to take.
         exceeded: the hard time limit that has ended it.
         withdrawn: it must not begin, as its deliveries are given back or lost.
+        ended: the pool has reported its end.
     """
 
     deliveries: list[Delivery]
@@ -165,4 +166,5 @@ class Job:
     expected: float = 0.0
     exceeded: float | None = None
     withdrawn: bool = False
+    ended: bool = False
     lock: Any = field(default_factory=threading.Lock)

@@ -5,7 +5,6 @@ The worker and the in-memory broker share this module, which does no I/O.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -21,14 +20,14 @@ from ..conf import Settings
 from ..context import ReceivedEvent
 from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
-from ..logs import event_fields
+from ..logs import event_fields, get_logger
 from ..message import decoding, formats
 from ..message.headers import EVENT_HANDLER
 from ..message.text import printable
 from ..message.types import Delivered, Payload, Progress, Received, task_id
 from .verdict import Verdict
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: A retry that is due within this many seconds is held in the worker instead of being published
 #: to a delay queue again, whose shortest delay is a second.

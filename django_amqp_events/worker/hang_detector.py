@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -15,12 +14,12 @@ from django.db import close_old_connections
 
 from .. import signals
 from ..conf import get_settings
-from ..declare.registry import Handler
-from .delivery import Job
+from ..logs import get_logger
+from .delivery import Delivery, Job
 from .jobs import all_jobs, title
 from .prefetch import HOLDING
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Longest time in seconds between two checks.
 CHECK_INTERVAL: Final = 5.0
@@ -88,10 +87,15 @@ class Watch(bootsteps.StartStopStep):
             ]
         }
 
-    def limit(self, handler: Handler | None) -> float:
-        """Return the seconds after which a run of *handler* counts as hanging."""
+    def limit(self, first: Delivery) -> float:
+        """Return the seconds after which a job counts as hanging: a run, or a publish with hooks.
+
+        Args:
+            first: its first delivery.
+        """
         if self.hang_after:
             return self.hang_after
+        handler = first.handler if first.item.runs else None
         if handler and (limit := handler.time_limit or handler.soft_time_limit):
             return limit + ENDING
         return HOLDING * get_settings().consumer_timeout
@@ -105,10 +109,10 @@ class Watch(bootsteps.StartStopStep):
             except RuntimeError:  # the set changed during iteration; the next check is soon
                 continue
             for job in running:
-                if job.began is None or not job.deliveries[0].item.runs:
+                if job.began is None:
                     continue
                 seconds = now - job.began
-                if seconds > self.limit(job.deliveries[0].handler):
+                if seconds > self.limit(job.deliveries[0]):
                     yield job, seconds
 
     def _run(self) -> None:
@@ -129,8 +133,8 @@ class Watch(bootsteps.StartStopStep):
         name, event = first.name, first.reading.event
         pid = job.pid or os.getpid()
         logger.error(
-            "%s has not ended after %d s, in process %s. Set timeouts on its calls, or a time "
-            "limit on the handler.",
+            "%s has not ended after %d s, in process %s. Set timeouts on the calls of the handler "
+            "and of its hooks and receivers, or a time limit on the handler.",
             title(job.deliveries),
             seconds,
             pid,

@@ -10,7 +10,6 @@ event that is not newer is skipped too.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,14 +34,15 @@ from ..databases import check_commits, is_conflict, is_locked
 from ..declare.newest import LIMIT, Version
 from ..declare.registry import Handler, get_registry
 from ..exceptions import RolledBackError
-from ..logs import event_fields
+from ..logs import event_fields, get_logger
+from ..message.text import printable
 from ..message.types import derived_id, handling
 from .verdict import InvalidArguments
 
 if TYPE_CHECKING:
     from ..models import InboxEntry
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ def once(
     logger.info(
         "event %r (%s) is skipped, since %s has handled %s already",
         event.name,
-        event.id,
+        printable(event.id),
         handler.name,
         "a newer one" if superseded else "it",
         extra=event_fields(event, handler.name),

@@ -5,12 +5,10 @@ A job is handed out when a process is free. Ordinary tasks wait in the same line
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -20,6 +18,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 
 from ..backoff import Backoff
+from ..logs import get_logger
 from ..message.text import counted, printable
 from .backlog import Backlog
 from .celery_internals import keep_result, shutdown_requested, state
@@ -29,7 +28,7 @@ from .prefetch import HOLDING, WAITING, run_limit
 from .quit_signal import QuitSignal
 from .task_events import TaskEvents
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Delays before a failed publish is repeated; longer ones if RabbitMQ may have stored the message,
 #: since each repeat may then be a duplicate.
@@ -189,6 +188,7 @@ class Jobs:
             wait = (UNCONFIRMED_BACKOFF if unconfirmed else BACKOFF).delay(delivery.failures)
             delivery.failures += 1
             what, extra = delivery.title, delivery.log_fields
+            error = printable(error)
             if time.monotonic() + wait > delivery.since + self._holding:
                 text = "%s is requeued after %d failed publishes: %s"
                 logger.error(text, what, delivery.failures, error, extra=extra)
@@ -444,7 +444,7 @@ class Jobs:
         try:
             self._accepted(job, 0, job.began)
             return run_job(options, items, lambda: job.deliveries[0].acks.lost)
-        except SystemExit as exc:  # as of a pool process that a signal ends
+        except BaseException as exc:  # the pool would drop it  # noqa: BLE001
             return repr(exc)
 
     # -- from the pool; in a thread of it, or in a timer's while it stops ----------------------
@@ -487,9 +487,7 @@ class Jobs:
             try:
                 self._end(job, outcomes)
             except Exception:
-                # Such as a filter of logging. The pool would swallow it.
-                with suppress(Exception):
-                    logger.exception("a job could not be settled; its events are requeued")
+                logger.exception("a job could not be settled; its events are requeued")
                 self.requeue(job.deliveries)
         while self._granted:
             self._granted -= 1
@@ -499,9 +497,10 @@ class Jobs:
 
     def _end(self, job: Job, outcomes: list[Outcome] | str | None) -> None:
         self.running.discard(job)
-        deliveries = [delivery for delivery in job.deliveries if not delivery.acknowledged]
-        if not deliveries:
+        deliveries = job.deliveries
+        if job.ended:
             return  # the pool has reported the end twice
+        job.ended = True
         if deliveries[0].acks.lost:
             for delivery in deliveries:
                 self._close(delivery)

@@ -5,7 +5,6 @@ The worker and the in-memory broker share this module. Pure except for the log a
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,12 +13,20 @@ from .. import signals
 from ..broker.topology import Names
 from ..conf import Settings
 from ..declare.retry_policy import hop
+from ..logs import get_logger
 from ..message import archive_message, encoding, text
 from ..message.types import Message, Progress
 from .dispatch import Reading
 from .verdict import Verdict
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
+
+
+def needs_message(reading: Reading, verdict: Verdict) -> bool:
+    """Return True if a message is to be published for a verdict, before the ack."""
+    if verdict.kind == "handled":
+        return reading.event is not None and bool(reading.event.replay_id)
+    return verdict.kind != "requeue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +43,8 @@ class OutgoingMessages:
     delays: tuple[int, ...]
     worker: str
 
-    def build(self, reading: Reading, verdict: Verdict, now: datetime) -> Message | None:
-        """Return the message of *verdict*, ``None`` if it publishes nothing."""
+    def build(self, reading: Reading, verdict: Verdict, now: datetime) -> Message:
+        """Return the message of a verdict that needs one."""
         event, handler, progress = reading.event, reading.handler, reading.progress
         if verdict.failure is not None and handler is not None:
             history = encoding.add_to_history(progress, verdict.failure, at=now, worker=self.worker)
@@ -61,8 +68,7 @@ class OutgoingMessages:
                 handler=handler.name if handler else progress.handler,
                 failure=verdict.failure,
             )
-        if verdict.kind == "requeue" or event is None or handler is None or not event.replay_id:
-            return None
+        event, handler = reading.known
         return archive_message.build_outcome(
             event,
             exchange=self.names.archive,

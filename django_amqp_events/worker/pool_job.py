@@ -27,16 +27,18 @@ from ..callables import nothing
 from ..conf import Settings, get_settings
 from ..declare.registry import Registry, get_registry
 from ..exceptions import Malformed, PublishError, PublishTimeoutError
+from ..logs import get_logger
 from ..message.text import printable
 from ..message.types import Message
+from .celery_internals import terminated_by_signal
 from .delivery import Item
 from .dispatch import HOLD_SECONDS, Dispatcher, Reading, celery_headers, delivery_info
-from .outgoing import OutgoingMessages, announce
+from .outgoing import OutgoingMessages, announce, needs_message
 from .task import HandlerTask, register, utc_now
 from .tracing import trace
 from .verdict import POSTPONE, Verdict
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Seconds after which a job begins no further event: those behind it go to another process.
 JOB_SECONDS: Final = 0.05
@@ -139,8 +141,8 @@ class Engine:
         task: HandlerTask = app.tasks[handler.name]
         return task
 
-    def message(self, reading: Reading, verdict: Verdict, now: datetime) -> Message | None:
-        """Return the message that a verdict publishes before the ack, if it does."""
+    def message(self, reading: Reading, verdict: Verdict, now: datetime) -> Message:
+        """Return the message that a verdict publishes before the ack (:func:`needs_message`)."""
         return self._outgoing.build(reading, verdict, now)
 
 
@@ -173,16 +175,11 @@ def engine(worker: str) -> Engine:
 
 @dataclass(slots=True)
 class Decided:
-    """A delivery of a job, with its verdict.
-
-    Attributes:
-        message: what this job publishes for it, if it does.
-    """
+    """A delivery of a job, with its verdict."""
 
     reading: Reading
     verdict: Verdict
     outcome: Outcome
-    message: Message | None = None
 
 
 def run_job(
@@ -203,16 +200,14 @@ def run_job(
     """
     decided: list[Decided] = []
     try:
-        try:
-            _run(engine(options.worker), options, items, decided)
-        except Exception as exc:
-            logger.exception("event %d of %d in a job failed", len(decided) + 1, len(items))
-            if not decided:
-                return f"{type(exc).__name__}: {exc}"
-        if not lost():
-            _publish(options, [one for one in decided if one.message is not None])
-    except Exception:
-        logger.exception("the messages of a job could not be published; this is repeated")
+        _run(engine(options.worker), options, items, decided)
+    except Exception as exc:
+        logger.exception("event %d of %d in a job failed", len(decided) + 1, len(items))
+        if not decided:
+            return f"{type(exc).__name__}: {exc}"
+    unpublished = [one for one in decided if one.outcome.kind == "publish"]
+    if unpublished and not (lost() or (items[0].runs and options.limited)):
+        _publish(engine(options.worker), options, unpublished)
     return [one.outcome for one in decided]
 
 
@@ -234,29 +229,18 @@ def _run(
                 engine.dispatcher.identify(reading)
         ran = item.runs and verdict.kind != "postpone" and verdict.reason not in NOT_RUN
         seconds = time.perf_counter() - since if ran else None
-        message = engine.message(reading, verdict, utc_now())
-        if message is None:
+        if needs_message(reading, verdict):
+            outcome = Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed)
+        else:
             kind: Literal["ack", "requeue"] = "requeue" if verdict.kind == "requeue" else "ack"
             outcome = Outcome(kind, seconds, verdict if options.observed else None)
-        else:
-            outcome = Outcome("publish", seconds, verdict, unconfirmed=item.unconfirmed)
-            if item.runs and options.limited:
-                message = None
-        decided.append(Decided(reading, verdict, outcome, message))
+        decided.append(Decided(reading, verdict, outcome))
         if verdict.kind == "archive":
             return  # its log handlers and receivers must not delay the acks of further events
 
 
-def _publish(options: JobOptions, decided: Sequence[Decided]) -> None:
+def _publish(engine: Engine, options: JobOptions, decided: Sequence[Decided]) -> None:
     """Publish messages of verdicts; set the outcome ``published`` of those that are confirmed."""
-    settings = get_settings()
-    if any(one.outcome.unconfirmed for one in decided) and not accepts_publishes(
-        celery_app(settings), settings.confirm_timeout
-    ):
-        # RabbitMQ stores what it has read during an alarm when that ends; a repeat would double it.
-        for one in decided:
-            one.outcome = one.outcome._replace(error="RabbitMQ accepts no messages")
-        return
 
     def record(index: int, error: PublishError | None) -> None:
         one = decided[index]
@@ -267,16 +251,40 @@ def _publish(options: JobOptions, decided: Sequence[Decided]) -> None:
             late = one.outcome.unconfirmed or isinstance(error, PublishTimeoutError)
             one.outcome = one.outcome._replace(error=str(error), unconfirmed=late)
 
-    publish_each(
-        partial(publisher_pool(settings).publish, mandatory=True),
-        [one.message for one in decided if one.message is not None],
-        record,
-        # A refused message would cost its neighbours their confirms.
-        alone=[index for index, one in enumerate(decided) if one.verdict.kind == "archive"],
-    )
+    try:
+        _publish_each(engine, decided, record)
+    except Exception as exc:
+        logger.exception("the messages of a job could not be published")
+        for one in decided:
+            if one.outcome.kind == "publish":
+                one.outcome = one.outcome._replace(error=f"{type(exc).__name__}: {exc}")
     for one in decided:
         if one.outcome.kind == "published":
-            _announce(settings, one.reading, one.verdict)
+            _announce(engine.settings, one.reading, one.verdict)
+
+
+def _publish_each(
+    engine: Engine,
+    decided: Sequence[Decided],
+    record: Callable[[int, PublishError | None], object],
+) -> None:
+    settings = engine.settings
+    if any(one.outcome.unconfirmed for one in decided) and not accepts_publishes(
+        celery_app(settings), settings.confirm_timeout
+    ):
+        # RabbitMQ stores what it has read during an alarm when that ends; a repeat would double it.
+        for one in decided:
+            one.outcome = one.outcome._replace(error="RabbitMQ accepts no messages")
+        return
+    messages = [engine.message(one.reading, one.verdict, utc_now()) for one in decided]
+    windows: dict[object, list[int]] = {}
+    for index, message in enumerate(messages):
+        # A missing exchange, or an archive message that is too large, costs those of its window
+        # their confirms.
+        own = decided[index].verdict.kind == "archive"
+        windows.setdefault(index if own else message.exchange, []).append(index)
+    publish = partial(publisher_pool(settings).publish, mandatory=True)
+    publish_each(publish, messages, record, windows=list(windows.values()))
 
 
 def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:
@@ -285,7 +293,9 @@ def _announce(settings: Settings, reading: Reading, verdict: Verdict) -> None:
         close_old_connections()
         announce(settings.service, reading, verdict)
         close_old_connections()
-    except Exception:
-        with suppress(Exception):  # a filter of logging may raise again
-            about = reading.log_fields
-            logger.exception("%s is settled, but was not announced", reading.title, extra=about)
+    except BaseException as exc:
+        if terminated_by_signal(exc):
+            raise
+        logger.exception(
+            "%s is settled, but was not announced", reading.title, extra=reading.log_fields
+        )

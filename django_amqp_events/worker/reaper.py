@@ -9,7 +9,6 @@ that fails too, to the abyss.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from contextlib import suppress
 from hashlib import sha256
@@ -23,6 +22,7 @@ from ..broker.topology import Names
 from ..conf import Settings
 from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
+from ..logs import get_logger
 from ..message.types import Delivered, Failure, handling
 from .celery_internals import shutdown_requested, state
 from .delivery import Delivery
@@ -31,7 +31,7 @@ from .prefetch import HOLDING, Window
 from .step import EventStep
 from .verdict import Verdict
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Number of processes that an event may kill when run alone.
 MAX_DEATHS: Final = 2

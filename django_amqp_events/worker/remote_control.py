@@ -6,14 +6,14 @@ Celery connects again.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from kombu import Exchange, Queue
 
+from ..logs import get_logger
 from .celery_internals import mailbox_of
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def replace(step: Any) -> None:

@@ -3,16 +3,15 @@ event, or which signals and hooks are called."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from ..logs import event_fields
+from ..logs import event_fields, get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The methods with which Celery and a handler write to a backend.
 WRITES: Final = frozenset(

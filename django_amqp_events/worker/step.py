@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from ..broker.topology import Names, Topology, build
 from ..conf import Settings, get_settings
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
+from ..logs import get_logger
 from ..message.text import counted
 from ..message.types import Delivered, event_key
 from . import remote_control
@@ -37,7 +37,7 @@ from .jobs import Jobs
 from .prefetch import JOB_EVENTS, Window, window
 from .wakeup import Wakeup
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Delays before a missing queue is checked again.
 MISSING_BACKOFF: Final = Backoff(1.0, 30.0)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from django_amqp_events import signals
 from django_amqp_events.broker.delivery_reader import DeliveryReader
 from django_amqp_events.message.types import Delivered
+from django_amqp_events.worker import pool_job
 from django_amqp_events.worker.delivery import Item
 from django_amqp_events.worker.pool_job import JobOptions, Outcome, run_job
+from django_amqp_events.worker.task import HandlerTask
 from tests.conftest import Vhost
 
 from ..conftest import Service
@@ -21,8 +26,10 @@ seen: list[int] = []
 look: Callable[[], int] = int
 
 
-def count(step: str) -> None:
+def count(task: HandlerTask, step: str) -> None:
     seen.append(look())
+    if step == "soon":
+        task.retry(countdown=1)
     if step:
         raise {"retry": KeyError, "interrupt": KeyboardInterrupt, "archive": ValueError}[step](step)
 
@@ -37,11 +44,13 @@ def counting(service: Any, fresh_vhost: Vhost, monkeypatch: pytest.MonkeyPatch) 
                 "HANDLER": "tests.integration.worker.test_job.count",
                 "DONT_AUTORETRY_FOR": ["ValueError"],
                 "RETRY_BACKOFF": 60,
+                "BIND": True,
             }
         },
     )
     made.import_topology()
     seen.clear()
+    monkeypatch.setattr(pool_job, "JOB_SECONDS", 60.0)
     monkeypatch.setattr("tests.integration.worker.test_job.look", lambda: made.ready(DELAY))
     return made
 
@@ -88,3 +97,45 @@ def test_nothing_is_published_when_the_connection_is_lost(counting: Service) -> 
     outcomes = run_job(JobOptions(worker="w"), items, lambda: True)
     assert kinds(outcomes) == ["publish", "publish"]
     assert not counting.ready(DELAY)
+
+
+def test_a_missing_exchange_costs_no_other_its_confirm(counting: Service) -> None:
+    """RabbitMQ closes the channel over it, and retries without a confirm would be doubled."""
+    counting.channel().exchange_delete("billing:delay.1s")
+    items = deliver(counting, "retry", "soon", "retry")
+    assert kinds(run_job(JobOptions(worker="w"), items)) == ["published", "publish", "published"]
+    counting.wait_for_ready(DELAY, 2)
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, ValueError])
+def test_a_receiver_that_raises_voids_no_outcome(
+    counting: Service, error: type[BaseException]
+) -> None:
+    def receiver(*_: Any, **__: Any) -> None:
+        raise error
+
+    signals.event_retried.connect(receiver)
+    try:
+        items = deliver(counting, "retry", "", "retry")
+        outcomes = run_job(JobOptions(worker="w"), items)
+    finally:
+        signals.event_retried.disconnect(receiver)
+    assert kinds(outcomes) == ["published", "ack", "published"]
+
+
+def test_a_log_handler_that_raises_decides_nothing(counting: Service) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("its server is down")
+
+    logger, broken = logging.getLogger("django_amqp_events"), Broken()
+    level = logger.level
+    logger.addHandler(broken)
+    logger.setLevel(logging.INFO)
+    try:
+        items = deliver(counting, "retry", "", "archive")
+        outcomes = run_job(JobOptions(worker="w"), items)
+    finally:
+        logger.removeHandler(broken)
+        logger.setLevel(level)
+    assert kinds(outcomes) == ["published", "ack", "published"]

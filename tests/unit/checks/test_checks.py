@@ -458,6 +458,13 @@ def test_rate_limits_that_a_worker_cannot_keep(run: Check) -> None:
     assert run(HANDLERS=handling("fits", RATE_LIMIT="23/h"), CONSUMER_TIMEOUT=3600) == []
 
 
+def test_a_rate_limit_in_a_queue_of_several_handlers(run: Check) -> None:
+    limited = handling("fits", RATE_LIMIT="1/s", QUEUE="mail")
+    other = {"EVENTS": ["shop.order.paid"], "HANDLER": f"{HERE}.fits", "QUEUE": "mail"}
+    assert run(HANDLERS=limited) == []
+    assert run(HANDLERS={**limited, "billing.other": other}) == ["W074"]
+
+
 def test_declarations_in_a_package_that_is_no_app(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

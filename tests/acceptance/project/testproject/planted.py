@@ -9,7 +9,9 @@ from django_amqp_events.worker import pool_job
 from . import faulty  # noqa: F401 - its handlers
 
 
-def publish(options: pool_job.JobOptions, decided: Sequence[pool_job.Decided]) -> None:
+def publish(
+    engine: pool_job.Engine, options: pool_job.JobOptions, decided: Sequence[pool_job.Decided]
+) -> None:
     for one in decided:
         one.outcome = one.outcome._replace(kind="published")
 
