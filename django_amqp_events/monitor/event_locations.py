@@ -67,27 +67,18 @@ class Record:
     row: Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """A handler of this service that an event is bound for.
-
-    Attributes:
-        waiting: the event may be in the handler's queue, or in a delay queue.
-    """
-
-    handler: str
-    about: str
-    waiting: bool
-
-
 @dataclass(slots=True, kw_only=True)
 class LocatedEvent:
-    """An event, by its id and name."""
+    """An event, by its id and name.
+
+    Attributes:
+        unsettled: the handlers of this service that may still get it.
+    """
 
     id: str
     name: str
     records: list[Record] = field(default_factory=list)
-    destinations: list[Destination] = field(default_factory=list)
+    unsettled: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,27 +139,26 @@ def locate(
         located.records.append(record)
     return Locations(
         events=tuple(by_key.values()),
-        queues=_add_destinations(by_key.values(), settings, registry),
+        queues=_queues(by_key.values(), settings, registry),
         more=more,
     )
 
 
-def _add_destinations(
+def _queues(
     events: Collection[LocatedEvent], settings: Settings, registry: Registry
 ) -> tuple[Queue, ...]:
-    """Add to each event where it goes; return the queues in which a message of one may be."""
-    waiting = set()
-    for event in events:
-        for handler in registry.receivers(event.name):
-            destination = _destination(handler, event.records, settings)
-            event.destinations.append(destination)
-            if destination.waiting:
-                waiting.add(handler.queue)
+    """Add to each event the handlers that may get it; return the queues in which one may be."""
     declared = topology.build(settings, registry).queues
     if not events:
         return declared
-    queues = (queue for queue in declared if queue.role != "handler" or queue.name in waiting)
-    return tuple(queues) if waiting else ()
+    names = set()
+    for event in events:
+        for handler in registry.receivers(event.name):
+            if _is_unsettled(handler, event.records, settings):
+                event.unsettled.append(handler.name)
+                names.add(handler.queue)
+    queues = (queue for queue in declared if queue.role != "handler" or queue.name in names)
+    return tuple(queues) if names else ()
 
 
 def with_messages(
@@ -297,7 +287,8 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[Record]:
         )
 
 
-def _destination(handler: Handler, records: Sequence[Record], settings: Settings) -> Destination:
+def _is_unsettled(handler: Handler, records: Sequence[Record], settings: Settings) -> bool:
+    """Return True unless a row shows that a handler has handled an event or failed."""
     kept = {
         record.kind: record
         for record in reversed(records)
@@ -305,11 +296,4 @@ def _destination(handler: Handler, records: Sequence[Record], settings: Settings
         and settings.renamed_handlers.get(record.handler, record.handler) == handler.name
     }
     record = kept.get("inbox") or kept.get("archive")
-    if record is not None:
-        running = record.state in (State.QUEUED, State.REPLAYING)
-        return Destination(handler=handler.name, about=record.label, waiting=running)
-    if handler.once:
-        about = _("no record: not handled yet, or events_prune deleted the record")
-    else:
-        about = _("no record: only handlers with once record that they handled an event")
-    return Destination(handler=handler.name, about=about, waiting=True)
+    return record is None or record.state in (State.QUEUED, State.REPLAYING)

@@ -1,4 +1,6 @@
-"""Print where an event is now: its rows, its handlers, and the queues that it may be in.
+"""Print where an event is now: its rows, the handlers that may still get it, and their queues.
+
+Only handlers with once record that they handled an event.
 
 value: the id of an event, a replay or an archived row; or a search value (SEARCH of
 AMQP_EVENTS["EVENTS"]): 17, order_id=17, customer.email=ann@* for its start.
@@ -95,8 +97,8 @@ class Command(ReportCommand):
                     f"{record.at:%Y-%m-%d %H:%M:%S %Z}{about} ({record.row.pk})"
                 )
             )
-        for to in event.destinations:
-            self.tell(visible(f"  handler  {to.handler}: {to.about}"))
+        for handler in event.unsettled:
+            self.tell(visible(f"  handler  {handler}: may still get it"))
 
     def _show_queues(self, queues: list[tuple[str, Any]], error: str) -> None:
         self.tell("queues that may contain it (contents are not read):")
@@ -129,10 +131,6 @@ def _document(event: LocatedEvent) -> dict[str, Any]:
         return {"id": record.row.pk, **columns(record, *names)}
 
     return {
-        **columns(event, "id", "name"),
+        **columns(event, "id", "name", "unsettled"),
         "rows": [row(record) for record in event.records],
-        "handlers": [
-            columns(destination, "handler", "about", "waiting")
-            for destination in event.destinations
-        ],
     }
