@@ -54,8 +54,6 @@ VALUE_CHARACTERS: Final = 1_000
 INBOX: Final = "view_inboxentry"
 #: Bars of the chart of open events.
 QUARTERS: Final = 96
-#: Roles of queues, in the order in which they are shown.
-ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
 #: The models whose pages it links to.
 _LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent)
 #: What is found, by the model whose pages show it; the inbox has none.
@@ -336,9 +334,8 @@ def _queues(
                 and not (figures.get("ready") or figures.get("total")),
             }
         )
-    # Handlers first, queues without a declaration last.
-    order = {role: place for place, role in enumerate(ROLES)}
-    return sorted(queues, key=lambda queue: order.get(queue["role"], len(order)))
+    # Handlers first.
+    return sorted(queues, key=lambda queue: queue["role"] != "handler")
 
 
 def _capped(number: int, cap: int) -> str:
