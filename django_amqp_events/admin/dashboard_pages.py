@@ -111,7 +111,6 @@ class DashboardAdmin(Pages):
         self._check(request)
         value = request.GET.get(SEARCH_VAR, "").strip()[:VALUE_CHARACTERS]
         configured = settings_and_registry()
-        seen = _Seen(configured[0].service if configured else "", snapshots.clock())
         context: dict[str, Any] = {
             "value": value,
             "configured": configured is not None,
@@ -119,10 +118,10 @@ class DashboardAdmin(Pages):
         }
         if value and configured is not None:
             try:
-                context |= self._locate(request, value, *configured, seen)
+                context |= self._locate(request, value, *configured)
             except ValueError:
                 context["problem"] = TOO_LONG % {"most": KEPT_CHARACTERS}
-        return self._page(request, "find", seen, context)
+        return self._page(request, "find", None, context)
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Show queues, what waits in them, their handlers' retries, and bindings."""
@@ -179,7 +178,7 @@ class DashboardAdmin(Pages):
         return self._render(request, template, titles[name], context)
 
     def _locate(
-        self, request: HttpRequest, value: str, settings: Settings, registry: Registry, seen: _Seen
+        self, request: HttpRequest, value: str, settings: Settings, registry: Registry
     ) -> dict[str, Any]:
         """Return the rows that a value finds, of the tables that this user may view."""
         allowed = {model: self.pages_of(request, model) for model in _KINDS}
@@ -189,7 +188,7 @@ class DashboardAdmin(Pages):
         kinds = [kind for model, kinds in _KINDS.items() if allowed[model] for kind in kinds]
         if self.granted(request, INBOX):
             kinds.append("inbox")
-        located = event_locations.locate(
+        events, more = event_locations.locate(
             value,
             settings,
             registry,
@@ -198,21 +197,12 @@ class DashboardAdmin(Pages):
             by_value=archive is not None and archive.allows(request, None, "view_payload"),
             waiting=lambda alias: waiting.get_queryset(request).using(alias),
         )
-        left = event_locations.with_messages(located.queues, seen.document.get("queues", {}))
-        names = {queue.name for queue, _seen in left}
-        declared = topology.build(settings, registry)
         return {
             "located": [
                 (event, [(record, self._record_url(record)) for record in event.records])
-                for event in located.events
+                for event in events
             ],
-            "more": event_locations.ROWS if located.more else None,
-            "searched": bool(located.queues),
-            "queues": [
-                queue
-                for queue in _queues(seen, declared, (settings, registry))
-                if queue["name"] in names
-            ],
+            "more": event_locations.ROWS if more else None,
         }
 
     def _record_url(self, record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Find where events are: their rows, the handlers they are bound for, the queues they may be in.
+"""Find where events are: their rows, and the handlers that may still get them.
 
 Queues are not read: RabbitMQ counts each delivery from a quorum queue, and dead-letters a message
 that was delivered too often. Search values exist for archived events only; a row of the outbox or
@@ -7,7 +7,7 @@ the inbox is found by its event's id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -17,8 +17,6 @@ from django.utils.translation import gettext as _
 
 from ..archive import eligibility, inbox_retention, tables
 from ..archive.selection import SearchTerm, matching, parse_uuid, sort_few
-from ..broker import topology
-from ..broker.topology import Queue
 from ..callables import nothing
 from ..conf import Settings
 from ..databases import Now
@@ -78,16 +76,7 @@ class LocatedEvent:
     id: str
     name: str
     records: list[Record] = field(default_factory=list)
-    unsettled: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Locations:
-    """The events that a value finds, and the queues that they may be in."""
-
-    events: tuple[LocatedEvent, ...]
-    queues: tuple[Queue, ...]
-    more: bool = False
+    unsettled: list[Handler] = field(default_factory=list)
 
 
 def locate(
@@ -99,8 +88,11 @@ def locate(
     events: QuerySet[ArchivedEvent] | None = None,
     by_value: bool = True,
     waiting: Callable[[str], QuerySet[OutboxEvent]] = outbox.rows,
-) -> Locations:
+) -> tuple[list[LocatedEvent], bool]:
     """Find events by the id of an event, replay or archived row, or by a search value.
+
+    Returns:
+        the events, and whether there are more archived ones.
 
     Args:
         value: an id, or a search value: ``17``, ``order_id=17`` or ``customer.email=ann@*``.
@@ -137,46 +129,13 @@ def locate(
         event_id, name = record.event
         located = by_key.setdefault(record.event, LocatedEvent(id=event_id, name=name))
         located.records.append(record)
-    return Locations(
-        events=tuple(by_key.values()),
-        queues=_queues(by_key.values(), settings, registry),
-        more=more,
-    )
-
-
-def _queues(
-    events: Collection[LocatedEvent], settings: Settings, registry: Registry
-) -> tuple[Queue, ...]:
-    """Add to each event the handlers that may get it; return the queues in which one may be."""
-    declared = topology.build(settings, registry).queues
-    if not events:
-        return declared
-    names = set()
-    for event in events:
-        for handler in registry.receivers(event.name):
-            if _is_unsettled(handler, event.records, settings):
-                event.unsettled.append(handler.name)
-                names.add(handler.queue)
-    queues = (queue for queue in declared if queue.role != "handler" or queue.name in names)
-    return tuple(queues) if names else ()
-
-
-def with_messages(
-    queues: Iterable[Queue], seen: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[Queue, Mapping[str, Any]]]:
-    """Return queues with what was seen of them, without those that have no message.
-
-    Args:
-        seen: ``ready``, ``unacked`` and others by the queue's name; a queue that was not seen
-            stays if it is a handler's.
-    """
-    figures = [(queue, seen.get(queue.name, {})) for queue in queues]
-    return [
-        (queue, counts)
-        for queue, counts in figures
-        if any(counts.get(count) for count in ("ready", "unacked", "total"))
-        or (queue.role == "handler" and (not counts or counts.get("unacked") is None))
-    ]
+    for located in by_key.values():
+        located.unsettled = [
+            handler
+            for handler in registry.receivers(located.name)
+            if _is_unsettled(handler, located.records, settings)
+        ]
+    return list(by_key.values()), more
 
 
 def _matching(value: str, using: str, *, by_value: bool) -> Q:
