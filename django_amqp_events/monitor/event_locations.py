@@ -32,7 +32,7 @@ from ..models import (
 )
 from ..publish import outbox, outbox_rows
 from ..reasons import Reason, translated
-from .state_texts import BATCHES, REPLAYS, ROW_STATES, STATES
+from .state_texts import ROW_STATES, STATES
 
 RecordKind = Literal["outbox", "archive", "replay", "batch", "inbox"]
 KINDS: Final[tuple[RecordKind, ...]] = ("outbox", "archive", "replay", "batch", "inbox")
@@ -197,6 +197,8 @@ def _of_archived(row: ArchivedEvent, settings: Settings) -> Record:
             remedy = _("It cannot be replayed: %(why)s") % {"why": translated(handler)}
     elif eligibility.is_overdue(row):
         remedy = _("The outcome is overdue. Check `manage.py events_status` before you force it.")
+    elif row.unconfirmed:
+        remedy = _("The handler may have run. Check its effect before you replay the event again.")
     return Record(
         event=(row.event_id, row.name),
         kind="archive",
@@ -221,17 +223,13 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[Record]:
         event = by_id[row.event_id]
         kind: RecordKind = "replay"
         title = _("replay %(number)s") % {"number": row.number}
-        about = ""
+        about = translated(row.error or "")
         if row.number is None:
             if row.batch is None:
                 continue
             kind, title = "batch", _("batch %(id)s") % {"id": str(row.batch_id)[:8]}
-            pending = row.state == Replay.State.PENDING
-            about = (
-                str(BATCHES.get(row.batch.state, "")) if pending else translated(row.error or "")
-            )
-        elif row.number == event.replays and event.state != State.DISCARDED:
-            about = str(REPLAYS.get(row.state, ""))
+            if row.state == Replay.State.PENDING:
+                about = row.batch.get_state_display()
         yield Record(
             event=(event.event_id, event.name),
             kind=kind,

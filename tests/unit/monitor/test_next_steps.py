@@ -11,7 +11,7 @@ from django.core.management import CommandError, get_commands, load_command_clas
 
 from django_amqp_events import conf
 from django_amqp_events.archive import eligibility
-from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch, State
+from django_amqp_events.models import ArchivedEvent, State
 from django_amqp_events.monitor import alerts, state_texts
 from django_amqp_events.reason_texts import TEXTS
 from django_amqp_events.reasons import Reason
@@ -68,8 +68,6 @@ COMMANDS = {name for name in get_commands() if name.startswith("events_")}
 STATES = {
     **{f"state {state}": step for state, (_, step) in state_texts.STATES.items()},
     **{f"row {state}": step for state, (_, _, step) in state_texts.ROW_STATES.items()},
-    **{f"replay {state}": step for state, step in state_texts.REPLAYS.items()},
-    **{f"batch {state}": step for state, step in state_texts.BATCHES.items()},
     **{code: text for code, text in REASONS.items() if code not in NO_STEP},
 }
 
@@ -85,11 +83,7 @@ def test_only_what_has_no_step_is_excused(code: str) -> None:
 
 
 def test_no_state_is_left_out() -> None:
-    done = {Replay.State.PENDING, Replay.State.SUCCEEDED, Replay.State.FAILED}
     assert state_texts.STATES.keys() == set(State)
-    assert state_texts.REPLAYS.keys() < set(Replay.State)
-    assert not state_texts.REPLAYS.keys() & done
-    assert state_texts.BATCHES.keys() == set(ReplayBatch.State) - {ReplayBatch.State.DONE}
 
 
 def test_commands_and_settings_that_texts_name_exist() -> None:
