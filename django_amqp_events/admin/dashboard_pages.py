@@ -188,7 +188,7 @@ class DashboardAdmin(Pages):
         kinds = [kind for model, kinds in _KINDS.items() if allowed[model] for kind in kinds]
         if self.granted(request, INBOX):
             kinds.append("inbox")
-        events, more = event_locations.locate(
+        located = event_locations.locate(
             value,
             settings,
             registry,
@@ -200,9 +200,9 @@ class DashboardAdmin(Pages):
         return {
             "located": [
                 (event, [(record, self._record_url(record)) for record in event.records])
-                for event in events
+                for event in located.events
             ],
-            "more": event_locations.ROWS if more else None,
+            "more": event_locations.ROWS if located.more else None,
         }
 
     def _record_url(self, record: Record) -> str:

@@ -207,10 +207,6 @@ class EditingPages(PayloadPages):
     ) -> HttpResponse:
         event: ArchivedEvent = context["event"]
         own = editing.diff(_written(event.payload or {}), _written(payload))
-        superseded: int | None = None
-        known = is_superseded(event.name, payload, context["handler"])
-        if known is not None:
-            superseded = 1 if known else 0
         title = _("Replay %(event)s with this payload?") % {"event": line(event.name)}
         context = {
             **context,
@@ -218,7 +214,7 @@ class EditingPages(PayloadPages):
             "notes": [text(note, TEXT) for note in draft.notes],
             "own": own,
             "payload": request.POST.get("payload", ""),
-            "superseded": superseded,
+            "superseded": is_superseded(event.name, payload, context["handler"]) and 1,
             "count": 1,
         }
         return self._render(request, "review", title, context)

@@ -65,18 +65,35 @@ class Record:
     row: Model
 
 
-@dataclass(slots=True, kw_only=True)
-class LocatedEvent:
-    """An event, by its id and name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """A handler of this service that an event is bound for.
 
     Attributes:
-        unsettled: the handlers of this service that may still get it.
+        waiting: no row shows that it handled the event or failed.
     """
+
+    handler: str
+    queue: str
+    waiting: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class LocatedEvent:
+    """An event, by its id and name."""
 
     id: str
     name: str
     records: list[Record] = field(default_factory=list)
-    unsettled: list[Handler] = field(default_factory=list)
+    destinations: list[Destination] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locations:
+    """The events that a value finds; *more* archived ones may be left out."""
+
+    events: tuple[LocatedEvent, ...]
+    more: bool = False
 
 
 def locate(
@@ -88,11 +105,8 @@ def locate(
     events: QuerySet[ArchivedEvent] | None = None,
     by_value: bool = True,
     waiting: Callable[[str], QuerySet[OutboxEvent]] = outbox.rows,
-) -> tuple[list[LocatedEvent], bool]:
+) -> Locations:
     """Find events by the id of an event, replay or archived row, or by a search value.
-
-    Returns:
-        the events, and whether there are more archived ones.
 
     Args:
         value: an id, or a search value: ``17``, ``order_id=17`` or ``customer.email=ann@*``.
@@ -130,12 +144,15 @@ def locate(
         located = by_key.setdefault(record.event, LocatedEvent(id=event_id, name=name))
         located.records.append(record)
     for located in by_key.values():
-        located.unsettled = [
-            handler
+        located.destinations = [
+            Destination(
+                handler=handler.name,
+                queue=handler.queue,
+                waiting=_is_waiting(handler, located.records, settings),
+            )
             for handler in registry.receivers(located.name)
-            if _is_unsettled(handler, located.records, settings)
         ]
-    return list(by_key.values()), more
+    return Locations(events=tuple(by_key.values()), more=more)
 
 
 def _matching(value: str, using: str, *, by_value: bool) -> Q:
@@ -244,7 +261,7 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[Record]:
         )
 
 
-def _is_unsettled(handler: Handler, records: Sequence[Record], settings: Settings) -> bool:
+def _is_waiting(handler: Handler, records: Sequence[Record], settings: Settings) -> bool:
     """Return True unless a row shows that a handler has handled an event or failed."""
     kept = {
         record.kind: record

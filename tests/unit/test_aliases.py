@@ -160,7 +160,7 @@ print(json.dumps({
     "tables": outbox_rows.tables(found),
     "inboxes": inbox_retention.databases(),
     "paused": "paused" in said.getvalue(),
-    "found": len(event_locations.locate("17", found, get_registry())[0]),
+    "found": len(event_locations.locate("17", found, get_registry()).events),
 }))
 """
 

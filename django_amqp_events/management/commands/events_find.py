@@ -44,25 +44,25 @@ class Command(ReportCommand):
         settings, registry = conf.get_settings(), get_registry()
         value = options["value"].strip()
         try:
-            events, more = event_locations.locate(value, settings, registry)
+            located = event_locations.locate(value, settings, registry)
         except ValueError as exc:
             raise self.wrong(str(exc)) from exc
 
         def show() -> None:
-            for event in events:
+            for event in located.events:
                 self._show_event(event)
-            if not events:
+            if not located.events:
                 self.tell(visible(f"no row of {value!r}{_unknown_path(value)}"))
-            if more:
+            if located.more:
                 self.tell(f"only {event_locations.ROWS} archived events are shown")
 
         document = {
             "value": value,
-            "result": "found" if events else "missing",
-            "events": [_document(event) for event in events],
-            "more": more,
+            "result": "found" if located.events else "missing",
+            "events": [_document(event) for event in located.events],
+            "more": located.more,
         }
-        return self.finish(0 if events else 1, document, show)
+        return self.finish(0 if located.events else 1, document, show)
 
     def _show_event(self, event: LocatedEvent) -> None:
         self.tell(visible(f"{event.name} {event.id}"))
@@ -75,9 +75,9 @@ class Command(ReportCommand):
                     f"{record.at:%Y-%m-%d %H:%M:%S %Z}{about} ({record.row.pk})"
                 )
             )
-        for handler in event.unsettled:
-            told = f"  handler  {handler.name} may still get it from queue {handler.queue}"
-            self.tell(visible(told))
+        for to in event.destinations:
+            told = f"may still get it from queue {to.queue}" if to.waiting else "see its row"
+            self.tell(visible(f"  handler  {to.handler}: {told}"))
 
 
 def _unknown_path(value: str) -> str:
@@ -98,7 +98,8 @@ def _document(event: LocatedEvent) -> dict[str, Any]:
     return {
         **columns(event, "id", "name"),
         "rows": [row(record) for record in event.records],
-        "unsettled": [
-            {"handler": handler.name, "queue": handler.queue} for handler in event.unsettled
+        "handlers": [
+            columns(destination, "handler", "queue", "waiting")
+            for destination in event.destinations
         ],
     }

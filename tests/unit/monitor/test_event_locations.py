@@ -50,11 +50,11 @@ def billing(settings: Any) -> None:
     settings.AMQP_EVENTS = SETTINGS
 
 
-def find(value: str, **options: Any) -> list[LocatedEvent]:
-    return locate(value, conf.get_settings(), get_registry(), **options)[0]
+def find(value: str, **options: Any) -> tuple[LocatedEvent, ...]:
+    return locate(value, conf.get_settings(), get_registry(), **options).events
 
 
-def kinds(found: list[LocatedEvent]) -> list[tuple[str, str, str]]:
+def kinds(found: tuple[LocatedEvent, ...]) -> list[tuple[str, str, str]]:
     return [(row.kind, row.handler, row.state) for each in found for row in each.records]
 
 
@@ -127,10 +127,14 @@ def test_handlers_that_may_still_get_the_event() -> None:
     make(1, handler="send_bill")
     make_inbox()
     [event] = find("order-1")
-    assert [handler.name for handler in event.unsettled] == ["ship"]
+    assert {each.handler: each.waiting for each in event.destinations} == {
+        "send_invoice": False,
+        "book": False,
+        "ship": True,
+    }
     make_inbox(handler="ship")
     [event] = find("order-1")
-    assert event.unsettled == []
+    assert not any(each.waiting for each in event.destinations)
 
 
 def test_a_name_and_an_id_are_one_event() -> None:
@@ -144,7 +148,7 @@ def test_only_the_tables_that_may_be_read_are_read() -> None:
     row = make(1)
     make(1, handler="ship")
     assert kinds(find("order-1", kinds=["outbox"])) == [("outbox", "", "overdue")]
-    assert find("7", by_value=False) == []
+    assert find("7", by_value=False) == ()
     mine = tables.rows().filter(handler="send_invoice")
     assert kinds(find("order-1", kinds=["archive"], events=mine)) == [
         ("archive", "send_invoice", "archived")
@@ -156,9 +160,9 @@ def test_the_newest_rows_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_locations, "ROWS", 2)
     for number in range(3):
         make(number, at=NOW + timedelta(hours=number))
-    found, more = locate("order_id=7", conf.get_settings(), get_registry())
-    assert [each.id for each in found] == ["order-2", "order-1"]
-    assert more
+    found = locate("order_id=7", conf.get_settings(), get_registry())
+    assert [each.id for each in found.events] == ["order-2", "order-1"]
+    assert found.more
 
 
 def test_the_start_of_a_value_that_is_too_long_is_refused() -> None:
@@ -169,4 +173,4 @@ def test_the_start_of_a_value_that_is_too_long_is_refused() -> None:
 def test_text_that_a_database_refuses_finds_what_was_stored_of_it() -> None:
     make(1, event_id=clean("a\0b\udcff"))
     assert [each.id for each in find("a\0b\udcff")] == ["a\\x00b\\udcff"]
-    assert find("order_id=\0") == []
+    assert find("order_id=\0") == ()
