@@ -121,8 +121,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
                 "to every bound queue."
             ),
             publishes=True,
-            preview=_preview,
-            run=_run,
         ),
         Action(
             name="discard",
@@ -137,8 +135,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
                 "deletes them."
             ),
             reason_required=True,
-            preview=_preview,
-            run=_run,
         ),
         Action(
             name="restore",
@@ -156,8 +152,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
                 "The discarded events are due again. A relay publishes each to every bound queue."
             ),
             publishes=True,
-            preview=_preview,
-            run=_run,
         ),
     )
 }
@@ -213,6 +207,8 @@ class OutboxEventAdmin(PayloadPages):
         "The outbox has no event %(pk)s. An event is deleted once RabbitMQ has confirmed it."
     )
     row_actions = ACTIONS
+    preview = staticmethod(_preview)
+    run = staticmethod(_run)
     version = Value(0)  # its state tells all that an action depends on
     gone = Reason("outbox-published")
     changed = Coalesce("discarded_at", "created_at")
