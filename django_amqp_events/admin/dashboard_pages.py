@@ -31,7 +31,6 @@ from ..models import (
     FailureGroup,
     OutboxEvent,
     ReplayBatch,
-    visible,
 )
 from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Record, RecordKind
@@ -299,7 +298,6 @@ def _queues(
     planned = {queue.name: queue for queue in declared.queues} if declared else {}
     handlers = configured[1].handlers.values() if configured else ()
     measured = seen.document.get("queues", {})
-    drifted = seen.document.get("drift", {}).get("queues", {})
     consumed = seen.document.get("consumed", {})
     queues = []
     for name in dict.fromkeys([*planned, *measured]):
@@ -307,7 +305,6 @@ def _queues(
         queue = planned.get(name)
         role = queue.role if queue else str(figures.get("role", ""))
         severity = figures.get("severity", "unknown")
-        drift = drifted.get(name, "")
         queues.append(
             {
                 "name": line(name, 300),
@@ -316,11 +313,9 @@ def _queues(
                 "meaning": text(Reason.from_json(figures.get("meaning", _("not read yet"))), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
                 "consumed": moment(consumed.get(name)),
-                "drift": visible(drift, TEXT),
                 "handlers": [handler for handler in handlers if handler.queue == name],
                 "dull": role == "delay"
                 and severity in ("ok", "unknown")
-                and not drift
                 and not (figures.get("ready") or figures.get("total")),
             }
         )
