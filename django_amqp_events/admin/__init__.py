@@ -27,24 +27,26 @@ if TYPE_CHECKING:
     from .outbox_pages import OutboxEventAdmin
     from .replay_batch_pages import ReplayBatchAdmin
 
-_MODULES = {
-    "ArchivedEventAdmin": "archived_event_pages",
-    "DashboardAdmin": "dashboard_pages",
-    "FailureGroupAdmin": "failure_group_pages",
-    "OutboxEventAdmin": "outbox_pages",
-    "ReplayBatchAdmin": "replay_batch_pages",
+#: The module with the pages of each model.
+_MODULES: dict[type[Model], str] = {
+    ArchivedEvent: "archived_event_pages",
+    FailureGroup: "failure_group_pages",
+    OutboxEvent: "outbox_pages",
+    ReplayBatch: "replay_batch_pages",
+    Dashboard: "dashboard_pages",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    for model, module in _MODULES.items():
+        if name == f"{model.__name__}Admin":
+            return getattr(import_module(f".{module}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(site: admin.AdminSite) -> None:
     """Register all pages on a site, where they link to each other."""
-    for model in (ArchivedEvent, FailureGroup, OutboxEvent, ReplayBatch, Dashboard):
+    for model in _MODULES:
         # The site calls what is registered as it would call a class.
         site.register(model, _page)  # type: ignore[arg-type]
 

@@ -105,8 +105,6 @@ class Action:
         states: the states that an event may be in.
         log: its name in Django's log, which stays English; for rows without an audit of their own.
         permission_of: the action whose permission it needs, if not its own.
-        preview: returns what it would do to rows that exist; changes nothing.
-        run: does it and records it, for a part of the rows at a time.
     """
 
     name: str
@@ -120,8 +118,6 @@ class Action:
     reason_required: bool = False
     publishes: bool = False
     permission_of: str = ""
-    preview: Callable[[Action, Seen, Rows], Preview]
-    run: Callable[[Decision], Result]
 
     @property
     def permission(self) -> str:
@@ -208,8 +204,12 @@ class ActionPages(Pages):
         limit, too_many: events that one action can change, and the message about more.
         gone: why an action skips a row that is deleted.
         changed: the time at which a row came into the list, an expression.
+        preview: returns what an action would do to rows that exist; changes nothing.
+        run: runs an action and records it, for a part of the rows at a time.
     """
 
+    preview: ClassVar[staticmethod[[Action, Seen, Rows], Preview]]
+    run: ClassVar[staticmethod[[Decision], Result]]
     row_actions: ClassVar[Mapping[str, Action]]
     version: ClassVar[Any]
     limit: ClassVar[int] = LIMIT
@@ -297,12 +297,25 @@ class ActionPages(Pages):
             user=request.user,
             reason=form.cleaned_data["reason"],
         )
-        result = _run(decision)
+        result = self._run(decision)
         result.skipped += gone
         tell(request, action.done, result, len(seen))
         return HttpResponseRedirect(
             self.done_url(request, action, seen, back) or self._filtered_url(request, "changelist")
         )
+
+    def _run(self, decision: Decision) -> Result:
+        """Run an action part by part, each with commits of its own, until an error ends it."""
+        result = Result()
+        for part in parts(list(decision.seen)):
+            rows = replace(decision, seen={pk: decision.seen[pk] for pk in part})
+            try:
+                result.add(self.run(rows))
+            except (AmqpEventsError, Error) as exc:
+                result.stopped = problem(exc, partly=bool(result.done))
+            if result.stopped:
+                break
+        return result
 
     def _existing(
         self, request: HttpRequest, action: Action, seen: Seen
@@ -340,7 +353,7 @@ class ActionPages(Pages):
         """Show what an action would do, and ask for confirmation."""
         there, rows, gone = self._existing(request, action, seen)
         try:
-            eligible, skipped, details = action.preview(action, there, rows)
+            eligible, skipped, details = self.preview(action, there, rows)
         except AmqpEventsError as exc:
             messages.error(
                 request, code(_("Nothing can be published: %(why)s") % {"why": text(exc, 1_000)})
@@ -366,20 +379,6 @@ class ActionPages(Pages):
         }
         title = _("%(question)s?") % {"question": question} if count else _("Nothing can be done")
         return self._render(request, "confirm", title, context)
-
-
-def _run(decision: Decision) -> Result:
-    """Run an action part by part, each with commits of its own, until an error ends it."""
-    result = Result()
-    for part in parts(list(decision.seen)):
-        rows = replace(decision, seen={pk: decision.seen[pk] for pk in part})
-        try:
-            result.add(decision.action.run(rows))
-        except (AmqpEventsError, Error) as exc:
-            result.stopped = problem(exc, partly=bool(result.done))
-        if result.stopped:
-            break
-    return result
 
 
 #: Texts that archived events and the outbox share.

@@ -29,12 +29,10 @@ class EventAction(Action):
 
 
 def _action(rule: Rule, **options: Any) -> EventAction:
-    return EventAction(
-        rule=rule, states=(rule.state,), publishes=rule.publishes, preview=_preview, **options
-    )
+    return EventAction(rule=rule, states=(rule.state,), publishes=rule.publishes, **options)
 
 
-def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
+def preview(action: Action, seen: Seen, rows: Rows) -> Preview:
     examined = eligibility.examine(seen, ACTIONS[action.name].rule)
     if not action.publishes:
         return list(examined.events), examined.skipped, {}
@@ -79,20 +77,16 @@ def of_report(report: Report) -> Result:
     )
 
 
-def _replay(decision: Decision) -> Result:
-    report = replay.replay(
-        decision.seen,
-        by=decision.by,
-        reason=decision.reason,
-        force=decision.action.name == "force",
+def run(decision: Decision) -> Result:
+    """Replay events, or decide about them."""
+    action = ACTIONS[decision.action.name]
+    if not action.publishes:
+        decided = replay.decide(decision.seen, action.rule, by=decision.by, reason=decision.reason)
+        return of_report(decided)
+    replayed = replay.replay(
+        decision.seen, by=decision.by, reason=decision.reason, force=action.name == "force"
     )
-    return of_report(report)
-
-
-def _decide(decision: Decision) -> Result:
-    rule = ACTIONS[decision.action.name].rule
-    report = replay.decide(decision.seen, rule, by=decision.by, reason=decision.reason)
-    return of_report(report)
+    return of_report(replayed)
 
 
 _PUBLISHED: Final = ngettext_lazy(
@@ -112,7 +106,6 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
             question=ngettext_lazy("Replay %(count)s event", "Replay %(count)s events", "count"),
             done=_PUBLISHED,
             effect=_("Each event is published again, unchanged, to the handler that failed."),
-            run=_replay,
         ),
         _action(
             eligibility.FORCE,
@@ -126,7 +119,6 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
             effect=_(
                 "Each overdue event is published again to its handler, under a new replay id."
             ),
-            run=_replay,
         ),
         _action(
             eligibility.RESOLVE,
@@ -147,7 +139,6 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
                 "still queued will run, and a late outcome is only recorded in the history."
             ),
             reason_required=True,
-            run=_decide,
         ),
         _action(
             eligibility.DISCARD,
@@ -158,7 +149,6 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
             done=DISCARDED,
             effect=_("The events are settled without being handled. You can restore them."),
             reason_required=True,
-            run=_decide,
         ),
         _action(
             eligibility.RESTORE,
@@ -172,7 +162,6 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
                 "count",
             ),
             effect=_("The discarded events return to the archive. Nothing is published."),
-            run=_decide,
         ),
     )
 }

@@ -35,7 +35,7 @@ from ..models import (
 from ..monitor.state_texts import STATES
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, ago, breakable, line, text
-from . import formatting
+from . import archived_event_actions, formatting
 from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
 from .base import WAITING_SECONDS, alias_of, fetched, head_of
@@ -77,6 +77,8 @@ class ArchivedEventAdmin(EditingPages):
     index_order = ("-last_failed_at", "-pk")
     missing = gettext_lazy("There is no archived event %(pk)s.")
     row_actions = ACTIONS
+    preview = staticmethod(archived_event_actions.preview)
+    run = staticmethod(archived_event_actions.run)
     version = F("version")
     gone = eligibility.DELETED
     changed = F("state_since")

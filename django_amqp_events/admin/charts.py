@@ -16,11 +16,13 @@ from django.utils.formats import localize
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
+from .formatting import number
+
 TEMPLATE: Final = "admin/django_amqp_events/chart.html"
 #: Size of a chart; the width is about the pixels of a small screen, so its text is legible there.
 WIDTH: Final = 360
 HEIGHT: Final = 150
-_LEFT: Final = 42
+_LEFT: Final = 54
 _BOTTOM: Final = 18
 _TOP: Final = 8
 #: Labels below the bars at most.
@@ -65,7 +67,7 @@ def bars(title: str, labels: Sequence[str], layers: Sequence[Layer], *, of: str)
     names = [name for _css, name, _values in layers]
     by_bar = list(zip(*(values for _css, _name, values in layers), strict=True))
     totals = list(map(sum, by_bar))
-    top = _axis_end(max(totals, default=0))
+    top = max(totals, default=0) or 1
     step = (WIDTH - _LEFT) / max(1, len(labels))
     thick = max(1.0, step * 0.8)
     every = max(1, math.ceil(len(labels) / _LABELS))
@@ -87,7 +89,7 @@ def bars(title: str, labels: Sequence[str], layers: Sequence[Layer], *, of: str)
         "width": WIDTH,
         "height": HEIGHT,
         "left": _LEFT,
-        "axis": [(_y(value, top), _short(value)) for value in (0, top)],
+        "axis": [(_y(value, top), number(value)) for value in (0, top)],
         "bars": drawn,
         "thick": round(thick, 1),
         "labels": written,
@@ -103,19 +105,3 @@ def bars(title: str, labels: Sequence[str], layers: Sequence[Layer], *, of: str)
 
 def _y(value: float, top: float) -> float:
     return round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * value / top, 1)
-
-
-def _axis_end(most: float) -> float:
-    """Return 1, 2 or 5 times a power of ten."""
-    if most <= 1:
-        return 1
-    power = 10.0 ** math.floor(math.log10(most))
-    return next(power * step for step in (1, 2, 5, 10) if power * step >= most)
-
-
-def _short(value: float) -> str:
-    unit, size = next(
-        (candidate for candidate in (("M", 1_000_000), ("k", 1000)) if value >= candidate[1]),
-        ("", 1),
-    )
-    return f"{value / size:g}{unit}"

@@ -31,7 +31,6 @@ from ..models import (
     FailureGroup,
     OutboxEvent,
     ReplayBatch,
-    visible,
 )
 from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Record, RecordKind
@@ -54,8 +53,6 @@ VALUE_CHARACTERS: Final = 1_000
 INBOX: Final = "view_inboxentry"
 #: Bars of the chart of open events.
 QUARTERS: Final = 96
-#: Roles of queues, in the order in which they are shown.
-ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
 #: The models whose pages it links to.
 _LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent)
 #: What is found, by the model whose pages show it; the inbox has none.
@@ -113,7 +110,6 @@ class DashboardAdmin(Pages):
         self._check(request)
         value = request.GET.get(SEARCH_VAR, "").strip()[:VALUE_CHARACTERS]
         configured = settings_and_registry()
-        seen = _Seen(configured[0].service if configured else "", snapshots.clock())
         context: dict[str, Any] = {
             "value": value,
             "configured": configured is not None,
@@ -121,10 +117,10 @@ class DashboardAdmin(Pages):
         }
         if value and configured is not None:
             try:
-                context |= self._locate(request, value, *configured, seen)
+                context |= self._locate(request, value, *configured)
             except ValueError:
                 context["problem"] = TOO_LONG % {"most": KEPT_CHARACTERS}
-        return self._page(request, "find", seen, context)
+        return self._page(request, "find", None, context)
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Show queues, what waits in them, their handlers' retries, and bindings."""
@@ -181,7 +177,7 @@ class DashboardAdmin(Pages):
         return self._render(request, template, titles[name], context)
 
     def _locate(
-        self, request: HttpRequest, value: str, settings: Settings, registry: Registry, seen: _Seen
+        self, request: HttpRequest, value: str, settings: Settings, registry: Registry
     ) -> dict[str, Any]:
         """Return the rows that a value finds, of the tables that this user may view."""
         allowed = {model: self.pages_of(request, model) for model in _KINDS}
@@ -200,21 +196,12 @@ class DashboardAdmin(Pages):
             by_value=archive is not None and archive.allows(request, None, "view_payload"),
             waiting=lambda alias: waiting.get_queryset(request).using(alias),
         )
-        left = event_locations.with_messages(located.queues, seen.document.get("queues", {}))
-        names = {queue.name for queue, _seen in left}
-        declared = topology.build(settings, registry)
         return {
             "located": [
                 (event, [(record, self._record_url(record)) for record in event.records])
                 for event in located.events
             ],
             "more": event_locations.ROWS if located.more else None,
-            "searched": bool(located.queues),
-            "queues": [
-                queue
-                for queue in _queues(seen, declared, (settings, registry))
-                if queue["name"] in names
-            ],
         }
 
     def _record_url(self, record: Record) -> str:
@@ -311,7 +298,6 @@ def _queues(
     planned = {queue.name: queue for queue in declared.queues} if declared else {}
     handlers = configured[1].handlers.values() if configured else ()
     measured = seen.document.get("queues", {})
-    drifted = seen.document.get("drift", {}).get("queues", {})
     consumed = seen.document.get("consumed", {})
     queues = []
     for name in dict.fromkeys([*planned, *measured]):
@@ -319,7 +305,6 @@ def _queues(
         queue = planned.get(name)
         role = queue.role if queue else str(figures.get("role", ""))
         severity = figures.get("severity", "unknown")
-        drift = drifted.get(name, "")
         queues.append(
             {
                 "name": line(name, 300),
@@ -328,17 +313,14 @@ def _queues(
                 "meaning": text(Reason.from_json(figures.get("meaning", _("not read yet"))), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
                 "consumed": moment(consumed.get(name)),
-                "drift": visible(drift, TEXT),
                 "handlers": [handler for handler in handlers if handler.queue == name],
                 "dull": role == "delay"
                 and severity in ("ok", "unknown")
-                and not drift
                 and not (figures.get("ready") or figures.get("total")),
             }
         )
-    # Handlers first, queues without a declaration last.
-    order = {role: place for place, role in enumerate(ROLES)}
-    return sorted(queues, key=lambda queue: order.get(queue["role"], len(order)))
+    # Handlers first.
+    return sorted(queues, key=lambda queue: queue["role"] != "handler")
 
 
 def _capped(number: int, cap: int) -> str:

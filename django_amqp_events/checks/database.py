@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
 from django.db import connections, router
 from django.db.models import Model
@@ -18,9 +18,6 @@ from ..models.inbox_entry import InboxEntry, LatestVersion
 from ..models.outbox_event import OutboxEvent
 from ..options import Problem
 from .project import Project
-
-#: Django's names of the supported databases; MariaDB is a ``mysql``.
-VENDORS: Final = frozenset({"mysql", "postgresql", "sqlite"})
 
 
 def _lacks(alias: str, model: type[Model]) -> str:
@@ -100,18 +97,11 @@ def check_outbox(project: Project) -> Iterator[Problem]:
 
 
 def check_servers(project: Project, aliases: Iterable[str]) -> Iterator[Problem]:
-    """Databases that are not supported (E028), or have no transactions (E030)."""
+    """Databases without transactions (E030)."""
     used = used_databases(project.settings, project.registry)
     for alias in (alias for alias in aliases if alias in used):
         connection: Any = connections[alias]
         name = f"The database {alias!r} ({connection.display_name})"
-        if connection.vendor not in VENDORS:
-            yield Problem(
-                "E028",
-                f"{name}, with the outbox, inbox or archive, is not supported.",
-                "Route django_amqp_events to an alias with PostgreSQL, MySQL, MariaDB or SQLite, "
-                "and set DATABASE to it.",
-            )
         if connection.vendor == "mysql" and not connection.features.supports_transactions:
             yield Problem(
                 "E030",

@@ -96,9 +96,7 @@ class Result:
             command.stderr.write(f"stopped: {report.stopped}; the list is incomplete")
         elif report.stopped:
             left = self.matched - len(report.published) - len(report.returned)
-            printed = any(skip.why == report.stopped for skip in report.returned)
-            why = "for the same reason" if printed and command.verbosity else report.stopped
-            command.stderr.write(f"stopped: {why}; {left} not {done}")
+            command.stderr.write(f"stopped: {report.stopped}; {left} not {done}")
 
 
 def show_missing(command: ReportCommand, ids: Iterable[str]) -> None:

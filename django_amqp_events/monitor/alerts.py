@@ -137,9 +137,9 @@ def update_alerts(
     news = 0
     for (kind, key), text in conditions.items():
         if text is not None or (kind, clean(key, LENGTH)) in known:
-            news += update_alert(
-                kind, key, text or "", now=now, troubled=text is not None, settings=settings
-            )
+            troubled = text is not None
+            if update_alert(kind, key, text or "", now=now, troubled=troubled, settings=settings):
+                news += 1
     return news
 
 

@@ -1,4 +1,4 @@
-"""Find where events are: their rows, the handlers they are bound for, the queues they may be in.
+"""Find where events are: their rows, and the handlers that may still get them.
 
 Queues are not read: RabbitMQ counts each delivery from a quorum queue, and dead-letters a message
 that was delivered too often. Search values exist for archived events only; a row of the outbox or
@@ -7,7 +7,7 @@ the inbox is found by its event's id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -17,8 +17,6 @@ from django.utils.translation import gettext as _
 
 from ..archive import eligibility, inbox_retention, tables
 from ..archive.selection import SearchTerm, matching, parse_uuid, sort_few
-from ..broker import topology
-from ..broker.topology import Queue
 from ..callables import nothing
 from ..conf import Settings
 from ..databases import Now
@@ -34,7 +32,7 @@ from ..models import (
 )
 from ..publish import outbox, outbox_rows
 from ..reasons import Reason, translated
-from .state_texts import BATCHES, REPLAYS, ROW_STATES, STATES
+from .state_texts import ROW_STATES, STATES
 
 RecordKind = Literal["outbox", "archive", "replay", "batch", "inbox"]
 KINDS: Final[tuple[RecordKind, ...]] = ("outbox", "archive", "replay", "batch", "inbox")
@@ -72,11 +70,11 @@ class Destination:
     """A handler of this service that an event is bound for.
 
     Attributes:
-        waiting: the event may be in the handler's queue, or in a delay queue.
+        waiting: no row shows that it handled the event or failed.
     """
 
     handler: str
-    about: str
+    queue: str
     waiting: bool
 
 
@@ -92,10 +90,9 @@ class LocatedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locations:
-    """The events that a value finds, and the queues that they may be in."""
+    """The events that a value finds; *more* archived ones may be left out."""
 
     events: tuple[LocatedEvent, ...]
-    queues: tuple[Queue, ...]
     more: bool = False
 
 
@@ -146,47 +143,16 @@ def locate(
         event_id, name = record.event
         located = by_key.setdefault(record.event, LocatedEvent(id=event_id, name=name))
         located.records.append(record)
-    return Locations(
-        events=tuple(by_key.values()),
-        queues=_add_destinations(by_key.values(), settings, registry),
-        more=more,
-    )
-
-
-def _add_destinations(
-    events: Collection[LocatedEvent], settings: Settings, registry: Registry
-) -> tuple[Queue, ...]:
-    """Add to each event where it goes; return the queues in which a message of one may be."""
-    waiting = set()
-    for event in events:
-        for handler in registry.receivers(event.name):
-            destination = _destination(handler, event.records, settings)
-            event.destinations.append(destination)
-            if destination.waiting:
-                waiting.add(handler.queue)
-    declared = topology.build(settings, registry).queues
-    if not events:
-        return declared
-    queues = (queue for queue in declared if queue.role != "handler" or queue.name in waiting)
-    return tuple(queues) if waiting else ()
-
-
-def with_messages(
-    queues: Iterable[Queue], seen: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[Queue, Mapping[str, Any]]]:
-    """Return queues with what was seen of them, without those that have no message.
-
-    Args:
-        seen: ``ready``, ``unacked`` and others by the queue's name; a queue that was not seen
-            stays if it is a handler's.
-    """
-    figures = [(queue, seen.get(queue.name, {})) for queue in queues]
-    return [
-        (queue, counts)
-        for queue, counts in figures
-        if any(counts.get(count) for count in ("ready", "unacked", "total"))
-        or (queue.role == "handler" and (not counts or counts.get("unacked") is None))
-    ]
+    for located in by_key.values():
+        located.destinations = [
+            Destination(
+                handler=handler.name,
+                queue=handler.queue,
+                waiting=_is_waiting(handler, located.records, settings),
+            )
+            for handler in registry.receivers(located.name)
+        ]
+    return Locations(events=tuple(by_key.values()), more=more)
 
 
 def _matching(value: str, using: str, *, by_value: bool) -> Q:
@@ -248,6 +214,8 @@ def _of_archived(row: ArchivedEvent, settings: Settings) -> Record:
             remedy = _("It cannot be replayed: %(why)s") % {"why": translated(handler)}
     elif eligibility.is_overdue(row):
         remedy = _("The outcome is overdue. Check `manage.py events_status` before you force it.")
+    elif row.unconfirmed:
+        remedy = _("The handler may have run. Check its effect before you replay the event again.")
     return Record(
         event=(row.event_id, row.name),
         kind="archive",
@@ -272,17 +240,13 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[Record]:
         event = by_id[row.event_id]
         kind: RecordKind = "replay"
         title = _("replay %(number)s") % {"number": row.number}
-        about = ""
+        about = translated(row.error or "")
         if row.number is None:
             if row.batch is None:
                 continue
             kind, title = "batch", _("batch %(id)s") % {"id": str(row.batch_id)[:8]}
-            pending = row.state == Replay.State.PENDING
-            about = (
-                str(BATCHES.get(row.batch.state, "")) if pending else translated(row.error or "")
-            )
-        elif row.number == event.replays and event.state != State.DISCARDED:
-            about = str(REPLAYS.get(row.state, ""))
+            if row.state == Replay.State.PENDING:
+                about = row.batch.get_state_display()
         yield Record(
             event=(event.event_id, event.name),
             kind=kind,
@@ -297,7 +261,8 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[Record]:
         )
 
 
-def _destination(handler: Handler, records: Sequence[Record], settings: Settings) -> Destination:
+def _is_waiting(handler: Handler, records: Sequence[Record], settings: Settings) -> bool:
+    """Return True unless a row shows that a handler has handled an event or failed."""
     kept = {
         record.kind: record
         for record in reversed(records)
@@ -305,11 +270,4 @@ def _destination(handler: Handler, records: Sequence[Record], settings: Settings
         and settings.renamed_handlers.get(record.handler, record.handler) == handler.name
     }
     record = kept.get("inbox") or kept.get("archive")
-    if record is not None:
-        running = record.state in (State.QUEUED, State.REPLAYING)
-        return Destination(handler=handler.name, about=record.label, waiting=running)
-    if handler.once:
-        about = _("no record: not handled yet, or events_prune deleted the record")
-    else:
-        about = _("no record: only handlers with once record that they handled an event")
-    return Destination(handler=handler.name, about=about, waiting=True)
+    return record is None or record.state in (State.QUEUED, State.REPLAYING)

@@ -78,8 +78,7 @@ class SnapshotTaker:
         ``consumed``
             when each queue last had a consumer, by name.
         ``drift``
-            of the last comparison: ``at``, ``result``, ``items`` (texts), ``queues`` (text by
-            name). ``{}`` before the first.
+            of the last comparison: ``at``, ``result``, ``items`` (texts). ``{}`` before the first.
         ``archive``, ``outbox``, ``mirror``
             statistics of the database. ``archive.new_hour``, outbox and mirror are of this service,
             the rest of ``archive`` of all services that share the tables. ``mirror.lag`` is an
@@ -152,7 +151,7 @@ class SnapshotTaker:
         except Exception as exc:
             if not isinstance(exc, AmqpEventsError):
                 logger.exception("cannot compare the topology")
-            return {"at": now, "result": "unknown", "items": [visible(exc, 500)], "queues": {}}
+            return {"at": now, "result": "unknown", "items": [visible(exc, 500)]}
         different = report.having("missing", "different", "stale")
         result = "drift" if report.drifted else "unknown" if report.unknown else "ok"
         return {
@@ -161,11 +160,6 @@ class SnapshotTaker:
             "items": [visible(difference, 500) for difference in (*report.problems, *different)][
                 :DIFFERENCES
             ],
-            "queues": {
-                difference.name: visible(difference, 500)
-                for difference in different
-                if difference.kind == "queue"
-            },
         }
 
     def _new_hour(self, now: datetime) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from django.utils.translation import gettext_lazy
 
-from ..models import Replay, ReplayBatch, State
+from ..models import State
 from ..publish.outbox import RowState
 
 #: Of an archived event: its meaning, and the next step.
@@ -56,27 +56,5 @@ ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
         gettext_lazy("discarded"),
         gettext_lazy("Discarded: it is not published."),
         gettext_lazy("Restore it to publish it. events_prune deletes it when it is old."),
-    ),
-}
-#: Of a replay without an outcome: the next step.
-REPLAYS: Final[Mapping[str, Any]] = {
-    Replay.State.QUEUED: gettext_lazy("Wait. If its process has died, the mirror publishes it."),
-    Replay.State.PUBLISHED: gettext_lazy(
-        "Wait for its outcome, or check `manage.py events_status`."
-    ),
-    Replay.State.RETURNED: gettext_lazy("Fix the cause and replay the event again."),
-    Replay.State.UNCONFIRMED: gettext_lazy(
-        "The handler may have run. Check its effect before you replay the event again."
-    ),
-}
-#: Of a batch with pending events: the next step.
-BATCHES: Final[Mapping[str, Any]] = {
-    ReplayBatch.State.DRAFT: gettext_lazy("Start the batch, or delete the draft."),
-    ReplayBatch.State.RUNNING: gettext_lazy(
-        "Wait: the batch replays it while events_batches or events_worker runs."
-    ),
-    ReplayBatch.State.PAUSED: gettext_lazy("Resume the batch, or cancel it."),
-    ReplayBatch.State.CANCELLED: gettext_lazy(
-        "The batch was cancelled. Replay the event by itself."
     ),
 }

@@ -27,7 +27,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import export, redaction, search_index
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import State
 
@@ -45,7 +45,6 @@ class Command(ReportCommand):
         parser.add_argument(
             "--raw", action="store_true", help="export: include bodies although REDACT is set."
         )
-        super().add_arguments(parser)
         arguments.add_filters(parser).add_argument(
             "--state", choices=State.values, help="State of the event."
         )
@@ -53,7 +52,7 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         what = options["what"]
         # The export itself is on stdout.
-        self.piped = self.piped or options["output"] == "-"
+        self.piped = options["output"] == "-"
         if what == "export" and not options["output"]:
             raise self.wrong("export needs --output FILE; - is stdout")
         if what == "index" and (options["output"] or options["raw"]):
@@ -80,18 +79,12 @@ class Command(ReportCommand):
             out.flush()
         self.stopping |= out is self.stdout and self.pipe.closed_by_reader
         summary = f"{counted(count, 'event')} exported" + (", redacted" if redacted else "")
-        to_stdout = options["output"] == "-"
         if self.stopping:
-            rest = "" if to_stdout else f", the incomplete export is in {options['output']}.part"
-            summary += f"; stopped{rest}"
-        code = 1 if self.stopping else 0
-        if to_stdout:
-            if options["format"] == "text":
-                self.tell(summary)
-            return code
-        result = "stopped" if self.stopping else "exported"
-        document = {"result": result, "events": count, "redacted": redacted}
-        return self.finish(code, document, lambda: self.tell(summary))
+            summary += "; stopped"
+            if not self.piped:
+                summary += f", the incomplete export is in {options['output']}.part"
+        self.tell(summary)
+        return 1 if self.stopping else 0
 
     def _index(self, options: dict[str, Any]) -> int:
         wanted = replace(_selected(options), service=conf.get_settings().service)
@@ -100,17 +93,10 @@ class Command(ReportCommand):
             progress=lambda so_far: self.progress(f"{so_far.events} events"),
             stop=self.stopped,
         )
-
-        def show() -> None:
-            self.tell(f"{counted(done.events, 'event')} examined, {done.changed} changed")
-            if done.stopped:
-                self.tell("stopped; run it again for all events")
-
-        document = {
-            "result": "stopped" if done.stopped else "indexed",
-            **columns(done, "events", "changed"),
-        }
-        return self.finish(1 if done.stopped else 0, document, show)
+        self.tell(f"{counted(done.events, 'event')} examined, {done.changed} changed")
+        if done.stopped:
+            self.tell("stopped; run it again for all events")
+        return 1 if done.stopped else 0
 
 
 def _selected(options: dict[str, Any]) -> Selection:

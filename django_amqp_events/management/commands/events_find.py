@@ -1,4 +1,6 @@
-"""Print where an event is now: its rows, its handlers, and the queues that it may be in.
+"""Print where an event is now: its rows, and the handlers of this service that may still get it.
+
+Only handlers with once record that they handled an event.
 
 value: the id of an event, a replay or an archived row; or a search value (SEARCH of
 AMQP_EVENTS["EVENTS"]): 17, order_id=17, customer.email=ann@* for its start.
@@ -6,8 +8,8 @@ AMQP_EVENTS["EVENTS"]): 17, order_id=17, customer.email=ann@* for its start.
 Search values find archived events, and rows of outbox and inbox with the same event
 ids. Other rows are found by the event id only.
 
-The contents of queues are not read, because RabbitMQ counts each delivery from a
-quorum queue. Only their numbers of messages are printed.
+Queues are not read, because RabbitMQ counts each delivery from a quorum queue;
+events_status prints how many messages they have.
 
 exit codes:
   0  at least one row was found
@@ -19,20 +21,16 @@ exit codes:
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from typing import Any, Final
+from typing import Any
 
 from django_amqp_events import conf
 from django_amqp_events.archive.search_values import check_paths
-from django_amqp_events.broker import connection, topology
-from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.exceptions import AmqpEventsError, ConfigurationError
+from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.models import clean, visible
-from django_amqp_events.monitor import event_locations, queue_status
+from django_amqp_events.monitor import event_locations
 from django_amqp_events.monitor.event_locations import LocatedEvent, Record
-
-_COUNTS: Final = ("ready", "unacked", "consumers")
 
 
 class Command(ReportCommand):
@@ -49,17 +47,6 @@ class Command(ReportCommand):
             located = event_locations.locate(value, settings, registry)
         except ValueError as exc:
             raise self.wrong(str(exc)) from exc
-        seen: dict[str, Any] = {}
-        error = ""
-        if located.queues:
-            wanted, app = topology.build(settings, registry), connection.broker_app(settings)
-            try:
-                api = inspection.management(app, settings)
-                status = queue_status.status(app, settings, wanted, api=api)
-                seen = {queue.name: columns(queue, "total", *_COUNTS) for queue in status.queues}
-            except AmqpEventsError as exc:
-                error = str(exc)
-        queues = event_locations.with_messages(located.queues, seen)
 
         def show() -> None:
             for event in located.events:
@@ -68,19 +55,12 @@ class Command(ReportCommand):
                 self.tell(visible(f"no row of {value!r}{_unknown_path(value)}"))
             if located.more:
                 self.tell(f"only {event_locations.ROWS} archived events are shown")
-            if located.queues:
-                self._show_queues([(queue.name, counts) for queue, counts in queues], error)
 
         document = {
             "value": value,
             "result": "found" if located.events else "missing",
             "events": [_document(event) for event in located.events],
             "more": located.more,
-            "queues": [
-                {"name": queue.name, "role": queue.role, **{key: seen.get(key) for key in _COUNTS}}
-                for queue, seen in queues
-            ],
-            "error": error or None,
         }
         return self.finish(0 if located.events else 1, document, show)
 
@@ -96,17 +76,8 @@ class Command(ReportCommand):
                 )
             )
         for to in event.destinations:
-            self.tell(visible(f"  handler  {to.handler}: {to.about}"))
-
-    def _show_queues(self, queues: list[tuple[str, Any]], error: str) -> None:
-        self.tell("queues that may contain it (contents are not read):")
-        for name, counts in queues:
-            numbers = (f"{key} {_number(counts.get(key))}" for key in _COUNTS)
-            self.tell(f"  {name}: {', '.join(numbers)}")
-        if error:
-            self.stderr.write(f"the queues cannot be counted: {error}")
-        elif not queues:
-            self.tell("  none has a message")
+            told = f"may still get it from queue {to.queue}" if to.waiting else "see its row"
+            self.tell(visible(f"  handler  {to.handler}: {told}"))
 
 
 def _unknown_path(value: str) -> str:
@@ -119,10 +90,6 @@ def _unknown_path(value: str) -> str:
     return ""
 
 
-def _number(value: int | None) -> str:
-    return "?" if value is None else str(value)
-
-
 def _document(event: LocatedEvent) -> dict[str, Any]:
     def row(record: Record) -> dict[str, Any]:
         names = ("kind", "service", "handler", "state", "at", "about")
@@ -132,7 +99,7 @@ def _document(event: LocatedEvent) -> dict[str, Any]:
         **columns(event, "id", "name"),
         "rows": [row(record) for record in event.records],
         "handlers": [
-            columns(destination, "handler", "about", "waiting")
+            columns(destination, "handler", "queue", "waiting")
             for destination in event.destinations
         ],
     }

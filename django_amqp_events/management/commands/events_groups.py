@@ -50,22 +50,13 @@ class Command(ReportCommand):
                 progress=lambda so_far: self.progress(f"{so_far.seen} events checked"),
                 stop=self.stopped,
             )
-
-        def show() -> None:
-            self.tell(
-                f"{counted(rebuilt.seen, 'event')} checked, {rebuilt.moved} moved to another "
-                f"group; {counted(rebuilt.corrected, 'group')} recounted"
-            )
-            if rebuilt.stopped:
-                self.tell("stopped early; run it again")
-
-        document = {
-            "result": "stopped" if rebuilt.stopped else "rebuilt",
-            "events": rebuilt.seen,
-            "moved": rebuilt.moved,
-            "corrected": rebuilt.corrected,
-        }
-        return self.finish(1 if rebuilt.stopped else 0, document, show)
+        self.tell(
+            f"{counted(rebuilt.seen, 'event')} checked, {rebuilt.moved} moved to another "
+            f"group; {counted(rebuilt.corrected, 'group')} recounted"
+        )
+        if rebuilt.stopped:
+            self.tell("stopped early; run it again")
+        return 1 if rebuilt.stopped else 0
 
     def _show(self, limit: int) -> int:
         service = conf.get_settings().service

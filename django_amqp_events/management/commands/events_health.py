@@ -64,5 +64,5 @@ class Command(ReportCommand):
                 if state.problem or self.verbosity:
                     self.stdout.write(self.styled("error" if state.problem else "ok", text))
 
-        code = int(any(state.problem for state in examined))
+        code = 1 if any(state.problem for state in examined) else 0
         return self.finish(code, {"processes": [asdict(state) for state in examined]}, show)

@@ -43,7 +43,6 @@ class Command(ReportCommand):
         parser.add_argument(
             "--dry-run", action="store_true", help="Count the rows, change nothing."
         )
-        super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
@@ -65,24 +64,14 @@ class Command(ReportCommand):
                 )
         deleted = "would be deleted" if dry_run else "deleted"
 
-        def show() -> None:
-            for name in retention.NAMES:
-                if (age := ages[name]) is not None:
-                    number = counted(pruned.counts[name], "row")
-                    self.tell(f"{name:<10} {number} {deleted}, kept {duration(age)}")
-                elif name != State.ARCHIVED:
-                    self.tell(f"{name:<10} kept forever")
-            if groups := pruned.counts["groups"]:
-                self.tell(f"groups     {counted(groups, 'group')} without events {deleted}")
-            if pruned.stopped:
-                self.tell(f"stopped early; {counted(pruned.total, 'row')} deleted")
-
-        document = {
-            "result": "stopped" if pruned.stopped else "counted" if dry_run else "pruned",
-            **{
-                name: {"kept_seconds": ages[name], "rows": pruned.counts[name]}
-                for name in retention.NAMES
-            },
-            "groups": pruned.counts["groups"],
-        }
-        return self.finish(1 if pruned.stopped else 0, document, show)
+        for name in retention.NAMES:
+            if (age := ages[name]) is not None:
+                number = counted(pruned.counts[name], "row")
+                self.tell(f"{name:<10} {number} {deleted}, kept {duration(age)}")
+            elif name != State.ARCHIVED:
+                self.tell(f"{name:<10} kept forever")
+        if groups := pruned.counts["groups"]:
+            self.tell(f"groups     {counted(groups, 'group')} without events {deleted}")
+        if pruned.stopped:
+            self.tell(f"stopped early; {counted(pruned.total, 'row')} deleted")
+        return 1 if pruned.stopped else 0

@@ -44,7 +44,6 @@ class Command(ReportCommand):
             action="store_true",
             help="Allow a queue with consumers; which of them gets a message is undefined.",
         )
-        super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
@@ -64,18 +63,8 @@ class Command(ReportCommand):
                 ),
                 stop=self.stopped,
             )
-        document = {
-            "queue": queue,
-            "result": "stopped" if done.stopped else "recovered",
-            "ready": depth.ready,
-            "consumers": depth.consumers,
-            "archived": done.total,
-            "reasons": dict(sorted(done.reasons.items())),
-            "refused": list(map(str, done.refused)),
-            "stopped": str(done.stopped or ""),
-        }
-        code = 1 if done.refused or done.stopped else 0
-        return self.finish(code, document, lambda: self._show(queue, done))
+        self._show(queue, done)
+        return 1 if done.refused or done.stopped else 0
 
     def _show(self, queue: str, done: Recovered) -> None:
         for why in done.refused[:SHOWN]:

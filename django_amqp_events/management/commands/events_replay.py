@@ -110,6 +110,20 @@ class Command(ReportCommand):
             action="store_true",
             help="Create a batch of the matching events for events_batches; needs --comment.",
         )
+        parser.add_argument(
+            "--canary",
+            type=int,
+            metavar="N",
+            help="With --background: replay N events first, the rest after these have succeeded.",
+        )
+        parser.add_argument(
+            "--pause-at",
+            type=int,
+            metavar="PERCENT",
+            help="With --background: failure threshold, the percentage of failures among the last "
+            f"{batch_states.WINDOW} outcomes that pauses the batch (default: "
+            f"{batch_states.THRESHOLD}; 0: never).",
+        )
         super().add_arguments(parser)
         arguments.add_filters(parser).add_argument(
             "--group",
@@ -171,14 +185,16 @@ class Command(ReportCommand):
              "--force takes ids and no filters: check each event first"),
             (options["force"] and options["background"], "--background goes without --force"),
             (since and until and since >= until, "--since is not before --until"),
+            (not options["background"] and options["canary"] is not None,
+             "--canary needs --background"),
+            (not options["background"] and options["pause_at"] is not None,
+             "--pause-at needs --background"),
         ):  # fmt: skip
             if refused:
                 raise self.wrong(text)
         if options["background"]:
             try:
-                batch_states.check(
-                    reason=options["comment"], rate=options["rate"], canary=None, threshold=None
-                )
+                batch_states.check(**_batch_options(options))
             except ValueError as exc:
                 raise self.wrong(f"{exc}{'' if comment else ' (--comment)'}") from exc
         if options["ids"]:
@@ -239,7 +255,7 @@ class Command(ReportCommand):
         title = None if fixed else chosen.title()
         batch = batch_states.freeze(events, by=by, title=title)
         if batch.total:
-            batch_states.start(batch.pk, by=by, reason=options["comment"], rate=options["rate"])
+            batch_states.start(batch.pk, by=by, **_batch_options(options))
 
         def show() -> None:
             show_reasons(self, "skipped", left.report.skipped)
@@ -305,6 +321,16 @@ class Command(ReportCommand):
             report.published += done.published
             report.skipped += done.skipped
             self.progress(f"{len(report.published)} of {len(seen)} {DONE[result.decision]}")
+
+
+def _batch_options(options: dict[str, Any]) -> dict[str, Any]:
+    percent = options["pause_at"]
+    return {
+        "reason": options["comment"],
+        "rate": options["rate"],
+        "canary": options["canary"],
+        "threshold": batch_states.THRESHOLD if percent is None else percent or None,
+    }
 
 
 def _without(ids: Collection[str], known: set[str]) -> list[str]:

@@ -91,9 +91,9 @@ class Command(ReportCommand):
         document: dict[str, Any] = {
             "service": expected.names.service,
             "prefix": expected.names.prefix,
-            "vhost": status and status.vhost,
-            "broker": status and status.version,
-            "source": status and ("management" if status.exact else "amqp"),
+            "vhost": status.vhost if status else None,
+            "broker": status.version if status else None,
+            "source": _source(status) if status else None,
             "error": error or None,
             "result": next(result for result, number in _CODES.items() if number == code),
             "queues": [columns(queue, *_QUEUE) for queue in (status.queues if status else ())],
@@ -104,7 +104,7 @@ class Command(ReportCommand):
                 }
                 for outbox_status in outboxes
             ],
-            "archive": archived and columns(archived, "open", "capped", "oldest"),
+            "archive": columns(archived, "open", "capped", "oldest") if archived else None,
         }
         if hanging is not None:
             document["hanging"] = hanging
@@ -180,6 +180,10 @@ class Command(ReportCommand):
 
     def _line(self, text: str, severity: str) -> str:
         return text if severity == "ok" else self.styled(severity, text)
+
+
+def _source(status: queue_status.Status) -> str:
+    return "management" if status.exact else "amqp"
 
 
 def _is_idle_delay(queue: queue_status.QueueStatus) -> bool:

@@ -64,18 +64,19 @@ def test_the_commands(billing: Service, archive_database: Database) -> None:
     code, _, err = billing.command("events_replay", "--all", "--background")
     assert code == 2
     assert "--comment" in err
-    for wrong in (["--force"], ["--dry-run"], ["--rate", "0.001"]):
+    for wrong in (["--force"], ["--dry-run"], ["--pause-at", "101"]):
         asked = ["--handler", "send_invoice", "--background", "--comment", "fixed", *wrong]
         assert billing.command("events_replay", *asked)[0] == 2, wrong
+    assert billing.command("events_replay", "--all", "--canary", "2")[0] == 2
     assert not batch_states.rows().exists()
     code, out, _ = billing.command(
         "events_replay", "--handler", "send_invoice", "--background", "--comment", "fixed",
-        "--rate", "50", "--format", "json",
+        "--rate", "50", "--pause-at", "0", "--format", "json",
     )  # fmt: skip
     assert code == 0
     begun = json.loads(out)
     batch = batch_states.rows().get(pk=begun["batch"])
-    assert (batch.total, batch.state, batch.rate, batch.threshold) == (3, "running", 50, 20)
+    assert (batch.total, batch.state, batch.rate, batch.threshold) == (3, "running", 50, None)
     assert str(batch.title) == "All with handler send_invoice"
     pk = str(batch.pk)
     assert "running: 3 events (3 pending)" in billing.command("events_batches", "list")[1]

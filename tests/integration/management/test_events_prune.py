@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -135,28 +134,6 @@ def test_a_dry_run_counts_and_deletes_nothing(prune):
 
 
 @ONE
-def test_json(prune, settings):
-    settings.AMQP_EVENTS = {**settings.AMQP_EVENTS, "RETENTION": {"DISCARDED": None}}
-    one_of_each()
-    code, out = prune("--format", "json")
-    assert code == 0
-    assert json.loads(out) == {
-        "version": 1,
-        "result": "pruned",
-        "exit_code": 0,
-        "succeeded": {"kept_seconds": 2592000.0, "rows": 3},
-        "discarded": {"kept_seconds": None, "rows": 0},
-        "archived": {"kept_seconds": None, "rows": 0},
-        "outbox": {"kept_seconds": None, "rows": 0},
-        "inbox": {"kept_seconds": 2592000.0, "rows": 0},
-        "snapshots": {"kept_seconds": 604800.0, "rows": 0},
-        "alerts": {"kept_seconds": 7776000.0, "rows": 0},
-        "batches": {"kept_seconds": 7776000.0, "rows": 0},
-        "groups": 0,
-    }
-
-
-@ONE
 def test_batches_are_transactions_and_ctrl_c_ends_between_them(prune, monkeypatch):
     for _ in range(7):
         event(State.SUCCEEDED, 40)
@@ -255,4 +232,4 @@ def test_a_group_without_events_goes_with_the_last_of_them(prune):
     assert code == 0
     assert "1 group without events deleted" in out
     assert FailureGroup.objects.get() == noted
-    assert json.loads(prune("--format", "json")[1])["groups"] == 0
+    assert "without events" not in prune()[1]

@@ -258,21 +258,8 @@ def test_consumed_queue_needs_force(billing):
 def test_a_limit_takes_the_oldest(billing):
     for number in range(1, 6):
         put(billing, number)
-    code, out, _ = billing.command("events_recover", "billing.send_invoice", "--limit", "2",
-                                   "--format", "json")  # fmt: skip
-    assert code == 0
-    assert json.loads(out) == {
-        "version": 1,
-        "queue": "billing.send_invoice",
-        "result": "recovered",
-        "exit_code": 0,
-        "ready": 5,
-        "consumers": 0,
-        "archived": 2,
-        "reasons": {"recovered": 2},
-        "refused": [],
-        "stopped": "",
-    }
+    code, out, _ = billing.command("events_recover", "billing.send_invoice", "--limit", "2")
+    assert (code, "2 messages archived (2 recovered)" in out) == (0, True)
     assert billing.ready("billing:archive") == 2
     billing.wait_for_ready("billing.send_invoice", 3)
     mirror_all(billing)

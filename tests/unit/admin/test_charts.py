@@ -50,7 +50,7 @@ def test_bars_are_stacked_and_labelled() -> None:
     bottom = float(last.get("y", "")) + heights[1]
     assert bottom == pytest.approx(float(first.get("y", "")), abs=0.15)
     assert "10: archived 3, succeeded 1" in texts(root, "title")
-    assert texts(root) == ["0", "5", "10", "11"]
+    assert texts(root) == ["0", "4", "10", "11"]
     assert chart.columns == ("Hour", "archived", "succeeded")
     assert chart.rows == (("10", 3, 1), ("11", 0, 0))
     assert chart.legend == (("a", "archived"), ("b", "succeeded"))

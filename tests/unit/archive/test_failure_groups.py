@@ -546,4 +546,4 @@ def test_the_command_shows_groups_with_open_events(command: Any) -> None:
     ArchivedEvent.objects.filter(event_id="9").update(group=None)
     code, out = command("--rebuild")
     assert (code, "4 events checked, 1 moved to another group" in out) == (0, True)
-    assert json.loads(command("--rebuild", "--format", "json")[1])["moved"] == 0
+    assert "0 moved to another group" in command("--rebuild")[1]

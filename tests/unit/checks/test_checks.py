@@ -349,27 +349,6 @@ def test_once_without_its_table(run: Check, settings: DjangoSettings) -> None:
     assert run(HANDLERS=handling("fits", NEWEST=["order_id", "order_id"])) == ["E041"]
 
 
-#: Settings that use the default database: for the outbox, the archive, the inbox.
-USES: tuple[dict[str, Any], ...] = (
-    {"HANDLERS": {}},
-    {"PUBLISH": "immediate"},
-    {"PUBLISH": "immediate", "HANDLERS": handling("fits", ONCE=True)},
-)
-
-
-@pytest.mark.parametrize("keys", USES)
-def test_a_database_that_is_not_supported(
-    run: Check, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(connections["default"], "vendor", "oracle", raising=False)
-    assert run(**keys) in ([], ["E028"])  # Django 6.1 checks all databases
-    for used, expected in ((keys, ["E028"]), ({"HANDLERS": {}, "PUBLISH": "immediate"}, [])):
-        run(**used)
-        assert [message.id for message in checks.check_databases(["default"])] == [
-            PREFIX + code for code in expected
-        ]
-
-
 def test_email_without_recipients(run: Check, settings: DjangoSettings) -> None:
     assert run(ALERTS={"MAIL": True}) == ["W060"]
     assert run(ALERTS={"GROWTH": 5}) == []

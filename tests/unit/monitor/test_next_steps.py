@@ -11,7 +11,7 @@ from django.core.management import get_commands, load_command_class
 
 from django_amqp_events import conf
 from django_amqp_events.archive import eligibility
-from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch, State
+from django_amqp_events.models import ArchivedEvent, State
 from django_amqp_events.monitor import alerts, state_texts
 from django_amqp_events.reason_texts import TEXTS
 from django_amqp_events.reasons import Reason
@@ -35,20 +35,11 @@ COMMANDS = {name for name in get_commands() if name.startswith("events_")}
 
 
 def test_no_state_is_left_out() -> None:
-    done = {Replay.State.PENDING, Replay.State.SUCCEEDED, Replay.State.FAILED}
     assert state_texts.STATES.keys() == set(State)
-    assert state_texts.REPLAYS.keys() < set(Replay.State)
-    assert not state_texts.REPLAYS.keys() & done
-    assert state_texts.BATCHES.keys() == set(ReplayBatch.State) - {ReplayBatch.State.DONE}
 
 
 def test_commands_and_settings_that_texts_name_exist() -> None:
-    steps = [
-        *state_texts.STATES.values(),
-        *state_texts.ROW_STATES.values(),
-        *((step,) for step in state_texts.REPLAYS.values()),
-        *((step,) for step in state_texts.BATCHES.values()),
-    ]
+    steps = [*state_texts.STATES.values(), *state_texts.ROW_STATES.values()]
     said = " ".join([*REASONS.values(), *(str(text) for texts in steps for text in texts)])
     assert set(re.findall(r"\bevents_\w+", said)) <= COMMANDS
     named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b|(?<=AMQP_EVENTS\[.)[A-Z]+", said))
