@@ -140,10 +140,6 @@ TEXTS: Final[Mapping[str, Any]] = {
         "there is no handler %(name)s in this version of the project; deploy the one that has "
         "it, then replay the event again"
     ),
-    "headers-too-long": _(
-        "its headers take %(size)s bytes, and RabbitMQ's frame_max leaves %(room)s; put large "
-        "values in the payload"
-    ),
     "message-too-large": _("%(reply)s; publish a reference to the data"),
     "message-unbuildable": _(
         "its message cannot be built: %(error)s; check the log for the traceback"
@@ -165,10 +161,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "replay-deleted": _(
         "the record of the replay was deleted before it was published; replay the event again"
-    ),
-    "replacement-interrupted": _(
-        "the connection broke while %(queue)s was emptied (%(error)s); its messages are safe, run "
-        "`manage.py events_declare` again"
     ),
     "row-invalid": _(
         "the outbox row is not a valid message (%(error)s); correct its columns or discard it"

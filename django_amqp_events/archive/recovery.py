@@ -183,7 +183,6 @@ def _archive(
         partial(pool.publish, mandatory=True),
         [message for _, message in built],
         answers.__setitem__,
-        repeat=True,
         last=("queue", "exchange", "broker"),  # then the archive accepts nothing
     )
     errors = [error for error in answers.values() if error is not None]

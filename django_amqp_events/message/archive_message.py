@@ -12,10 +12,10 @@ from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID
 
+from ..conf import MAX_NAME
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
 from . import decoding
-from .fitting import MAX_TRACEBACK, fitted_archive
 from .formats import CELERY, wire_format
 from .headers import (
     EVENT_ARCHIVE,
@@ -26,8 +26,10 @@ from .headers import (
     FORMAT,
     MAX_HEADERS,
     basic_properties,
+    fitting,
     identity_headers,
     is_broker_header,
+    table_size,
 )
 from .text import (
     as_text,
@@ -52,6 +54,8 @@ INSTALLED: Final = re.compile(
     r"(site|dist)-packages|/lib(64)?/python3|<frozen |[/\\]django_amqp_events[/\\]"
 )
 _LOCATION: Final = ("module", "line", "function")
+#: Characters of a traceback.
+MAX_TRACEBACK: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +220,7 @@ def build(
         exchange=exchange,
         routing_key=routing_key_text(received.event_key),
         body=received.body,
-        headers=fitted_archive(_kept_headers(received, event), archive, MAX_HEADERS),
+        headers=_fitted(_kept_headers(received, event), archive),
         properties=basic_properties(
             task_id(service, handler or "", event, progress.replay_id) if event else None,
             received.properties,
@@ -250,6 +254,41 @@ def _kept_headers(received: Received, event: ReceivedEvent | None) -> dict[str, 
         # Its identity may be in properties, which the archive message has for itself.
         kept |= identity_headers(event, form)
     return kept
+
+
+def _fitted(headers: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
+    """Join the original headers and the archive header within :data:`MAX_HEADERS`.
+
+    The traceback is cut first, then other parts of the archive header, then headers, and at last
+    the texts. ``cut`` names all of these.
+    """
+    size = table_size(headers)
+
+    def room() -> int:
+        return MAX_HEADERS - len(compact_json(archive)) - len(EVENT_ARCHIVE) - 64
+
+    def cut(what: str) -> None:
+        if what not in archive["cut"]:
+            archive["cut"].append(what)
+
+    for limit in (MAX_TRACEBACK // 4, MAX_TRACEBACK // 16, 0):
+        if room() < size:
+            archive["traceback"] = cut_middle(archive["traceback"], limit)
+            cut("traceback")
+    for what, empty in (("history", []), ("frames", []), ("deaths", []), ("properties", {})):
+        if room() < size:
+            archive[what] = empty
+            cut(what)
+    if room() < size:
+        cut("headers")
+        if room() < MAX_HEADERS // 2:
+            for name in ("detail", "queue", "exchange", "routing_key"):
+                archive[name] = archive[name][:MAX_NAME]
+            for name, text in (archive["exception"] or {}).items():
+                archive["exception"][name] = text[:MAX_NAME]
+            cut("words")
+        headers = fitting(headers, room())
+    return {**headers, EVENT_ARCHIVE: compact_json(archive)}
 
 
 def build_outcome(

@@ -17,7 +17,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from .. import telemetry
-from ..broker.connection import negotiated
 from ..broker.publisher_pool import publisher_pool
 from ..broker.topology import Names
 from ..callables import nothing
@@ -161,7 +160,7 @@ def _publish(
             f"{name!r:.80} is not an event name: {wrong}; use words separated by dots, such as "
             f"shop.order.created"
         )
-    check_headers(name, options.headers, negotiated.headers)
+    check_headers(name, options.headers)
     messages = [
         _message(settings, name, payload, options, published_at, validate=validate)
         for payload in payloads

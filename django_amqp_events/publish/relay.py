@@ -303,7 +303,6 @@ class Relay:
             [row.message for row in rows],
             record,
             alone=alone,
-            strip=False,
             stop=self._loop.stop,
         )
         self._record()

@@ -19,7 +19,6 @@ import amqp
 from amqp import exceptions as amqp_errors
 from celery import Celery
 from kombu import Connection
-from kombu.pidbox import Mailbox
 
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError
@@ -139,24 +138,11 @@ class Amqp:
         Raises:
             amqp.exceptions.ChannelError: the broker refused the request.
         """
-        conf = app.conf
-        if not conf.worker_enable_remote_control:
+        if not app.conf.worker_enable_remote_control:
             return {}
-        # Celery 5.5 has neither.
-        options = {
-            name: getattr(conf, f"control_{name}")
-            for name in ("queue_exclusive", "queue_durable")
-            if hasattr(conf, f"control_{name}")
-        }
-        # Celery's own publishes on a connection of its pool, which would stay open.
-        mailbox = Mailbox(
-            conf.control_exchange,
-            type="fanout",
-            connection=self._connection,
-            accept=conf.accept_content,
-            serializer=conf.task_serializer,
-            **options,
-        )
+        mailbox = app.control.mailbox(self._connection)
+        # The pool's connection would stay open.
+        mailbox.producer_pool = None
         with self._opened() as channel:
             answers = mailbox.multi_call("stats", timeout=timeout, channel=channel)
         return {name: reply for answer in answers or () for name, reply in answer.items()}

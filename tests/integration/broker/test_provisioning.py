@@ -540,8 +540,8 @@ class TestRecreating:
                 for body in bodies:
                     billing.publish("events", "shop.order.created", body)
 
-        def copy(self, message, fanout):
-            copied = original(self, message, fanout)
+        def copy(self, received):
+            copied = original(self, received)
             return replace(copied, routing_key="x" * 300) if copied.body == b"bad" else copied
 
         with billing.active(), monkeypatch.context() as patch:

@@ -170,16 +170,6 @@ def test_all_discarded_events_are_those_that_the_list_showed(root: Client) -> No
     assert root.post(address, form).context["count"] == 60
 
 
-def test_a_preview_tells_that_it_cannot_read_what_is_superseded(
-    root: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = batch_in("draft")
-    monkeypatch.setattr(preview, "count_superseded", lambda _handlers: None)
-    preview.preview_batch(batch)
-    shown = page(root.get(url("replaybatch", "change", batch.pk)))
-    assert "It cannot be read whether newer events were handled" in shown.words
-
-
 def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
     make()
     failure_groups.rebuild()

@@ -228,8 +228,10 @@ def test_first_connection_is_not_logged(monkeypatch):
 # -- anything --------------------------------------------------------------------------------------
 
 TEXT = st.text(st.characters(), max_size=20)
+#: As AMQP has them.
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.datetimes().map(str),
+    st.none() | st.booleans() | INTEGERS | st.floats() | TEXT | st.datetimes().map(str),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
