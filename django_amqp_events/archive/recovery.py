@@ -212,18 +212,12 @@ class RecoveredCopies:
 
     def build(self, received: Received) -> tuple[str, Message]:
         """Return the archive reason and the archive message."""
-        reason, message, event = self._build(received)
-        if decoding.is_nameless(event):
-            message = archive_message.marked(message, uuid4().hex)
-        return reason, message
-
-    def _build(self, received: Received) -> tuple[str, Message, ReceivedEvent | None]:
         names = Names.of(self.settings)
         if received.unreadable:
             detail = f"it was found in {self.queue!r}; {received.unreadable}"
-            return "malformed", self._copy(received, "malformed", detail, None), None
+            return "malformed", self._copy(received, "malformed", detail, None)
         if passed := self._passed_on(received, names):
-            return "passed on", passed, None
+            return "passed on", passed
         deaths = _own_deaths(received, names)
         at = max((at for death in deaths if (at := parse_moment(death["at"]))), default=None)
         came = before_death(received, deaths, names, self.registry)
@@ -242,8 +236,7 @@ class RecoveredCopies:
             identity = {"event": event, "progress": progress, "handler": handler}
         except Malformed as exc:
             detail = f"{detail}; {exc}"
-        message = self._copy(came, reason, detail, at, **identity)
-        return reason, message, identity.get("event")
+        return reason, self._copy(came, reason, detail, at, **identity)
 
     def _identify(self, came: Received, names: Names) -> tuple[ReceivedEvent, Progress, str | None]:
         """Read event, progress and handler as the handler's worker would.
@@ -291,6 +284,7 @@ class RecoveredCopies:
     def _copy(
         self, received: Received, reason: str, detail: str, at: datetime | None, **identity: Any
     ) -> Message:
+        nameless = decoding.is_nameless(identity.get("event"))
         return archive_message.build(
             received,
             exchange=Names.of(self.settings).archive,
@@ -299,6 +293,7 @@ class RecoveredCopies:
             at=at,
             worker=WORKER,
             service=self.settings.service,
+            copy=uuid4().hex if nameless else "",
             **identity,
         )
 

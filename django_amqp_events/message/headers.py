@@ -38,8 +38,6 @@ EVENT_HISTORY: Final = "event-history"
 # Documents of messages in the archive queue.
 EVENT_ARCHIVE: Final = "event-archive"
 EVENT_OUTCOME: Final = "event-outcome"
-#: Of ``events_recover``: the id of its copy of a message without an id.
-EVENT_COPY: Final = "event-copy"
 #: Headers and properties that cannot be decoded, as bytes.
 EVENT_UNREADABLE: Final = "event-unreadable"
 
@@ -52,7 +50,7 @@ _EVENT_IDENTITY = frozenset(
 IDENTITY_HEADERS = _EVENT_IDENTITY | {"id", "task"}
 _OURS = _EVENT_IDENTITY | {
     EVENT_FORMAT, EVENT_HANDLER, EVENT_ATTEMPT, EVENT_DUE_AT, EVENT_REPLAY_ID, EVENT_REPLAY_FORCED,
-    EVENT_HISTORY, EVENT_ARCHIVE, EVENT_OUTCOME, EVENT_COPY, EVENT_UNREADABLE,
+    EVENT_HISTORY, EVENT_ARCHIVE, EVENT_OUTCOME, EVENT_UNREADABLE,
 }  # fmt: skip
 
 #: Headers that RabbitMQ sets and interprets. A copy must not carry them: up to 3.13 a republished

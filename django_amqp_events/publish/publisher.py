@@ -155,7 +155,8 @@ def _publish(
     settings = get_settings()
     target, watch = _target(settings)
     published_at = target.now()
-    if wrong := full_name_problem(name):
+    # Names of declared events are checked when the registry is built.
+    if name not in get_registry().events and (wrong := full_name_problem(name)):
         raise InvalidEventError(
             f"{name!r:.80} is not an event name: {wrong}; use words separated by dots, such as "
             f"shop.order.created"
