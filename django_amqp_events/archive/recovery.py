@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -26,7 +25,6 @@ from celery import Celery
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.dead_letters import before_death
-from ..broker.isolation import publish_each
 from ..broker.provisioning.amqp_api import Amqp
 from ..broker.publisher_pool import PublisherPool
 from ..broker.queue_depth import Depth
@@ -178,21 +176,23 @@ def _archive(
 ) -> Reason | None:
     """Publish the copies of a batch, ack the confirmed ones; return why to stop."""
     built = [copies.build(received) for received in batch.messages]
-    answers: dict[int, PublishError | None] = {}
-    publish_each(
-        partial(pool.publish, mandatory=True),
-        [message for _, message in built],
-        answers.__setitem__,
-        last=("queue", "exchange", "broker"),  # then the archive accepts nothing
-    )
-    errors = [error for error in answers.values() if error is not None]
-    general = next((error for error in errors if error.scope != "message"), None)
-    reader.ack(batch, sorted(place for place, error in answers.items() if error is None))
-    for place, (reason, message) in enumerate(built):
-        error = answers[place]
+    messages = [message for _, message in built]
+    errors = pool.publish(messages, mandatory=True)
+    for place, error in enumerate(errors):
+        # A refused message closes the connection, and the confirms of its neighbours are lost. Of a
+        # copy that is published again, the mirror stores one.
+        if error is not None and error.scope == "broker":
+            [errors[place]] = pool.publish([messages[place]], mandatory=True)
+            if isinstance(error, BrokerUnavailableError):
+                break
+    reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
+    general: PublishError | None = None
+    for error, (reason, message) in zip(errors, built, strict=True):
         if error is None:
             done.reasons[reason] += 1
             continue
+        if error.scope != "message":
+            general = general or error
         done.refused.append(error)
         about = message_fields(message)
         logger.error("a message stays in %r: %s", copies.queue, error, extra=about)

@@ -26,7 +26,7 @@ from .drift import (
     Item,
     Report,
 )
-from .management_api import ManagementApi, ManagementApiError
+from .management_api import ManagementApi
 
 REMEDY: Final = "run manage.py events_declare"
 
@@ -69,11 +69,6 @@ def inspect(
         items = amqp.inspect([*topology.exchanges, *topology.queues])
         if api is not None:
             api.check_cluster(amqp.server)
-            if amqp.vhost != api.vhost:
-                raise ManagementApiError(
-                    f"the management API was asked for vhost {api.vhost!r}, but the Celery app is "
-                    f"connected to vhost {amqp.vhost!r}; check the broker URLs"
-                )
         report = Report(
             topology=topology,
             items=(*items, *_unseen_bindings(topology, items)),
@@ -132,10 +127,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
         if name not in declared_exchanges and drift.left_over_exchange(names, name):
             exchange_left = Exchange(name=name, type=exchange["type"], role="delay")
             seen.append(Item(entity=exchange_left, state="stale", note=_why_stale(names, name)))
-    problems = [
-        *report.problems,
-        *_policies(topology, queues, exchanges, policies, api.user),
-    ]
+    problems = [*report.problems, *_policies(topology, queues, policies, api.user)]
     return replace(report, items=tuple(seen), problems=tuple(problems), exact=True)
 
 
@@ -182,7 +174,6 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 def _policies(
     topology: Topology,
     queues: Mapping[str, Mapping[str, Any]],
-    exchanges: Mapping[str, Mapping[str, Any]],
     policies: Sequence[Mapping[str, Any]] | None,
     user: str,
 ) -> list[BrokerProblem]:
@@ -210,17 +201,6 @@ def _policies(
         )
         for (who, keys), names in hits.items()
     ]
-    replay = exchanges.get(topology.names.replay, {})
-    for policy in policies or ():
-        if policy["name"] == replay.get("policy") and "alternate-exchange" in policy["definition"]:
-            problems.append(
-                BrokerProblem(
-                    message=f"policy {policy['name']!r} gives {topology.names.replay} an "
-                    f"alternate exchange, so an unroutable replay would seem to arrive",
-                    remedy="change its pattern so that it does not match this exchange, or clear "
-                    "it",
-                )
-            )
     if unseen:
         problems.append(
             BrokerProblem(

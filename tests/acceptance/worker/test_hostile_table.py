@@ -425,10 +425,6 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
             "reply_to": ODD, "correlation_id": ODD, "type": ODD, "app_id": ODD,
             "cluster_id": ODD, "message_id": ODD, "timestamp": 253_370_764_800}),
         # -- headers as such
-        Case(name="headers-undecodable", properties={"message_id": "m"}, body=again, raw=(
-            (b"milliseconds", b"T" + struct.pack(">Q", 1_700_000_000_000_000)),
-            (b"early", b"T" + struct.pack(">q", -62_135_596_800)),
-        )),
         header("big", "x" * 100_000),
         header("big", "x" * 100_000, "malformed", label="big-bad", body=text("%")),
         Case(name="headers-too-big", headers={"big": "x" * 140_000}, ends=no),

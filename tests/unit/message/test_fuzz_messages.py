@@ -383,7 +383,7 @@ def test_retry_and_replay_round_trip(
         )
 
     def replay(of: Received, event: ReceivedEvent) -> Message:
-        return encoding.replay_message(of, event, **common, replay_id=str(replay_id), forced=False)
+        return encoding.retry_message(of, event, **common, replay_id=str(replay_id))
 
     for build in (retry, replay):
         copy = check(build(delivery, event))

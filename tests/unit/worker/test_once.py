@@ -141,8 +141,8 @@ def test_that_a_replay_is_forced_goes_round_with_its_retries() -> None:
     assert not event.replay_forced
     common: dict[str, Any] = {"routing_key": "t.group", "service": "t", "handler": "t.group"}
     for forced in (True, False):
-        sent = encoding.replay_message(
-            _received(), event, exchange="x", replay_id="r", forced=forced, **common
+        sent = encoding.retry_message(
+            _received(), replace(event, replay_forced=forced), exchange="x", replay_id="r", **common
         )
         back, progress = decoding.identify(_received(sent.headers), trusted=True)
         assert back.replay_forced is forced
