@@ -298,7 +298,8 @@ def _publish(claimed: list[Replay], report: Report) -> None:
             UnpublishedReplay(replay=replay, error=error, unconfirmed=unconfirmed, general=general)
         )
         report.returned.append(Skipped.of(replay.event, error))
-        report.unconfirmed += unconfirmed
+        if unconfirmed:
+            report.unconfirmed += 1
 
     for taken in claimed:
         message = _message(taken)

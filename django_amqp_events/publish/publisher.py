@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,7 +19,6 @@ from django.utils.module_loading import import_string
 from .. import telemetry
 from ..broker.publisher_pool import publisher_pool
 from ..broker.topology import Names
-from ..callables import nothing
 from ..conf import (
     PUBLISH_MODES,
     PublishMode,
@@ -153,7 +152,7 @@ def _publish(
 ) -> list[str]:
     require_payload_list(name, payloads)
     settings = get_settings()
-    target, watch = _target(settings)
+    target = backend(settings)
     published_at = target.now()
     # Names of declared events are checked when the registry is built.
     if name not in get_registry().events and (wrong := full_name_problem(name)):
@@ -174,7 +173,7 @@ def _publish(
     mode = options.mode or settings.publish
     if mode == "immediate":
         pending = Pending(backend=target, mode=mode, messages=messages)
-        watch(pending, messages)
+        target.watch(pending, messages)
         pending()
         return ids
     if mode == "outbox":
@@ -190,7 +189,7 @@ def _publish(
         pending.messages += messages
     elif not _insert(settings, messages, pending):
         return ids
-    watch(pending, messages)
+    target.watch(pending, messages)
     if before is None:
         connection.on_commit(pending)
     return ids
@@ -328,16 +327,11 @@ BACKENDS: Final[Mapping[str, str]] = {
 
 
 _instances: dict[str, Any] = {}
-Watch = Callable[[Pending, Sequence[Message]], object]
-_diverted_backends: list[tuple[Backend, Watch]] = []
+_diverted_backends: list[Backend] = []
 
 
 def backend(settings: Settings) -> Backend:
     """Return the backend of this process, or of a test's block: whatever publishes asks for it."""
-    return _target(settings)[0]
-
-
-def _target(settings: Settings) -> tuple[Backend, Watch]:
     if _diverted_backends:
         return _diverted_backends[-1]
     instance: Any = _instances.get(settings.backend)
@@ -345,21 +339,17 @@ def _target(settings: Settings) -> tuple[Backend, Watch]:
         instance = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(
             settings
         )
-    return instance, nothing
+    return instance  # type: ignore[no-any-return]
 
 
 @contextmanager
-def divert(to: Backend, watch: Watch = nothing) -> Iterator[None]:
+def divert(to: Backend) -> Iterator[None]:
     """Publish to another backend within a block, in all threads, for tests.
 
     Events published in the block go there even if their commit comes later.
-
-    Args:
-        watch: receives the messages of each call, and the :class:`Pending` that publishes them.
     """
-    diversion = (to, watch)
-    _diverted_backends.append(diversion)
+    _diverted_backends.append(to)
     try:
         yield
     finally:
-        _diverted_backends.remove(diversion)
+        _diverted_backends[:] = [other for other in _diverted_backends if other is not to]

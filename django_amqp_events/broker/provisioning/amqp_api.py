@@ -31,7 +31,7 @@ from ..topology import (
     Names,
     Queue,
 )
-from .drift import BrokerProblem, Difference, Item
+from .drift import BrokerProblem, Item
 
 #: Oldest release whose quorum queues dead-letter at least once.
 MINIMUM_VERSION: Final = (3, 10)
@@ -207,7 +207,9 @@ class Amqp:
 
     def _refused_queue(self, queue: Queue, exc: amqp_errors.ChannelError) -> Item:
         if isinstance(exc, amqp_errors.ResourceLocked):
-            difference = Difference(argument="exclusive", declared="false", found="true")
+            difference = reply_texts.Difference(
+                argument="exclusive", declared="false", found="true"
+            )
             return Item(entity=queue, state="different", differences=(difference,))
         if isinstance(exc, amqp_errors.AccessRefused):
             return _unreadable(queue, self._exists(queue.name))
@@ -240,8 +242,7 @@ def _refused_redeclare(entity: Exchange | Queue, exc: amqp_errors.ChannelError) 
     # RabbitMQ compares all that matters before it, and other services own the exchange too.
     if entity.role == "events" and argument.argument == "alternate-exchange":
         return Item(entity=entity, state="ok", note=ALTERNATE)
-    differences = (Difference(**argument._asdict()),)
-    return Item(entity=entity, state="different", differences=differences)
+    return Item(entity=entity, state="different", differences=(argument,))
 
 
 def _unreadable(entity: Exchange | Queue, exists: bool | None) -> Item:

@@ -11,6 +11,7 @@ from celery import Celery
 
 from ...conf import Settings
 from ..connection import build_connection
+from ..reply_texts import Difference
 from ..topology import (
     Exchange,
     Names,
@@ -22,7 +23,6 @@ from . import drift
 from .amqp_api import requirements, session
 from .drift import (
     BrokerProblem,
-    Difference,
     Item,
     Report,
 )
@@ -49,7 +49,7 @@ def management(app: Celery, settings: Settings) -> ManagementApi | None:
     if not settings.management_url:
         return None
     vhost = build_connection(app).virtual_host or "/"
-    return ManagementApi(settings.management_url, vhost=vhost, tls=app.conf.broker_use_ssl)
+    return ManagementApi(settings.management_url, vhost=vhost)
 
 
 def inspect(

@@ -368,7 +368,11 @@ def test_retry_and_replay_round_trip(
     event, progress = identified(delivery, trusted=trusted)
     if event is None:
         return
-    common = {"exchange": "svc:delay.1s", "routing_key": "svc.handler", "service": "svc"}
+    common: dict[str, Any] = {
+        "exchange": "svc:delay.1s",
+        "routing_key": "svc.handler",
+        "service": "svc",
+    }
     common["handler"] = "app.handler"
 
     def retry(of: Received, event: ReceivedEvent) -> Message:
