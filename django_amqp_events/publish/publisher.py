@@ -154,8 +154,9 @@ def _publish(
     settings = get_settings()
     target = backend(settings)
     published_at = target.now()
-    # Names of declared events are checked when the registry is built.
-    if name not in get_registry().events and (wrong := full_name_problem(name)):
+    # The name of a declared event is checked when the registry is built.
+    declared = isinstance(name, str) and name in get_registry().events
+    if not declared and (wrong := full_name_problem(name)):
         raise InvalidEventError(
             f"{name!r:.80} is not an event name: {wrong}; use words separated by dots, such as "
             f"shop.order.created"

@@ -102,16 +102,11 @@ class Amqp:
         Raises:
             amqp.exceptions.ChannelError: the broker refused the request.
         """
-        with self._opened() as channel:
-            return function(channel)
-
-    @contextmanager
-    def _opened(self) -> Iterator[amqp.Channel]:
         channel = self._channel
         try:
             if channel is None:
                 channel = self._channel = self._amqp.channel()
-            yield channel
+            return function(channel)
         except amqp_errors.ChannelError:
             # py-amqp would reopen the channel, with answers to earlier requests.
             self._channel = None
@@ -143,8 +138,9 @@ class Amqp:
         mailbox = app.control.mailbox(self._connection)
         # The pool's connection would stay open.
         mailbox.producer_pool = None
-        with self._opened() as channel:
-            answers = mailbox.multi_call("stats", timeout=timeout, channel=channel)
+        answers = self.call(
+            lambda channel: mailbox.multi_call("stats", timeout=timeout, channel=channel)
+        )
         return {name: reply for answer in answers or () for name, reply in answer.items()}
 
     def carry_out(self, *requests: Request) -> None:
@@ -271,9 +267,9 @@ def version_of(server: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", str(server.get("version", "")))[:3])
 
 
-def requirements(
+def missing_requirement(
     session: Amqp, names: Names, *, queue_type: str = "quorum"
-) -> tuple[BrokerProblem, ...]:
+) -> BrokerProblem | None:
     """Return what the broker lacks for the guarantees.
 
     Before 3.12, at-least-once dead-lettering needs the feature flag ``stream_queue``: without it
@@ -285,37 +281,33 @@ def requirements(
     numbers = version_of(session.server)
     if not numbers:
         product = session.server.get("product", "an unknown broker")
-        problem = BrokerProblem(
+        return BrokerProblem(
             message=f"the broker is {product} {version}, not RabbitMQ",
             remedy="use RabbitMQ 3.10 or newer, whose delays and dead letters are needed",
         )
-        return (problem,)
     if numbers < MINIMUM_VERSION:
-        problem = BrokerProblem(
+        return BrokerProblem(
             message=f"RabbitMQ {version} is older than 3.10, the first release whose quorum queues "
             f"dead-letter at least once",
             remedy="upgrade it",
         )
-        return (problem,)
     if numbers >= FLAGS_REQUIRED_VERSION or queue_type != "quorum":
-        return ()
+        return None
     enabled = _streams_enabled(session, names.probe)
     if enabled is None:
-        problem = BrokerProblem(
+        return BrokerProblem(
             severity="unknown",
             message=f"this user's permissions do not show whether RabbitMQ {version} has the "
             f"feature flag stream_queue enabled",
             remedy="run rabbitmqctl list_feature_flags",
         )
-        return (problem,)
     if not enabled:
-        problem = BrokerProblem(
+        return BrokerProblem(
             message=f"RabbitMQ {version} has the feature flag stream_queue disabled, so dead "
             f"letters can be lost",
             remedy="run rabbitmqctl enable_feature_flag stream_queue",
         )
-        return (problem,)
-    return ()
+    return None
 
 
 def _streams_enabled(session: Amqp, probe: str) -> bool | None:

@@ -20,7 +20,7 @@ from ..topology import (
     Topology,
 )
 from . import drift
-from .amqp_api import requirements, session
+from .amqp_api import missing_requirement, session
 from .drift import (
     BrokerProblem,
     Item,
@@ -76,10 +76,11 @@ def inspect(
             vhost=amqp.vhost,
         )
         # Last, since it may close the connection.
-        problems = requirements(amqp, topology.names, queue_type=settings.queue_type)
-        report = replace(report, problems=problems)
+        problem = missing_requirement(amqp, topology.names, queue_type=settings.queue_type)
+        if problem is not None:
+            report = replace(report, problems=(problem,))
     if api is None:
-        return replace(report, problems=(*problems, UNSEEN_POLICIES))
+        return replace(report, problems=(*report.problems, UNSEEN_POLICIES))
     return _exact(report, items, api)
 
 
