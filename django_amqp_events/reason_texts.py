@@ -358,7 +358,6 @@ TEXTS: Final[Mapping[str, Any]] = {
         "within %(seconds)s s",
         "count",
     ),
-    "rows-others": _("other services use the table too: %(services)s"),
     "rows-overdue": ngettext_lazy(
         "%(count)s event is due and no relay publishes it: run events_relay",
         "%(count)s events are due and no relay publishes them: run events_relay",

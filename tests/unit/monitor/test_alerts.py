@@ -317,7 +317,7 @@ def test_rows_are_read_in_the_language_of_the_reader(language: str, heard: Any) 
     group = FailureGroup(handler="send_invoice", exception="TaxError", open=2)
     outbox = OutboxStatus(
         alias="orders", total=9, held=2, stuck=1, failing=3, overdue=4, attempts=7,
-        error=Reason("process-ends"), others={"b": 1}, stray={"old": 1},
+        error=Reason("process-ends"), stray={"old": 1},
     ).meaning  # fmt: skip
     troubled = document(
         broker={"error": "no route", "away": 1e6, "alarms": ["memory"]},

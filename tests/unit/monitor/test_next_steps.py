@@ -47,7 +47,7 @@ NO_STEP = {
     "outbox-published",
     "process-ends", "queue-active-archive", "queue-active-graveyard", "queue-active-handler",
     "queue-consumed", "queue-delayed", "queue-paused", "queue-waiting-archive",
-    "queue-waiting-graveyard", "queue-waiting-handler", "rows-due", "rows-held", "rows-others",
+    "queue-waiting-graveyard", "queue-waiting-handler", "rows-due", "rows-held",
     "waiting-for-canary", "waiting-for-mirror",
     # Shown at the field that the user corrects.
     "contract", "contract-own", "json", "json-no-object", "json-unreadable", "not-taken",
