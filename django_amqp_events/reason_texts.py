@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy, pgettext_lazy
+from django.utils.translation import ngettext_lazy
 
 #: The text of each code, with a named placeholder for each parameter; what only commands
 #: show is not translated.
@@ -36,14 +36,6 @@ TEXTS: Final[Mapping[str, Any]] = {
         "replay it"
     ),
     "changed": _("another user or tab changed it first; its state is now %(state)s"),
-    "changed-by": _("%(changed)s (last decision: %(what)s by %(who)s, %(at)s)"),
-    "action-discard": _("discarded"),
-    "action-edit": _("edited and replayed"),
-    "action-force": _("replayed by force"),
-    "action-replay": _("replayed"),
-    "action-resolve": _("marked as resolved"),
-    "action-restore": _("restored"),
-    "user-unknown": pgettext_lazy("by", "unknown"),
     "database-locked": _(
         "another process has locked the database (%(error)s); the mirror publishes queued replays "
         "again under the same replay id"

@@ -549,7 +549,7 @@ def test_restore(ada):
     response = ada.post(url("restore"), {**fields, "reason": ""}, follow=True)
     done, late = said(response)
     assert done == "1 event restored into the archive."
-    assert late.startswith(f"{FASTER.format('archived')} (last decision: restored by bob, 20")
+    assert late.startswith(FASTER.format("archived"))
     assert set(ArchivedEvent.objects.values_list("state", flat=True)) == {"archived"}
     assert not LogEntry.objects.exists(), "one record for a decision"
 

@@ -292,13 +292,12 @@ def test_stale_form_names_the_change(ada, wire):
         response = ada.post(url("edit", row.pk), {**publish(row), "step": step}, follow=True)
         [told] = said(response)
         assert "another user or tab changed it first; its state is now replaying" in told
-        assert "last decision: replayed by bob, 20" in told
     assert not wire.messages
     # And the one who comes with a plain replay.
     stale = make()
     ada.post(url("edit", stale.pk), publish(stale))
     done = ada.post(url("replay"), {"seen": frozen(stale)}, follow=True)
-    assert "last decision: edited and replayed by ada, 20" in said(done)[-1]
+    assert "another user or tab changed it first" in said(done)[-1]
 
 
 def test_a_forged_version_publishes_nothing(ada, wire):

@@ -31,16 +31,15 @@ STEP = re.compile(
 #: Reasons without a step of their own.
 NO_STEP = {
     # Labels, and parts of texts that have one.
-    "action-discard", "action-edit", "action-force", "action-replay", "action-resolve",
-    "action-restore", "batch-filtered", "batch-open", "batch-selected", "both", "filter-event",
+    "batch-filtered", "batch-open", "batch-selected", "both", "filter-event",
     "filter-exception", "filter-group", "filter-handler", "filter-reason",
     "filter-since", "filter-until", "filter-value", "group", "group-unknown",
     "queue-past-due", "queue-rejected", "rows-attempts", "state-archived", "state-discarded",
-    "state-queued", "state-replaying", "state-succeeded", "text", "user-unknown",
+    "state-queued", "state-replaying", "state-succeeded", "text",
     # A part has it.
     "connection-lost", "no-connection", "nothing-published", "queue-unconsumed", "waiting-to-retry",
     # The state that it names has it; that of a batch is paused, with its buttons.
-    "canary-failed", "canary-silent", "changed", "changed-by", "failures", "outcomes-missing",
+    "canary-failed", "canary-silent", "changed", "failures", "outcomes-missing",
     "state",
     # Nothing is left to do.
     "database-locked", "deleted", "empty", "filtered", "interrupted", "outbox-due", "outbox-failed",
