@@ -157,7 +157,6 @@ class Outcome:
     handler: str | None
     event: ReceivedEvent
     at: datetime | None
-    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def build(
@@ -378,7 +377,6 @@ def _outcome(document: Mapping[str, Any], event: ReceivedEvent) -> Outcome:
             attempt=_count(document.get("attempt")),
         ),
         at=parse_moment(document.get("at")),
-        document=document,
     )
 
 
