@@ -143,13 +143,6 @@ class Publishable(Declared, Generic[P]):
 
     __call__ = publish
 
-    if not TYPE_CHECKING:  # so that a type checker refuses them
-
-        def delay(self, *args: Any, **kwargs: Any) -> Any:
-            raise DirectCallError.of_event(self.name)
-
-        apply_async = delay
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 

@@ -87,20 +87,13 @@ class AppendOnlyError(AmqpEventsError, TypeError):
 
 
 class DirectCallError(AmqpEventsError, TypeError):
-    """A handler or an event was called like a Celery task."""
+    """A handler was called like a Celery task."""
 
     @classmethod
     def of(cls, handler: str) -> DirectCallError:
         return cls(
             f"handler {handler!r} was called as a Celery task, which would bypass its retries and "
             f"the archive. Publish its event instead, or call it as a function to run it here"
-        )
-
-    @classmethod
-    def of_event(cls, event: str) -> DirectCallError:
-        return cls(
-            f"event {event!r} was called as a Celery task. Call it, or its publish(), with the "
-            f"payload by name; its handlers run in workers"
         )
 
 

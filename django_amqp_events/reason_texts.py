@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy, pgettext_lazy
+from django.utils.translation import ngettext_lazy
 
 #: The text of each code, with a named placeholder for each parameter; what only commands
 #: show is not translated.
@@ -36,14 +36,6 @@ TEXTS: Final[Mapping[str, Any]] = {
         "replay it"
     ),
     "changed": _("another user or tab changed it first; its state is now %(state)s"),
-    "changed-by": _("%(changed)s (last decision: %(what)s by %(who)s, %(at)s)"),
-    "action-discard": _("discarded"),
-    "action-edit": _("edited and replayed"),
-    "action-force": _("replayed by force"),
-    "action-replay": _("replayed"),
-    "action-resolve": _("marked as resolved"),
-    "action-restore": _("restored"),
-    "user-unknown": pgettext_lazy("by", "unknown"),
     "database-locked": _(
         "another process has locked the database (%(error)s); the mirror publishes queued replays "
         "again under the same replay id"
@@ -140,10 +132,6 @@ TEXTS: Final[Mapping[str, Any]] = {
         "there is no handler %(name)s in this version of the project; deploy the one that has "
         "it, then replay the event again"
     ),
-    "headers-too-long": _(
-        "its headers take %(size)s bytes, and RabbitMQ's frame_max leaves %(room)s; put large "
-        "values in the payload"
-    ),
     "message-too-large": _("%(reply)s; publish a reference to the data"),
     "message-unbuildable": _(
         "its message cannot be built: %(error)s; check the log for the traceback"
@@ -165,10 +153,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "replay-deleted": _(
         "the record of the replay was deleted before it was published; replay the event again"
-    ),
-    "replacement-interrupted": _(
-        "the connection broke while %(queue)s was emptied (%(error)s); its messages are safe, run "
-        "`manage.py events_declare` again"
     ),
     "row-invalid": _(
         "the outbox row is not a valid message (%(error)s); correct its columns or discard it"
@@ -366,7 +350,6 @@ TEXTS: Final[Mapping[str, Any]] = {
         "within %(seconds)s s",
         "count",
     ),
-    "rows-others": _("other services use the table too: %(services)s"),
     "rows-overdue": ngettext_lazy(
         "%(count)s event is due and no relay publishes it: run events_relay",
         "%(count)s events are due and no relay publishes them: run events_relay",

@@ -37,7 +37,6 @@ sending thread has an event loop, as in ``publish()`` without ``await``.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from typing import Any
@@ -45,30 +44,14 @@ from typing import Any
 from billiard.exceptions import SoftTimeLimitExceeded
 from django import dispatch
 
-from .callables import deferred, unrun
-from .exceptions import ConfigurationError
-
 logger = logging.getLogger(__name__)
 
 
 class Signal(dispatch.Signal):
     """A signal about what has happened: no receiver can undo it, so no error of one is raised."""
 
-    def connect(self, receiver: Any, *args: Any, **kwargs: Any) -> None:
-        """Connect a function, which may be async.
-
-        Raises:
-            ConfigurationError: a call of the receiver would not run it.
-        """
-        if deferred(receiver) and not inspect.iscoroutinefunction(receiver):
-            raise ConfigurationError(
-                f"the receiver {receiver!r} is {deferred(receiver)}, so its body would never run. "
-                f"Use an ordinary or async function"
-            )
-        super().connect(receiver, *args, **kwargs)
-
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """Call the receivers; log their errors, and those that did not run."""
+        """Call the receivers; log their errors."""
         try:
             responses = super().send_robust(sender, **named)
         except RuntimeError:
@@ -84,9 +67,6 @@ class Signal(dispatch.Signal):
             # It would end no more than this thread, such as that of the relay, and silently.
             logger.exception("a receiver of a signal raised SystemExit")
             return []
-        for receiver, response in responses:
-            if what := unrun(response):
-                logger.error("the receiver %r of a signal returned %s", receiver, what)
         for _receiver, response in responses:
             # It is meant for the handler that publishes, and comes only once.
             if isinstance(response, SoftTimeLimitExceeded):

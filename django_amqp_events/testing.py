@@ -90,7 +90,8 @@ class CapturedEvents(Backend, Sequence[CapturedEvent]):
         """Confirm *messages*; :func:`capture_events` receives them before."""
         return [None] * len(messages)
 
-    def _watch(self, pending: Pending, messages: Sequence[Message]) -> None:
+    def watch(self, pending: Pending, messages: Sequence[Message]) -> None:
+        """Capture *messages*."""
         self._published += [(pending, message) for message in messages]
 
     def _all(self) -> list[CapturedEvent]:
@@ -180,7 +181,7 @@ def capture_events() -> Iterator[CapturedEvents]:
     """
     captured = CapturedEvents()
     try:
-        with divert(captured, captured._watch):  # noqa: SLF001
+        with divert(captured):
             yield captured
     finally:
         captured._result = captured._all()  # noqa: SLF001

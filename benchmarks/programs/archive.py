@@ -153,7 +153,7 @@ def one_by_one() -> dict[str, Any]:
     with timed() as answer:
         for pk in _seen:
             row = ArchivedEvent.objects.get(pk=pk)
-            message = encoding.replay_message(
+            message = encoding.retry_message(
                 row.received, row.event, exchange=f"{SERVICE}:replay", routing_key=queue(0),
                 service=SERVICE, handler=HANDLER, replay_id=str(uuid4()),
             )  # fmt: skip

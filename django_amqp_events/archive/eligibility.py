@@ -5,23 +5,22 @@ Nothing here changes or publishes anything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from django.db.models import OuterRef, Q, QuerySet, Subquery
-from django.utils.timezone import localtime
+from django.db.models import Q, QuerySet
 
 from ..broker.topology import Names
 from ..conf import get_settings
 from ..databases import parts
 from ..declare.registry import Handler, get_registry
 from ..exceptions import AmqpEventsError
-from ..models import ArchiveAction, ArchivedEvent, State, visible
+from ..models import ArchivedEvent, State
 from ..reasons import Reason
-from . import states, tables
+from . import tables
 from .states import Seen
 
 #: Most events that are examined, claimed, published and recorded together.
@@ -114,7 +113,7 @@ def edit_target(event: ArchivedEvent, version: int) -> Handler | Reason:
     The body may be unreadable or too large, since an edit replaces it.
     """
     if event.state != State.ARCHIVED or event.version != version:
-        return why_changed(event, version, last_actions([event.pk]).get(event.pk))
+        return why_changed(event, version)
     if event.unconfirmed:
         return Reason("unconfirmed")
     return _own_handler(event)
@@ -249,19 +248,15 @@ def skipped_since(seen: Seen, done: Iterable[UUID]) -> list[Skipped]:
         return []
     existing = {event.pk: event for event in _light(missed)}
     gone = [Skipped.deleted(pk) for pk in missed if pk not in existing]
-    return _changed(list(existing.values()), seen) + gone
+    return _changed(existing.values(), seen) + gone
 
 
 def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
     return tables.rows().filter(pk__in=list(ids)).defer(*ArchivedEvent.LARGE)
 
 
-def _changed(events: list[ArchivedEvent], seen: Seen) -> list[Skipped]:
-    last = last_actions([event.pk for event in events])
-    return [
-        Skipped.of(event, why_changed(event, seen[event.pk], last.get(event.pk)))
-        for event in events
-    ]
+def _changed(events: Iterable[ArchivedEvent], seen: Seen) -> list[Skipped]:
+    return [Skipped.of(event, why_changed(event, seen[event.pk])) for event in events]
 
 
 def other_service(event: ArchivedEvent) -> Reason:
@@ -269,44 +264,13 @@ def other_service(event: ArchivedEvent) -> Reason:
     return Reason("other-service", service=repr(event.service))
 
 
-def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = None) -> Reason:
-    """Return the reason for skipping an event that changed.
-
-    Args:
-        last: its last action (:func:`last_actions`).
-    """
+def why_changed(event: ArchivedEvent, version: int) -> Reason:
+    """Return the reason for skipping an event that is not as it was seen."""
     if event.version == version:
         return state_reason(event)
-    changed = Reason("changed", state=Reason.named("state", event.state))
-    # The audit has no replay that was not published.
-    if last is None or event.error:
-        return changed
-    return Reason(
-        "changed-by",
-        changed=changed,
-        what=Reason.named("action", last.action),
-        who=visible(last.by, 80) or Reason("user-unknown"),
-        at=f"{localtime(last.at):%Y-%m-%d %H:%M:%S %Z}",
-    )
+    return Reason("changed", state=Reason.named("state", event.state))
 
 
 def state_reason(event: ArchivedEvent) -> Reason:
     """Return the reason for skipping an event in another state."""
     return Reason("state", state=Reason.named("state", event.state))
-
-
-def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
-    """Return the last action on each of these events, or the one that is underway."""
-    if not ids:
-        return {}
-    # First: what is published meanwhile has an action then.
-    queued = states.queued(states.replays().filter(event__in=ids))
-    underway = {replay.event_id: replay for replay in queued}
-    actions = ArchiveAction.objects.using(tables.database())
-    newest = actions.filter(event=OuterRef("pk")).order_by("-pk").values("pk")[:1]
-    newest_of_each = tables.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
-    newest_ids = list(newest_of_each.exclude(last=None).values_list("last", flat=True))
-    last = {action.event_id: action for action in actions.filter(pk__in=newest_ids)}
-    return last | {
-        pk: states.action_of(replay, replay.requested_at) for pk, replay in underway.items()
-    }

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -26,7 +25,6 @@ from celery import Celery
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.dead_letters import before_death
-from ..broker.isolation import publish_each
 from ..broker.provisioning.amqp_api import Amqp
 from ..broker.publisher_pool import PublisherPool
 from ..broker.queue_depth import Depth
@@ -178,22 +176,23 @@ def _archive(
 ) -> Reason | None:
     """Publish the copies of a batch, ack the confirmed ones; return why to stop."""
     built = [copies.build(received) for received in batch.messages]
-    answers: dict[int, PublishError | None] = {}
-    publish_each(
-        partial(pool.publish, mandatory=True),
-        [message for _, message in built],
-        answers.__setitem__,
-        repeat=True,
-        last=("queue", "exchange", "broker"),  # then the archive accepts nothing
-    )
-    errors = [error for error in answers.values() if error is not None]
-    general = next((error for error in errors if error.scope != "message"), None)
-    reader.ack(batch, sorted(place for place, error in answers.items() if error is None))
-    for place, (reason, message) in enumerate(built):
-        error = answers[place]
+    messages = [message for _, message in built]
+    errors = pool.publish(messages, mandatory=True)
+    for place, error in enumerate(errors):
+        # A refused message closes the connection, and the confirms of its neighbours are lost. Of a
+        # copy that is published again, the mirror stores one.
+        if error is not None and error.scope == "broker":
+            [errors[place]] = pool.publish([messages[place]], mandatory=True)
+            if isinstance(error, BrokerUnavailableError):
+                break
+    reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
+    general: PublishError | None = None
+    for error, (reason, message) in zip(errors, built, strict=True):
         if error is None:
             done.reasons[reason] += 1
             continue
+        if error.scope != "message":
+            general = general or error
         done.refused.append(error)
         about = message_fields(message)
         logger.error("a message stays in %r: %s", copies.queue, error, extra=about)
@@ -213,18 +212,12 @@ class RecoveredCopies:
 
     def build(self, received: Received) -> tuple[str, Message]:
         """Return the archive reason and the archive message."""
-        reason, message, event = self._build(received)
-        if decoding.is_nameless(event):
-            message = archive_message.marked(message, uuid4().hex)
-        return reason, message
-
-    def _build(self, received: Received) -> tuple[str, Message, ReceivedEvent | None]:
         names = Names.of(self.settings)
         if received.unreadable:
             detail = f"it was found in {self.queue!r}; {received.unreadable}"
-            return "malformed", self._copy(received, "malformed", detail, None), None
+            return "malformed", self._copy(received, "malformed", detail, None)
         if passed := self._passed_on(received, names):
-            return "passed on", passed, None
+            return "passed on", passed
         deaths = _own_deaths(received, names)
         at = max((at for death in deaths if (at := parse_moment(death["at"]))), default=None)
         came = before_death(received, deaths, names, self.registry)
@@ -243,8 +236,7 @@ class RecoveredCopies:
             identity = {"event": event, "progress": progress, "handler": handler}
         except Malformed as exc:
             detail = f"{detail}; {exc}"
-        message = self._copy(came, reason, detail, at, **identity)
-        return reason, message, identity.get("event")
+        return reason, self._copy(came, reason, detail, at, **identity)
 
     def _identify(self, came: Received, names: Names) -> tuple[ReceivedEvent, Progress, str | None]:
         """Read event, progress and handler as the handler's worker would.
@@ -292,6 +284,7 @@ class RecoveredCopies:
     def _copy(
         self, received: Received, reason: str, detail: str, at: datetime | None, **identity: Any
     ) -> Message:
+        nameless = decoding.is_nameless(identity.get("event"))
         return archive_message.build(
             received,
             exchange=Names.of(self.settings).archive,
@@ -300,6 +293,7 @@ class RecoveredCopies:
             at=at,
             worker=WORKER,
             service=self.settings.service,
+            copy=uuid4().hex if nameless else "",
             **identity,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -298,7 +298,8 @@ def _publish(claimed: list[Replay], report: Report) -> None:
             UnpublishedReplay(replay=replay, error=error, unconfirmed=unconfirmed, general=general)
         )
         report.returned.append(Skipped.of(replay.event, error))
-        report.unconfirmed += unconfirmed
+        if unconfirmed:
+            report.unconfirmed += 1
 
     for taken in claimed:
         message = _message(taken)
@@ -340,15 +341,14 @@ def _message(replay: Replay) -> Message | Reason:
         # Another version of the project has claimed it.
         return Reason("handler-missing", name=repr(replay.handler))
     try:
-        return encoding.replay_message(
+        return encoding.retry_message(
             replay.received,
-            event.event,
+            replace(event.event, replay_forced=replay.forced),
             exchange=Names.of(get_settings()).replay,
             routing_key=handler.key,
             service=event.service,
             handler=handler.name,
             replay_id=str(replay.pk),
-            forced=replay.forced,
         )
     except Exception as exc:
         # A row that was changed by hand must not block the others.

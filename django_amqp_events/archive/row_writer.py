@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from django.db import Error, IntegrityError, transaction
@@ -331,26 +331,11 @@ def _row(entry: Entry) -> ArchivedEvent:
         attempts=archived.attempts,
         body=archived.body,
         body_size=len(archived.body),
-        headers_raw=_packed(archived.headers),
+        headers_raw=ArchivedEvent.pack_headers(archived.headers),
         content_type=clean(archived.content_type, LENGTH),
         content_encoding=clean(archived.content_encoding, LENGTH),
         **_words(archived),
     )
-
-
-def _packed(headers: Mapping[str, Any]) -> bytes:
-    try:
-        return ArchivedEvent.pack_headers(headers)
-    except Exception:  # noqa: BLE001 - py-amqp reads more than it writes
-        return ArchivedEvent.pack_headers({key: _writable(headers[key]) for key in headers})
-
-
-def _writable(value: object) -> object:
-    try:
-        ArchivedEvent.pack_headers({"": value})
-    except Exception:  # noqa: BLE001
-        return repr(value)
-    return value
 
 
 def _words(archived: Archived) -> dict[str, str]:

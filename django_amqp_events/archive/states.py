@@ -496,30 +496,29 @@ def _decide_part(
 
 def _record_published(replays: QuerySet[Replay], *, now: datetime) -> None:
     """Record the actions of those replays that are queued, and that may run."""
-    _record_actions(action_of(replay, now) for replay in queued(replays))
-
-
-def queued(replays: QuerySet[Replay]) -> QuerySet[Replay]:
-    """Return those replays that a process publishes now, with what their actions need."""
     large = [f"event__{name}" for name in ArchivedEvent.LARGE]
     underway = replays.filter(state=_Replay.QUEUED).select_related("event", "revision")
-    return underway.defer(*large, "revision__body")
-
-
-def action_of(replay: Replay, at: datetime) -> ArchiveAction:
-    """Return the action that the audit has of a replay when it is published; it is not saved."""
-    # One that was not confirmed may be requested again, by another user.
-    edited = replay.revision is not None and replay.revision.at == replay.requested_at
-    return ArchiveAction(
-        event=replay.event,
-        at=at,
-        action=_Action.FORCE if replay.forced else _Action.EDIT if edited else _Action.REPLAY,
-        by=replay.requested_by,
-        reason=replay.reason,
-        replay_id=replay.pk,
-        batch_id=replay.batch_id,
-        group_id=replay.event.group_id,
-    )
+    actions = []
+    for replay in underway.defer(*large, "revision__body"):
+        action = _Action.REPLAY
+        if replay.forced:
+            action = _Action.FORCE
+        # One that was not confirmed may be requested again, by another user.
+        elif replay.revision is not None and replay.revision.at == replay.requested_at:
+            action = _Action.EDIT
+        actions.append(
+            ArchiveAction(
+                event=replay.event,
+                at=now,
+                action=action,
+                by=replay.requested_by,
+                reason=replay.reason,
+                replay_id=replay.pk,
+                batch_id=replay.batch_id,
+                group_id=replay.event.group_id,
+            )
+        )
+    _record_actions(actions)
 
 
 def _record_actions(actions: Iterable[ArchiveAction]) -> None:

@@ -26,8 +26,6 @@ from ..exceptions import (
     PublishNackedError,
     PublishRefusedError,
 )
-from ..message.fitting import fitted
-from ..message.headers import table_size
 from ..message.types import Message
 from ..reasons import Reason
 from .connection import AMQP_ERRORS, LEAST, close_socket, connect
@@ -35,15 +33,12 @@ from .publish_errors import (
     build_error,
     interrupted_error,
     message_id,
-    of_message,
     unavailable_errors,
     unroutable_error,
 )
 
 #: Largest number of unconfirmed messages on a channel, which bounds their memory.
 WINDOW: Final = 1000
-#: Bytes of a content header beside its headers and properties.
-HEADER_OVERHEAD: Final = 64
 #: Seconds to wait for the rest of a frame that has begun to arrive.
 REST_OF_FRAME: Final = 0.1
 #: Longest single wait for confirms in seconds.
@@ -216,32 +211,19 @@ class ConfirmChannel:
         self._tag += 1
         self._unconfirmed[self._tag], self._sent = index, index + 1
         try:
-            refused = self._write(message, mandatory)
+            content = amqp.Message(
+                message.body, application_headers=dict(message.headers), **message.properties
+            )
+            route = (0, message.exchange, message.routing_key, mandatory, False)
+            self._channel.send_method(spec.Basic.Publish, "Bssbb", route, content)
         except _UNWRITABLE as exc:
             # py-amqp encodes a message before it writes any of it.
-            refused = Reason("message-unwritable", error=f"{type(exc).__name__}: {exc}")
-        if refused is not None:
             del self._unconfirmed[self._tag]
             self._tag -= 1
-            self._results[index] = of_message(PublishRefusedError, message, refused)
-
-    def _write(self, message: Message, mandatory: bool) -> Reason | None:
-        """Write a message, its headers cut if it is a copy of ours; return why that is impossible.
-
-        For headers that do not fit in a frame, RabbitMQ would close the connection.
-        """
-        room = self._amqp.frame_max - HEADER_OVERHEAD - table_size(message.properties)
-        if (size := table_size(message.headers)) > room:
-            smaller = fitted(message, room)
-            if smaller is None or table_size(smaller.headers) > room:
-                return Reason("headers-too-long", size=size, room=room)
-            message = smaller
-        content = amqp.Message(
-            message.body, application_headers=dict(message.headers), **message.properties
-        )
-        route = (0, message.exchange, message.routing_key, mandatory, False)
-        self._channel.send_method(spec.Basic.Publish, "Bssbb", route, content)
-        return None
+            error = f"{type(exc).__name__}: {exc}"
+            self._results[index] = build_error(
+                PublishRefusedError, message, "message-unwritable", error=error
+            )
 
     def _read_waiting(self) -> None:
         """Handle what the broker has sent without waiting for more."""

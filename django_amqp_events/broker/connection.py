@@ -41,26 +41,9 @@ AMQP_ERRORS = (
 
 #: Shortest time in seconds in which a connection is tried: 0 would be no limit.
 LEAST: Final = 0.1
-#: Bytes of a frame that its headers leave to properties.
-HEADER_ROOM: Final = 256
-
-
-class Negotiated:
-    """What RabbitMQ allows, by the last connection of this process.
-
-    Attributes:
-        frame_max: largest frame in bytes; py-amqp's own limit before the first connection.
-    """
-
-    frame_max: int = 131_072
-
-    @property
-    def headers(self) -> int:
-        """Room in bytes for the headers of a message."""
-        return self.frame_max - HEADER_ROOM
-
-
-negotiated: Final = Negotiated()
+#: Smallest frame in bytes that RabbitMQ has to allow (``frame_max``, 128 KiB by default): headers
+#: and properties of a message are in one.
+SMALLEST_FRAME: Final = 65_536
 
 
 def current_celery_app() -> Celery:
@@ -194,7 +177,8 @@ def connect(
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
-        ConfigurationError: the broker URL is not RabbitMQ's, or py-amqp is not supported.
+        ConfigurationError: the broker URL is not RabbitMQ's, its frames are too small, or py-amqp
+            is not supported.
     """
     amqp_internals.check()
     options: dict[str, Any] = {
@@ -224,7 +208,6 @@ def connect(
         )
         # Otherwise py-amqp waits forever for answers, such as that to opening a channel.
         connection.connection.transport.sock.settimeout(timeout)
-        negotiated.frame_max = connection.connection.frame_max
     except AMQP_ERRORS as exc:
         close_socket(connection)
         url = connection.as_uri().removeprefix("py")
@@ -233,6 +216,12 @@ def connect(
         raise BrokerUnavailableError(
             Reason("no-connection", url=url, error=error, remedy=remedy)
         ) from exc
+    if (frame := connection.connection.frame_max) < SMALLEST_FRAME:
+        close_socket(connection)
+        raise ConfigurationError(
+            f"RabbitMQ allows frames of {frame} bytes, and events need {SMALLEST_FRAME}; raise "
+            f"frame_max in rabbitmq.conf, whose default is 131072"
+        )
     return connection
 
 

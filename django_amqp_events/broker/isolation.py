@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..callables import nothing
-from ..exceptions import BrokerUnavailableError, PublishError, PublishRefusedError
-from ..message.headers import without_publisher_headers
+from ..exceptions import BrokerUnavailableError, PublishError
 from ..message.types import Message
 from ..reasons import Reason
 from .publish_errors import unavailable_errors
@@ -23,8 +22,6 @@ def publish_each(
     record: Callable[[int, PublishError | None], object],
     *,
     windows: Iterable[Sequence[int]] | None = None,
-    repeat: bool = False,
-    strip: bool = True,
     last: Collection[str] = ("broker",),
     stop: Callable[[], bool] = nothing,
 ) -> None:
@@ -37,17 +34,11 @@ def publish_each(
         record: receives the index of a message and its error; ``None`` if it is confirmed.
         windows: indexes of the messages that are published together; all, by default. A refused
             message costs those of its window their confirms.
-        repeat: publish an unconfirmed message once more, alone, before its error is recorded.
-        strip: publish a refused message once more, alone, without its publisher's headers: these
-            may be the cause, and the event does not depend on them.
         last: scopes of errors after which no window is published, since it would fail as well;
             BrokerUnavailableError is recorded for its messages.
         stop: called before each window; returns True to publish no more.
     """
-    messages = list(messages)
     remaining = deque([range(len(messages))] if windows is None else windows)
-    stripped: set[int] = set()
-    first: dict[int, PublishError] = {}
     why: Reason | None = None
     while remaining:
         if not (window := remaining.popleft()):
@@ -56,24 +47,14 @@ def publish_each(
         if why is None and stop():
             why = Reason("process-ends")
         errors = publish(tried) if why is None else unavailable_errors(tried, why)
-        scopes = {error.scope for error in errors if error is not None}
-        refused = not scopes.issubset(last)
-        if scopes and not refused and not (repeat and len(window) > 1):
-            why = why or next(error.reason for error in errors if error is not None)
+        failed = [error for error in errors if error is not None]
+        refused = any(error.scope not in last for error in failed)
+        if failed and not refused:
+            why = failed[0].reason
         behind: list[int] = []
         for index, error in zip(window, errors, strict=True):
-            if strip and isinstance(error, PublishRefusedError) and index not in stripped:
-                stripped.add(index)
-                messages[index] = without_publisher_headers(messages[index])
-                remaining.append([index])
-            elif refused and isinstance(error, BrokerUnavailableError):
+            if refused and isinstance(error, BrokerUnavailableError):
                 behind.append(index)
-            elif repeat and error is not None and len(window) > 1:
-                first[index] = error
-                remaining.append([index])
-            elif index in first and isinstance(error, BrokerUnavailableError):
-                # Not published again, but the first time it may have been stored.
-                record(index, first[index])
             else:
                 record(index, error)
         remaining.appendleft(behind)

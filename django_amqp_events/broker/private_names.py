@@ -25,14 +25,12 @@ class PrivateName:
         parameters: the names of its parameters; ``None`` if it is not called.
         overridden: whether the library calls our version, so that a new parameter is a change even
             with a default.
-        newer: the names of further parameters, which older supported versions do not have.
     """
 
     path: str
     purpose: str
     parameters: tuple[str, ...] | None = None
     overridden: bool = False
-    newer: tuple[str, ...] = ()
 
     def problem(self) -> str:
         """Return what is wrong with the installed version, ``""`` if nothing is."""
@@ -53,22 +51,20 @@ class PrivateName:
             return f"{self.path} cannot be called"
         parameters = list(inspect.signature(value).parameters.values())
         names, expected = tuple(parameter.name for parameter in parameters), self.parameters
-        kinds = [parameter.kind for parameter in parameters[-2:]]
-        if kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
+        if names == expected:
+            return ""
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if not self.overridden:
             # A wrapper, such as Sentry's around build_tracer, passes on what it does not name.
-            named = names[:-2]
-            if not self.overridden and named == expected[: len(named)]:
+            wraps = tuple(parameter.kind for parameter in parameters[-2:]) == variable
+            if wraps and names[:-2] == expected[: len(names) - 2]:
                 return ""
-        if names == expected + self.newer:
-            return ""
-        further = parameters[len(expected) :]
-        optional = not self.overridden and all(
-            parameter.default is not parameter.empty
-            or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            for parameter in further
-        )
-        if names[: len(expected)] == expected and (optional or not further):
-            return ""
+            optional = all(
+                parameter.default is not parameter.empty or parameter.kind in variable
+                for parameter in parameters[len(expected) :]
+            )
+            if optional and names[: len(expected)] == expected:
+                return ""
         return f"{self.path} takes ({', '.join(names)}), not ({', '.join(expected)})"
 
 

@@ -6,7 +6,8 @@ tests/integration/broker/test_reply_texts.py provokes each on a broker.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from amqp import exceptions as amqp_errors
 
@@ -23,12 +24,16 @@ _INEQUIVALENT: Final = re.compile(
 _VALUE: Final = re.compile(r"^(?:the value )?'(?P<value>.*?)'(?: of type '\w+')?$", re.DOTALL)
 
 
-class Inequivalent(NamedTuple):
-    """An argument of a declaration that differs from that of the queue or exchange."""
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An argument that differs on the broker; values are text, ``none`` if unset."""
 
     argument: str
     declared: str
     found: str
+
+    def __str__(self) -> str:
+        return f"{self.argument} is {self.found}, declared is {self.declared}"
 
 
 def reply_text(exc: BaseException) -> str:
@@ -66,7 +71,7 @@ def names_queue(exc: BaseException, queue: str) -> bool:
     return f"'{queue}'" in reply_text(exc)
 
 
-def inequivalent(exc: amqp_errors.PreconditionFailed) -> Inequivalent | None:
+def inequivalent(exc: amqp_errors.PreconditionFailed) -> Difference | None:
     """Return the argument for which a declaration was refused."""
     match = _INEQUIVALENT.search(reply_text(exc))
     if match is None:
@@ -76,7 +81,7 @@ def inequivalent(exc: amqp_errors.PreconditionFailed) -> Inequivalent | None:
         value = _VALUE.match(text)
         return value["value"] if value else text
 
-    return Inequivalent(match["argument"], plain(match["declared"]), plain(match["found"]))
+    return Difference(match["argument"], plain(match["declared"]), plain(match["found"]))
 
 
 def is_invalid_property(exc: amqp_errors.PreconditionFailed) -> bool:

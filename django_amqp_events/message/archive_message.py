@@ -12,22 +12,23 @@ from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID
 
+from ..conf import MAX_NAME
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
 from . import decoding
-from .fitting import MAX_TRACEBACK, fitted_archive
 from .formats import CELERY, wire_format
 from .headers import (
     EVENT_ARCHIVE,
-    EVENT_COPY,
     EVENT_HANDLER,
     EVENT_ID,
     EVENT_OUTCOME,
     FORMAT,
     MAX_HEADERS,
     basic_properties,
+    fitting,
     identity_headers,
     is_broker_header,
+    table_size,
 )
 from .text import (
     as_text,
@@ -52,6 +53,8 @@ INSTALLED: Final = re.compile(
     r"(site|dist)-packages|/lib(64)?/python3|<frozen |[/\\]django_amqp_events[/\\]"
 )
 _LOCATION: Final = ("module", "line", "function")
+#: Characters of a traceback.
+MAX_TRACEBACK: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,6 @@ class Archived:
         body, headers: raw, as they came to the handler's queue.
         text: the ``event-archive`` header.
         document: the same, decoded.
-        content: a digest of an archive message without the id of an event; ``""`` of others.
     """
 
     reason: str
@@ -93,7 +95,6 @@ class Archived:
     content_encoding: str = ""
     text: str = field(default="", repr=False)
     document: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    content: str = ""
 
     @property
     def payload(self) -> Mapping[str, Any] | None:
@@ -126,18 +127,16 @@ class Archived:
     def identity(self, service: str) -> UUID | None:
         """Return an id of the event, handler and body that is the same at each read.
 
-        Events with the same id are told apart by name and body. An archive message without the id
-        of an event is identified by its content: a worker's has a time in it, and that of
+        Events with the same id are told apart by name and body. Without an id, the header
+        ``event-archive`` tells them apart: a worker's has a time in it, and that of
         ``events_recover`` an id, so an equal one is the same, published twice. Of any other message
         without an id, an equal one may be another one: it has no identity.
         """
-        place = self.handler or f"queue {self.queue}"
-        if self.content:
-            return derived_id(service, place, self.content)
-        if self.event is None or decoding.is_nameless(self.event):
-            return None
-        who = (self.event.service, self.event.id, self.event.name)
-        return derived_id(service, place, sha256(self.body).hexdigest(), *who)
+        place, body = self.handler or f"queue {self.queue}", sha256(self.body).hexdigest()
+        if self.event is not None and not decoding.is_nameless(self.event):
+            who = (self.event.service, self.event.id, self.event.name)
+            return derived_id(service, place, body, *who)
+        return derived_id(service, place, body, self.text) if self.text else None
 
     def occurrence(self, identity: UUID) -> UUID:
         """Return an id of this failure that is the same at each read of the message."""
@@ -158,7 +157,6 @@ class Outcome:
     handler: str | None
     event: ReceivedEvent
     at: datetime | None
-    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def build(
@@ -174,6 +172,7 @@ def build(
     progress: Progress | None = None,
     handler: str | None = None,
     failure: Failure | None = None,
+    copy: str = "",
 ) -> Message:
     """Build an archive message: the body and headers as they came, plus ``event-archive``.
 
@@ -182,6 +181,7 @@ def build(
             ``contract``, ``unknown``, ``unsupported``, ``poison``.
         at: of the failure; ``None`` if it is unknown.
         service: the service that owns the archive.
+        copy: an id of this archive message, of an event without an id.
     """
     progress = progress or Progress()
     last = utc_text(at) if at is not None else None
@@ -212,11 +212,13 @@ def build(
         },
         "cut": [] if all(isinstance(key, str) for key in received.headers) else ["headers"],
     }
+    if copy:
+        archive["copy"] = copy
     return Message(
         exchange=exchange,
         routing_key=routing_key_text(received.event_key),
         body=received.body,
-        headers=fitted_archive(_kept_headers(received, event), archive, MAX_HEADERS),
+        headers=_fitted(_kept_headers(received, event), archive),
         properties=basic_properties(
             task_id(service, handler or "", event, progress.replay_id) if event else None,
             received.properties,
@@ -240,7 +242,7 @@ def _about(failure: Failure | None) -> dict[str, Any]:
 
 
 def _kept_headers(received: Received, event: ReceivedEvent | None) -> dict[str, Any]:
-    ours = (EVENT_ARCHIVE, EVENT_OUTCOME, EVENT_COPY)
+    ours = (EVENT_ARCHIVE, EVENT_OUTCOME)
     kept = {
         key: value
         for key, value in received.headers.items()
@@ -250,6 +252,41 @@ def _kept_headers(received: Received, event: ReceivedEvent | None) -> dict[str, 
         # Its identity may be in properties, which the archive message has for itself.
         kept |= identity_headers(event, form)
     return kept
+
+
+def _fitted(headers: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
+    """Join the original headers and the archive header within :data:`MAX_HEADERS`.
+
+    The traceback is cut first, then other parts of the archive header, then its texts if it takes
+    more than half, and at last headers. ``cut`` names all of these.
+    """
+    size = table_size(headers)
+
+    def room() -> int:
+        return MAX_HEADERS - len(compact_json(archive)) - len(EVENT_ARCHIVE) - 64
+
+    def cut(what: str) -> None:
+        if what not in archive["cut"]:
+            archive["cut"].append(what)
+
+    for limit in (MAX_TRACEBACK // 4, MAX_TRACEBACK // 16, 0):
+        if room() < size:
+            archive["traceback"] = cut_middle(archive["traceback"], limit)
+            cut("traceback")
+    for what, empty in (("history", []), ("frames", []), ("deaths", []), ("properties", {})):
+        if room() < size:
+            archive[what] = empty
+            cut(what)
+    if room() < size and room() < MAX_HEADERS // 2:
+        for name in ("detail", "queue", "exchange", "routing_key"):
+            archive[name] = archive[name][:MAX_NAME]
+        for name, text in (archive["exception"] or {}).items():
+            archive["exception"][name] = text[:MAX_NAME]
+        cut("words")
+    if room() < size:
+        cut("headers")
+        headers = fitting(headers, room())
+    return {**headers, EVENT_ARCHIVE: compact_json(archive)}
 
 
 def build_outcome(
@@ -291,15 +328,6 @@ def build_outcome(
     )
 
 
-def marked(message: Message, copy: str) -> Message:
-    """Return an archive message that no copy of another message equals.
-
-    Args:
-        copy: an id of its own.
-    """
-    return replace(message, headers={**message.headers, EVENT_COPY: copy})
-
-
 def read(received: Received) -> Archived | Outcome:
     """Read a message of the archive queue; any message has a result."""
     if received.unreadable:
@@ -315,7 +343,6 @@ def read(received: Received) -> Archived | Outcome:
     if outcome and event is not None and not received.body:
         return _outcome(outcome, event)
     headers = {key: value for key, value in received.headers.items() if not is_broker_header(key)}
-    headers.pop(EVENT_COPY, None)
     sent: dict[str, Any] = {
         "body": received.body,
         "headers": headers,
@@ -324,8 +351,7 @@ def read(received: Received) -> Archived | Outcome:
     }
     if document := _document(received, EVENT_ARCHIVE):
         text = str(headers.pop(EVENT_ARCHIVE))
-        content = _content(received) if decoding.is_nameless(event) else ""
-        return _archived(document, event, text=text, content=content, **sent)
+        return _archived(document, event, text=text, **sent)
     # The alternate exchange routed it here, unchanged, from its delay queue.
     handler = _text(headers.get(EVENT_HANDLER))
     return Archived(
@@ -341,15 +367,6 @@ def read(received: Received) -> Archived | Outcome:
     )
 
 
-def _content(received: Received) -> str:
-    """Return a digest of an archive message; RabbitMQ's counts change the order of its headers."""
-    headers = received.headers.items()
-    lasting = sorted(
-        (repr(key), repr(value)) for key, value in headers if not is_broker_header(key)
-    )
-    return derived_id(sha256(received.body).hexdigest(), repr(lasting)).hex
-
-
 def _outcome(document: Mapping[str, Any], event: ReceivedEvent) -> Outcome:
     return Outcome(
         outcome=_text(document.get("outcome")) or "",
@@ -360,7 +377,6 @@ def _outcome(document: Mapping[str, Any], event: ReceivedEvent) -> Outcome:
             attempt=_count(document.get("attempt")),
         ),
         at=parse_moment(document.get("at")),
-        document=document,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -169,12 +168,12 @@ def retry_message(
     routing_key: str,
     service: str,
     handler: str,
-    attempt: int,
-    due_at: datetime | None,
-    replay_id: str | None,
-    history: tuple[Mapping[str, Any], ...],
+    attempt: int = 1,
+    due_at: datetime | None = None,
+    replay_id: str | None = None,
+    history: tuple[Mapping[str, Any], ...] = (),
 ) -> Message:
-    """Build the message of a later attempt: the raw body with rebuilt headers.
+    """Build the message of a later attempt, or of a replay: the raw body with rebuilt headers.
 
     RabbitMQ up to 3.13 would drop a message that kept its x-death as a cycle behind a delay queue.
 
@@ -204,30 +203,4 @@ def retry_message(
         ),
         event_id=event.id,
         name=event.name,
-    )
-
-
-def replay_message(
-    received: Received,
-    event: ReceivedEvent,
-    *,
-    exchange: str,
-    routing_key: str,
-    service: str,
-    handler: str,
-    replay_id: str,
-    forced: bool = False,
-) -> Message:
-    """Build the message of a replay: a first attempt with the replay's id."""
-    return retry_message(
-        received,
-        replace(event, replay_forced=forced),
-        exchange=exchange,
-        routing_key=routing_key,
-        service=service,
-        handler=handler,
-        attempt=1,
-        due_at=None,
-        replay_id=replay_id,
-        history=(),
     )

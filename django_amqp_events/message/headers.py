@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from ..context import ReceivedEvent
 from ..exceptions import InvalidEventError
-from .text import compact_json, has_surrogates, utc_text
-from .types import Message
+from .text import has_surrogates, utc_text
 
 #: Version of the archive message.
 FORMAT: Final = 1
@@ -41,8 +38,6 @@ EVENT_HISTORY: Final = "event-history"
 # Documents of messages in the archive queue.
 EVENT_ARCHIVE: Final = "event-archive"
 EVENT_OUTCOME: Final = "event-outcome"
-#: Of ``events_recover``: the id of its copy of a message without an id.
-EVENT_COPY: Final = "event-copy"
 #: Headers and properties that cannot be decoded, as bytes.
 EVENT_UNREADABLE: Final = "event-unreadable"
 
@@ -55,7 +50,7 @@ _EVENT_IDENTITY = frozenset(
 IDENTITY_HEADERS = _EVENT_IDENTITY | {"id", "task"}
 _OURS = _EVENT_IDENTITY | {
     EVENT_FORMAT, EVENT_HANDLER, EVENT_ATTEMPT, EVENT_DUE_AT, EVENT_REPLAY_ID, EVENT_REPLAY_FORCED,
-    EVENT_HISTORY, EVENT_ARCHIVE, EVENT_OUTCOME, EVENT_COPY, EVENT_UNREADABLE,
+    EVENT_HISTORY, EVENT_ARCHIVE, EVENT_OUTCOME, EVENT_UNREADABLE,
 }  # fmt: skip
 
 #: Headers that RabbitMQ sets and interprets. A copy must not carry them: up to 3.13 a republished
@@ -74,8 +69,8 @@ _CELERY_HEADERS = frozenset(
     }
 )  # fmt: skip
 
-#: Largest size in bytes of a copy's headers. They are in one frame; if RabbitMQ's ``frame_max``
-#: (128 KiB by default) is smaller, they are cut when they are written.
+#: Largest size in bytes of a copy's headers. Headers and properties are in one frame
+#: (``connection.SMALLEST_FRAME``).
 MAX_HEADERS: Final = 60_000
 
 
@@ -84,11 +79,8 @@ def is_broker_header(key: object) -> bool:
     return isinstance(key, str) and _BROKER_HEADER.match(key) is not None
 
 
-def check_headers(name: str, headers: Mapping[str, Any], most: int = MAX_HEADERS) -> None:
+def check_headers(name: str, headers: Mapping[str, Any]) -> None:
     """Check the headers of a publisher.
-
-    Args:
-        most: largest size in bytes of all headers of a message; copies have others too.
 
     Raises:
         InvalidEventError: a header's name or value is not allowed.
@@ -96,7 +88,8 @@ def check_headers(name: str, headers: Mapping[str, Any], most: int = MAX_HEADERS
     for key, value in headers.items():
         if problem := _problem(key, value):
             raise InvalidEventError(f"header {key!r} of event {name!r} {problem}")
-    most = min(most, MAX_HEADERS) // 2
+    # Copies have others too.
+    most = MAX_HEADERS // 2
     if table_size(headers) > most:
         raise InvalidEventError(
             f"the headers of event {name!r} take more than {most} bytes; put large values in the "
@@ -166,25 +159,29 @@ def basic_properties(
     return properties | {key: like[key] for key in _CONTENT if isinstance(like.get(key), str)}
 
 
-def with_publisher_headers(
-    ours: dict[str, Any], theirs: Mapping[str, Any], most: int = MAX_HEADERS
-) -> dict[str, Any]:
-    """Return our headers and those of the publisher that fit into *most* bytes.
+def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return our headers and those of the publisher that fit."""
+    room = MAX_HEADERS - table_size(ours)
+    return {**fitting(dict(publisher_headers(theirs)), room), **ours}
 
-    Attributes of CloudEvents come first, then the smallest.
+
+def fitting(headers: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """Return the headers that fit into *room* bytes.
+
+    The identity of the event comes first, then attributes of CloudEvents, then the smallest.
     """
-    room = most - table_size(ours)
+    sizes = {key: table_size({key: value}) for key, value in headers.items()}
+
+    def rank(key: str) -> tuple[bool, bool, int]:
+        identity = key == EVENT_FORMAT or key in IDENTITY_HEADERS
+        return not identity, not key.startswith(PREFIXES), sizes[key]
+
     kept: dict[str, Any] = {}
-    for key, value in sorted(
-        publisher_headers(theirs),
-        key=lambda item: (not item[0].startswith(PREFIXES), table_size({item[0]: item[1]})),
-    ):
-        size = table_size({key: value})
-        if size > room:
-            break
-        room -= size
-        kept[key] = value
-    return {**kept, **ours}
+    for key in sorted(headers, key=rank):
+        if sizes[key] <= room:
+            room -= sizes[key]
+            kept[key] = headers[key]
+    return kept
 
 
 def table_size(value: object) -> int:
@@ -198,23 +195,3 @@ def table_size(value: object) -> int:
     if isinstance(value, (list, tuple)):
         return 5 + sum(table_size(item) for item in value)
     return 16
-
-
-def without_publisher_headers(message: Message) -> Message:
-    """Return the message with our headers, Celery's identity and CloudEvents attributes only.
-
-    Values that py-amqp may fail to encode are dropped too. An archive message reports that in
-    ``cut``.
-    """
-    kept = {
-        key: value
-        for key, value in message.headers.items()
-        if (key in _OURS | {"lang", "task", "id"} or key.startswith(PREFIXES))
-        and isinstance(value, (str, int, bytes))
-    }
-    if EVENT_ARCHIVE in kept and len(kept) < len(message.headers):
-        archive = json.loads(str(kept[EVENT_ARCHIVE]))
-        if "headers" not in archive["cut"]:
-            archive["cut"].append("headers")
-        kept[EVENT_ARCHIVE] = compact_json(archive)
-    return replace(message, headers=kept)

@@ -146,12 +146,6 @@ class Received:
         return event_key(self.routing_key)
 
     @property
-    def delivery_count(self) -> int:
-        """How often a quorum queue has delivered it before."""
-        count = self.headers.get("x-delivery-count")
-        return count if self.redelivered and isinstance(count, int) else 0
-
-    @property
     def deaths(self) -> list[dict[str, Any]]:
         """The broker's death history (``x-death``) as JSON types; not always newest first."""
         return [

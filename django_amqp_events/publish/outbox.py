@@ -41,8 +41,7 @@ class OutboxStatus:
         failing: the last publish failed; :attr:`attempts` and :attr:`error` are of the worst.
         overdue: due for longer than :data:`OVERDUE`.
         oldest: when the oldest was published.
-        others: number of rows by other services.
-        stray: of these, overdue ones, as a renamed service leaves.
+        stray: overdue rows by other services, as a renamed one leaves.
     """
 
     alias: str
@@ -54,7 +53,6 @@ class OutboxStatus:
     attempts: int = 0
     oldest: datetime | None = None
     error: Reason | None = None
-    others: dict[str, int] = field(default_factory=dict)
     stray: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -81,9 +79,6 @@ class OutboxStatus:
             said.append(Reason("rows-held", count=self.held, seconds=f"{LEASE:g}"))
         if self.stuck:
             said.append(Reason("rows-stuck", number=self.stuck, minutes=STUCK.seconds // 60))
-        if self.others:
-            named = [f"{name} ({count})" for name, count in sorted(self.others.items())]
-            said.append(Reason("rows-others", services=named))
         said = said or [Reason("rows-due" if self.total else "empty")]
         return reduce(lambda first, then: Reason("both", first=first, then=then), said)
 
@@ -107,7 +102,7 @@ def read_status(
                 code = "rows-unreadable-migrate" if table_missing(exc) else "rows-unreadable"
                 statuses.append(UnreachableOutbox(alias, Reason(code, error=error_line(exc))))
             continue
-        if empty or state.total or state.others or alias == settings.database:
+        if empty or state.total or state.stray or alias == settings.database:
             statuses.append(state)
     return statuses
 
@@ -124,17 +119,8 @@ class UnreachableOutbox:
 def count_pending(alias: str, service: str) -> OutboxStatus:
     """Count the rows in one database."""
     pending = rows(alias).filter(discarded_at__isnull=True)
-    others: dict[str, int] = {}
-    stray: dict[str, int] = {}
-    for name, count, late in (
-        pending.exclude(service=service)
-        .order_by("service")
-        .values_list("service")
-        .annotate(count=Count("pk"), late=Count("pk", filter=overdue()))
-    ):
-        others[name] = count
-        if late:
-            stray[name] = late
+    late = pending.exclude(service=service).filter(overdue()).order_by()
+    stray = dict(late.values_list("service").annotate(count=Count("pk")))
     ours = pending.filter(service=service)
     counts: dict[str, Any] = ours.aggregate(
         total=Count("pk"),
@@ -147,7 +133,7 @@ def count_pending(alias: str, service: str) -> OutboxStatus:
     worst = ours.filter(attempts__gt=0).order_by("-attempts", "pk").first()
     if worst is not None:
         counts |= {"attempts": worst.attempts, "error": worst.error}
-    return OutboxStatus(alias=alias, **counts, others=others, stray=stray)
+    return OutboxStatus(alias=alias, **counts, stray=stray)
 
 
 def overdue() -> Q:

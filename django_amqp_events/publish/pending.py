@@ -39,6 +39,9 @@ class Backend:
         """Return the time, aware; events are stamped with it."""
         return datetime.now(UTC)
 
+    def watch(self, pending: Pending, messages: Sequence[Message]) -> None:
+        """Note the messages of a call, and what will publish them."""
+
     def prepare(self) -> None:
         """Raise ConfigurationError if rows cannot be published."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,10 +17,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from .. import telemetry
-from ..broker.connection import negotiated
 from ..broker.publisher_pool import publisher_pool
 from ..broker.topology import Names
-from ..callables import nothing
 from ..conf import (
     PUBLISH_MODES,
     PublishMode,
@@ -154,14 +152,16 @@ def _publish(
 ) -> list[str]:
     require_payload_list(name, payloads)
     settings = get_settings()
-    target, watch = _target(settings)
+    target = backend(settings)
     published_at = target.now()
-    if wrong := full_name_problem(name):
+    # The name of a declared event is checked when the registry is built.
+    declared = isinstance(name, str) and name in get_registry().events
+    if not declared and (wrong := full_name_problem(name)):
         raise InvalidEventError(
             f"{name!r:.80} is not an event name: {wrong}; use words separated by dots, such as "
             f"shop.order.created"
         )
-    check_headers(name, options.headers, negotiated.headers)
+    check_headers(name, options.headers)
     messages = [
         _message(settings, name, payload, options, published_at, validate=validate)
         for payload in payloads
@@ -174,7 +174,7 @@ def _publish(
     mode = options.mode or settings.publish
     if mode == "immediate":
         pending = Pending(backend=target, mode=mode, messages=messages)
-        watch(pending, messages)
+        target.watch(pending, messages)
         pending()
         return ids
     if mode == "outbox":
@@ -190,7 +190,7 @@ def _publish(
         pending.messages += messages
     elif not _insert(settings, messages, pending):
         return ids
-    watch(pending, messages)
+    target.watch(pending, messages)
     if before is None:
         connection.on_commit(pending)
     return ids
@@ -328,16 +328,11 @@ BACKENDS: Final[Mapping[str, str]] = {
 
 
 _instances: dict[str, Any] = {}
-Watch = Callable[[Pending, Sequence[Message]], object]
-_diverted_backends: list[tuple[Backend, Watch]] = []
+_diverted_backends: list[Backend] = []
 
 
 def backend(settings: Settings) -> Backend:
     """Return the backend of this process, or of a test's block: whatever publishes asks for it."""
-    return _target(settings)[0]
-
-
-def _target(settings: Settings) -> tuple[Backend, Watch]:
     if _diverted_backends:
         return _diverted_backends[-1]
     instance: Any = _instances.get(settings.backend)
@@ -345,21 +340,17 @@ def _target(settings: Settings) -> tuple[Backend, Watch]:
         instance = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(
             settings
         )
-    return instance, nothing
+    return instance  # type: ignore[no-any-return]
 
 
 @contextmanager
-def divert(to: Backend, watch: Watch = nothing) -> Iterator[None]:
+def divert(to: Backend) -> Iterator[None]:
     """Publish to another backend within a block, in all threads, for tests.
 
     Events published in the block go there even if their commit comes later.
-
-    Args:
-        watch: receives the messages of each call, and the :class:`Pending` that publishes them.
     """
-    diversion = (to, watch)
-    _diverted_backends.append(diversion)
+    _diverted_backends.append(to)
     try:
         yield
     finally:
-        _diverted_backends.remove(diversion)
+        _diverted_backends[:] = [other for other in _diverted_backends if other is not to]

@@ -305,7 +305,6 @@ class Relay:
             [row.message for row in rows],
             record,
             windows=windows,
-            strip=False,
             stop=self._loop.stop,
         )
         self._record()

@@ -14,7 +14,7 @@ from kombu.utils.encoding import safe_repr
 
 from ..declare.retry_policy import RetryPolicy
 from ..exceptions import ControlFlow
-from ..message.fitting import MAX_TRACEBACK
+from ..message.archive_message import MAX_TRACEBACK
 from ..message.text import cut_middle
 from ..message.types import Failure
 

@@ -98,25 +98,6 @@ def test_what_would_not_run_is_refused(kind: str, place: Any, settings: Any) -> 
     assert ran == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_receiver_that_would_not_run_is_refused_or_logged(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    receiver = KINDS[kind]
-    try:
-        signals.event_replayed.connect(receiver, weak=False)
-    except ConfigurationError:
-        assert deferred(receiver)
-        assert kind != "coroutine", "Django calls async functions"
-        return
-    try:
-        signals.event_replayed.send_robust("shop")
-    finally:
-        signals.event_replayed.disconnect(receiver)
-    assert ran == (["coroutine"] if kind == "coroutine" else [])
-    assert ("of a signal returned a" in caplog.text) == (kind != "coroutine")
-
-
 def test_an_async_receiver_does_not_fail_a_publisher_in_an_event_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

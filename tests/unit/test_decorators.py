@@ -203,13 +203,6 @@ def test_handlers_are_functions_that_are_no_tasks(order_created: Event[...]):
             call(order_id=1)
 
 
-def test_an_event_is_no_task(order_created: Event[...]):
-    untyped: Any = order_created
-    for call in (untyped.delay, untyped.apply_async):
-        with pytest.raises(DirectCallError, match="Call it, or its publish"):
-            call(order_id=1)
-
-
 def test_wrong_argument_types_have_a_remedy(memory: Memory, order_created: Event[...]):
     """Each error names the remedy, and nothing is published."""
     with pytest.raises(InvalidEventError, match=r"publish\(\*\*payload\)"):

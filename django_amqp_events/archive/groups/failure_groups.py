@@ -17,7 +17,6 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 
 from ...callables import nothing
-from ...databases import check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
 from . import group_counts
@@ -108,7 +107,6 @@ def rebuild(
     """
     rebuilt = Rebuilt()
     using = tables.database()
-    check_commits(using)
     for ids in tables.in_chunks(tables.rows()):
         if stop():
             rebuilt.stopped = True
@@ -133,7 +131,6 @@ def prune(*, before: datetime | None, service: str) -> int:
         before: groups whose last failure was earlier; ``None`` keeps all.
     """
     using = tables.database()
-    check_commits(using)
     fold_all_counts()
     group_counts.delete_old_hours(
         using=using, before=tables.clock() - timedelta(hours=group_counts.KEPT_HOURS)

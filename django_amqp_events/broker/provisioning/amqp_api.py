@@ -19,7 +19,6 @@ import amqp
 from amqp import exceptions as amqp_errors
 from celery import Celery
 from kombu import Connection
-from kombu.pidbox import Mailbox
 
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError
@@ -32,7 +31,7 @@ from ..topology import (
     Names,
     Queue,
 )
-from .drift import BrokerProblem, Difference, Item
+from .drift import BrokerProblem, Item
 
 #: Oldest release whose quorum queues dead-letter at least once.
 MINIMUM_VERSION: Final = (3, 10)
@@ -103,16 +102,11 @@ class Amqp:
         Raises:
             amqp.exceptions.ChannelError: the broker refused the request.
         """
-        with self._opened() as channel:
-            return function(channel)
-
-    @contextmanager
-    def _opened(self) -> Iterator[amqp.Channel]:
         channel = self._channel
         try:
             if channel is None:
                 channel = self._channel = self._amqp.channel()
-            yield channel
+            return function(channel)
         except amqp_errors.ChannelError:
             # py-amqp would reopen the channel, with answers to earlier requests.
             self._channel = None
@@ -139,26 +133,14 @@ class Amqp:
         Raises:
             amqp.exceptions.ChannelError: the broker refused the request.
         """
-        conf = app.conf
-        if not conf.worker_enable_remote_control:
+        if not app.conf.worker_enable_remote_control:
             return {}
-        # Celery 5.5 has neither.
-        options = {
-            name: getattr(conf, f"control_{name}")
-            for name in ("queue_exclusive", "queue_durable")
-            if hasattr(conf, f"control_{name}")
-        }
-        # Celery's own publishes on a connection of its pool, which would stay open.
-        mailbox = Mailbox(
-            conf.control_exchange,
-            type="fanout",
-            connection=self._connection,
-            accept=conf.accept_content,
-            serializer=conf.task_serializer,
-            **options,
+        mailbox = app.control.mailbox(self._connection)
+        # The pool's connection would stay open.
+        mailbox.producer_pool = None
+        answers = self.call(
+            lambda channel: mailbox.multi_call("stats", timeout=timeout, channel=channel)
         )
-        with self._opened() as channel:
-            answers = mailbox.multi_call("stats", timeout=timeout, channel=channel)
         return {name: reply for answer in answers or () for name, reply in answer.items()}
 
     def carry_out(self, *requests: Request) -> None:
@@ -221,7 +203,9 @@ class Amqp:
 
     def _refused_queue(self, queue: Queue, exc: amqp_errors.ChannelError) -> Item:
         if isinstance(exc, amqp_errors.ResourceLocked):
-            difference = Difference(argument="exclusive", declared="false", found="true")
+            difference = reply_texts.Difference(
+                argument="exclusive", declared="false", found="true"
+            )
             return Item(entity=queue, state="different", differences=(difference,))
         if isinstance(exc, amqp_errors.AccessRefused):
             return _unreadable(queue, self._exists(queue.name))
@@ -254,8 +238,7 @@ def _refused_redeclare(entity: Exchange | Queue, exc: amqp_errors.ChannelError) 
     # RabbitMQ compares all that matters before it, and other services own the exchange too.
     if entity.role == "events" and argument.argument == "alternate-exchange":
         return Item(entity=entity, state="ok", note=ALTERNATE)
-    differences = (Difference(**argument._asdict()),)
-    return Item(entity=entity, state="different", differences=differences)
+    return Item(entity=entity, state="different", differences=(argument,))
 
 
 def _unreadable(entity: Exchange | Queue, exists: bool | None) -> Item:
@@ -284,9 +267,9 @@ def version_of(server: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", str(server.get("version", "")))[:3])
 
 
-def requirements(
+def missing_requirement(
     session: Amqp, names: Names, *, queue_type: str = "quorum"
-) -> tuple[BrokerProblem, ...]:
+) -> BrokerProblem | None:
     """Return what the broker lacks for the guarantees.
 
     Before 3.12, at-least-once dead-lettering needs the feature flag ``stream_queue``: without it
@@ -298,37 +281,33 @@ def requirements(
     numbers = version_of(session.server)
     if not numbers:
         product = session.server.get("product", "an unknown broker")
-        problem = BrokerProblem(
+        return BrokerProblem(
             message=f"the broker is {product} {version}, not RabbitMQ",
             remedy="use RabbitMQ 3.10 or newer, whose delays and dead letters are needed",
         )
-        return (problem,)
     if numbers < MINIMUM_VERSION:
-        problem = BrokerProblem(
+        return BrokerProblem(
             message=f"RabbitMQ {version} is older than 3.10, the first release whose quorum queues "
             f"dead-letter at least once",
             remedy="upgrade it",
         )
-        return (problem,)
     if numbers >= FLAGS_REQUIRED_VERSION or queue_type != "quorum":
-        return ()
+        return None
     enabled = _streams_enabled(session, names.probe)
     if enabled is None:
-        problem = BrokerProblem(
+        return BrokerProblem(
             severity="unknown",
             message=f"this user's permissions do not show whether RabbitMQ {version} has the "
             f"feature flag stream_queue enabled",
             remedy="run rabbitmqctl list_feature_flags",
         )
-        return (problem,)
     if not enabled:
-        problem = BrokerProblem(
+        return BrokerProblem(
             message=f"RabbitMQ {version} has the feature flag stream_queue disabled, so dead "
             f"letters can be lost",
             remedy="run rabbitmqctl enable_feature_flag stream_queue",
         )
-        return (problem,)
-    return ()
+    return None
 
 
 def _streams_enabled(session: Amqp, probe: str) -> bool | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final
 
 from amqp import exceptions as amqp_errors
@@ -127,25 +126,27 @@ def _request(step: PlanStep) -> Request:
 
 
 def _replace(
-    replacement: Replacement, steps: Iterable[PlanStep], finish: Callable[[PlanStep, str], None]
+    replacement: Replacement, steps: Sequence[PlanStep], finish: Callable[[PlanStep, str], None]
 ) -> None:
     topology = replacement.topology
     declared = {queue.name: queue for queue in topology.queues}
     origins = {topology.names.shadow(name): queue for name, queue in declared.items()}
-    # drift.plan() has sorted them: recreate, drain, delete queues, delete exchanges.
-    for (action, kind), group in groupby(steps, lambda step: (step.action, step.item.kind)):
-        steps_by_name = {step.item.name: step for step in group}
-        reasons: dict[str, str] = {}
-        if kind == "queue" and action != "drain":
-            # Together, since each waits for statistics.
-            again = declared if action == "recreate" else {}
-            reasons = replacement.delete({name: again.get(name) for name in steps_by_name})
-        for name, step in steps_by_name.items():
-            if action == "drain":
-                replacement.drain(origins[name])
-            elif kind == "exchange":
-                reasons[name] = _delete_exchange(replacement.session, name)
-            finish(step, reasons.get(name, ""))
+    # Together, since each waits for statistics.
+    reasons = replacement.delete(
+        {
+            step.item.name: declared[step.item.name] if step.action == "recreate" else None
+            for step in steps
+            if step.item.kind == "queue" and step.action != "drain"
+        }
+    )
+    # drift.plan() has sorted them: an exchange comes after the queue of its name.
+    for step in steps:
+        name = step.item.name
+        if step.action == "drain":
+            replacement.drain(origins[name])
+        elif step.item.kind == "exchange":
+            reasons[name] = _delete_exchange(replacement.session, name)
+        finish(step, reasons.get(name, ""))
 
 
 def _delete_exchange(amqp: Amqp, name: str) -> str:

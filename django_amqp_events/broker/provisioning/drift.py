@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ..reply_texts import Difference
 from ..topology import (
     Binding,
     Exchange,
@@ -34,18 +35,6 @@ POLICY_CONFLICTS: Final = frozenset(
         "overflow",
     }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """An argument that differs on the broker; values are text, ``none`` if unset."""
-
-    argument: str
-    declared: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.argument} is {self.found}, declared is {self.declared}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

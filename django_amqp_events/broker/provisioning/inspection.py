@@ -11,6 +11,7 @@ from celery import Celery
 
 from ...conf import Settings
 from ..connection import build_connection
+from ..reply_texts import Difference
 from ..topology import (
     Exchange,
     Names,
@@ -19,14 +20,13 @@ from ..topology import (
     Topology,
 )
 from . import drift
-from .amqp_api import requirements, session
+from .amqp_api import missing_requirement, session
 from .drift import (
     BrokerProblem,
-    Difference,
     Item,
     Report,
 )
-from .management_api import ManagementApi, ManagementApiError
+from .management_api import ManagementApi
 
 REMEDY: Final = "run manage.py events_declare"
 
@@ -49,7 +49,7 @@ def management(app: Celery, settings: Settings) -> ManagementApi | None:
     if not settings.management_url:
         return None
     vhost = build_connection(app).virtual_host or "/"
-    return ManagementApi(settings.management_url, vhost=vhost, tls=app.conf.broker_use_ssl)
+    return ManagementApi(settings.management_url, vhost=vhost)
 
 
 def inspect(
@@ -69,11 +69,6 @@ def inspect(
         items = amqp.inspect([*topology.exchanges, *topology.queues])
         if api is not None:
             api.check_cluster(amqp.server)
-            if amqp.vhost != api.vhost:
-                raise ManagementApiError(
-                    f"the management API was asked for vhost {api.vhost!r}, but the Celery app is "
-                    f"connected to vhost {amqp.vhost!r}; check the broker URLs"
-                )
         report = Report(
             topology=topology,
             items=(*items, *_unseen_bindings(topology, items)),
@@ -81,10 +76,11 @@ def inspect(
             vhost=amqp.vhost,
         )
         # Last, since it may close the connection.
-        problems = requirements(amqp, topology.names, queue_type=settings.queue_type)
-        report = replace(report, problems=problems)
+        problem = missing_requirement(amqp, topology.names, queue_type=settings.queue_type)
+        if problem is not None:
+            report = replace(report, problems=(problem,))
     if api is None:
-        return replace(report, problems=(*problems, UNSEEN_POLICIES))
+        return replace(report, problems=(*report.problems, UNSEEN_POLICIES))
     return _exact(report, items, api)
 
 
@@ -132,10 +128,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
         if name not in declared_exchanges and drift.left_over_exchange(names, name):
             exchange_left = Exchange(name=name, type=exchange["type"], role="delay")
             seen.append(Item(entity=exchange_left, state="stale", note=_why_stale(names, name)))
-    problems = [
-        *report.problems,
-        *_policies(topology, queues, exchanges, policies, api.user),
-    ]
+    problems = [*report.problems, *_policies(topology, queues, policies, api.user)]
     return replace(report, items=tuple(seen), problems=tuple(problems), exact=True)
 
 
@@ -182,7 +175,6 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 def _policies(
     topology: Topology,
     queues: Mapping[str, Mapping[str, Any]],
-    exchanges: Mapping[str, Mapping[str, Any]],
     policies: Sequence[Mapping[str, Any]] | None,
     user: str,
 ) -> list[BrokerProblem]:
@@ -210,17 +202,6 @@ def _policies(
         )
         for (who, keys), names in hits.items()
     ]
-    replay = exchanges.get(topology.names.replay, {})
-    for policy in policies or ():
-        if policy["name"] == replay.get("policy") and "alternate-exchange" in policy["definition"]:
-            problems.append(
-                BrokerProblem(
-                    message=f"policy {policy['name']!r} gives {topology.names.replay} an "
-                    f"alternate exchange, so an unroutable replay would seem to arrive",
-                    remedy="change its pattern so that it does not match this exchange, or clear "
-                    "it",
-                )
-            )
     if unseen:
         problems.append(
             BrokerProblem(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,10 +49,9 @@ class ManagementApi:
         url: ``http(s)://user:password@host:15672``, optionally with a path before ``/api``.
         vhost: its name, not encoded.
         timeout: seconds to connect to an address of the host, and for each read.
-        tls: Celery's ``broker_use_ssl``: its ``ca_certs``, ``certfile`` and ``keyfile`` are used.
     """
 
-    def __init__(self, url: str, *, vhost: str, timeout: float = 10.0, tls: object = None) -> None:
+    def __init__(self, url: str, *, vhost: str, timeout: float = 10.0) -> None:
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -74,12 +72,7 @@ class ManagementApi:
         token = base64.b64encode(f"{self.user}:{unquote(parts.password or 'guest')}".encode())
         self._headers = {"Authorization": f"Basic {token.decode()}", "Accept": "application/json"}
         # No proxy, which would see the password.
-        handlers: list[urllib.request.BaseHandler] = [
-            urllib.request.ProxyHandler({}), _NoRedirect()
-        ]  # fmt: skip
-        if parts.scheme == "https" and isinstance(tls, Mapping):
-            handlers.append(urllib.request.HTTPSHandler(context=_tls_context(tls)))
-        self._opener = urllib.request.build_opener(*handlers)
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def get(self, *path: str, **query: str) -> Any:
         """Return the decoded response of ``/api/<path>``.
@@ -208,21 +201,6 @@ class ManagementApi:
         if not isinstance(answer, list):
             raise self._unexpected(path, "a list")
         return answer
-
-
-def _tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """Return the system's certificates and those of the broker's connections."""
-    context = ssl.create_default_context()
-    try:
-        if options.get("ca_certs"):
-            context.load_verify_locations(options["ca_certs"])
-        if options.get("certfile"):
-            context.load_cert_chain(options["certfile"], options.get("keyfile"))
-    except (OSError, TypeError) as exc:
-        raise ManagementApiError(
-            f"the files of Celery's broker_use_ssl cannot be read: {type(exc).__name__}: {exc}"
-        ) from exc
-    return context
 
 
 @contextmanager

@@ -23,21 +23,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import amqp
 from amqp import exceptions as amqp_errors
 from celery import Celery
 
 from ...conf import Settings
-from ...exceptions import BrokerUnavailableError, TopologyError
+from ...exceptions import TopologyError
 from ...message.headers import is_broker_header
 from ...message.text import counted
-from ...message.types import Message
-from ...reasons import Reason
-from .. import confirms, connection
+from ...message.types import Message, Received
+from ..batch_reader import BatchReader
+from ..confirms import ConfirmChannel
 from ..topology import (
     NO_LIMIT,
     Binding,
@@ -55,7 +53,7 @@ STATISTICS_TIMEOUT: Final = 60.0
 BATCH: Final = 100
 #: Properties that a moved message does not keep. RabbitMQ would refuse a ``user_id`` of another
 #: user, and an ``expiration`` would end an event that has waited long enough.
-_DROPPED: Final = ("application_headers", "user_id", "expiration", "reply_to", "cluster_id")
+_DROPPED: Final = ("user_id", "expiration", "reply_to", "cluster_id")
 
 
 @dataclass(slots=True)
@@ -139,13 +137,15 @@ class Replacement:
         """
         name = self.topology.names.shadow(queue.name)
         self._unbind(self.api.bindings_of(name))
-        if self.session.depth(name) is not None:
+        if (depth := self.session.depth(name)) is not None:
             self.session.carry_out(
                 to_declare(Exchange(name=name, type="fanout")),
                 to_bind(Binding(exchange=name, queue=queue.name)),
             )
             self.notice(f"moving the messages of {name} to {queue.name}")
-            self._move(name)
+            while depth is not None and depth.ready:
+                self._move(name, depth.ready)
+                depth = self.session.depth(name)
         # A shadow has no dead letters, so it is empty.
         self.session.call(lambda channel: channel.queue_delete(name))
         self.session.call(lambda channel: channel.exchange_delete(name))
@@ -230,76 +230,51 @@ class Replacement:
             *(to_bind(replace(binding, queue=name)) for binding in self._bindings(queue.name)),
         )
 
-    def _move(self, name: str) -> None:
-        with connection.connection(self.app, timeout=self.settings.confirm_timeout) as conn:
-            channel = conn.connection.channel()
-            channel.auto_decode = False
-            publisher = confirms.ConfirmChannel(self.app, timeout=self.settings.confirm_timeout)
-            try:
-                while batch := _take(channel, name):
-                    self._pass_on(publisher, name, batch, channel)
-            except (OSError, amqp_errors.ConnectionError) as exc:
-                error = f"{type(exc).__name__}: {exc}"
-                raise BrokerUnavailableError(
-                    Reason("replacement-interrupted", queue=name, error=error)
-                ) from exc
-            except (ValueError, OverflowError, RecursionError, amqp_errors.FrameSyntaxError) as exc:
-                # py-amqp decodes headers while it reads; UnicodeDecodeError is a ValueError.
-                raise TopologyError(
-                    f"{name} holds a message whose headers cannot be read ({type(exc).__name__}: "
-                    f"{exc}); remove it on RabbitMQ's management page, then run "
-                    f"manage.py events_declare again"
-                ) from exc
-            finally:
-                publisher.close()
-                # Unacked messages return to the shadow.
-                with suppress(Exception):
-                    channel.close()
+    def _move(self, name: str, count: int) -> None:
+        """Move that many messages of a shadow; only this process consumes it."""
+        timeout = self.settings.confirm_timeout
+        reader = BatchReader(self.app, name, self.settings, size=BATCH, most=count)
+        publisher = ConfirmChannel(self.app, timeout=timeout)
+        try:
+            while count > 0:
+                batch = reader.batch(wait=timeout)
+                if batch is None:
+                    raise TopologyError(
+                        f"{name} does not deliver its messages; run manage.py events_declare again"
+                    )
+                count -= len(batch.messages)
+                # Without publish_each(): this broker has accepted these messages before, and a
+                # refusal ends the command.
+                copies = [self._copy(message) for message in batch.messages]
+                errors = publisher.publish(copies, mandatory=True)
+                reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
+                for error in errors:
+                    if error is not None:
+                        raise TopologyError(
+                            f"a message of {name} could not be moved back: {error}; it stays "
+                            f"there (others of its batch may be moved twice), run manage.py "
+                            f"events_declare again"
+                        ) from error
+        finally:
+            publisher.close()
+            reader.close()
 
-    def _pass_on(
-        self,
-        publisher: confirms.ConfirmChannel,
-        name: str,
-        batch: Sequence[amqp.Message],
-        channel: amqp.Channel,
-    ) -> None:
-        # Without publish_each(): this broker has accepted these messages before, and a refusal ends
-        # the command.
-        results = publisher.publish(
-            [self._copy(message, name) for message in batch], mandatory=True
-        )
-        for message, result in zip(batch, results, strict=True):
-            if result is None:
-                channel.basic_ack(message.delivery_tag)
-        failed = next((result for result in results if result is not None), None)
-        if failed is not None:
+    def _copy(self, received: Received) -> Message:
+        names, shadow = self.topology.names, received.queue
+        if received.unreadable:
             raise TopologyError(
-                f"a message of {name} could not be moved back: {failed}; it stays there (others of "
-                f"its batch may be moved twice), run manage.py events_declare again"
-            ) from failed
-
-    def _copy(self, message: amqp.Message, fanout: str) -> Message:
-        names = self.topology.names
-        origin = message.delivery_info["exchange"]
-        kept = {key: value for key, value in message.properties.items() if key not in _DROPPED}
-        headers = message.properties.get("application_headers") or {}
-        body = message.body
+                f"{shadow} holds a message of which {received.unreadable}; remove it on "
+                f"RabbitMQ's management page, then run manage.py events_declare again"
+            )
+        returned = received.exchange in (names.return_, names.replay)
+        headers = received.headers
+        kept = {key: value for key, value in received.properties.items() if key not in _DROPPED}
         return Message(
-            exchange=origin if origin in (names.return_, names.replay) else fanout,
-            routing_key=message.delivery_info["routing_key"],
-            body=body.encode() if isinstance(body, str) else bytes(body),
+            exchange=received.exchange if returned else shadow,
+            routing_key=received.routing_key,
+            body=received.body,
             headers={key: value for key, value in headers.items() if not is_broker_header(key)},
             properties={**kept, "delivery_mode": 2},
             event_id=str(headers.get("event-id") or headers.get("id") or ""),
-            name=message.delivery_info["routing_key"],
+            name=received.routing_key,
         )
-
-
-def _take(channel: amqp.Channel, queue: str) -> list[amqp.Message]:
-    batch: list[amqp.Message] = []
-    while len(batch) < BATCH:
-        message = channel.basic_get(queue)
-        if message is None:
-            break
-        batch.append(message)
-    return batch

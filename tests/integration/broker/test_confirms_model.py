@@ -70,24 +70,20 @@ LARGEST = 300_000
 CHANNEL_CLOSE, CONNECTION_CLOSE = (20, 40), (10, 50)
 LONG_RUN = FUZZ in os.environ
 
-Bad = tuple[dict[str, Any], type[PublishError], type[PublishError] | None]
-#: How a message differs from a good one, its error, and its error without publisher's headers.
-BAD: dict[str, Bad] = {
-    "exchange": ({"exchange": "nowhere"}, ExchangeMissingError, ExchangeMissingError),
-    "header for RabbitMQ": ({"headers": {"CC": "no list"}}, PublishRefusedError, None),
-    "header for py-amqp": ({"headers": {"when": object()}}, PublishRefusedError, None),
-    "large header": ({"headers": {"large": "x" * 200_000}}, PublishRefusedError, None),
-    "key": ({"routing_key": "x" * 300}, PublishRefusedError, PublishRefusedError),
-    "property": ({"properties": {"priority": "high"}}, PublishRefusedError, PublishRefusedError),
-    "user": ({"properties": {"user_id": "nobody"}}, PublishRefusedError, PublishRefusedError),
-    "unroutable": ({"routing_key": "nobody"}, UnroutableError, UnroutableError),
-    "full queue": ({"routing_key": "full"}, PublishNackedError, PublishNackedError),
-    "too large": ({"body": b"x" * (LARGEST + 1)}, MessageTooLargeError, MessageTooLargeError),
+#: How a message differs from a good one, and its error.
+BAD: dict[str, tuple[dict[str, Any], type[PublishError]]] = {
+    "exchange": ({"exchange": "nowhere"}, ExchangeMissingError),
+    "header for RabbitMQ": ({"headers": {"CC": "no list"}}, PublishRefusedError),
+    "header for py-amqp": ({"headers": {"when": object()}}, PublishRefusedError),
+    "key": ({"routing_key": "x" * 300}, PublishRefusedError),
+    "property": ({"properties": {"priority": "high"}}, PublishRefusedError),
+    "unroutable": ({"routing_key": "nobody"}, UnroutableError),
+    "full queue": ({"routing_key": "full"}, PublishNackedError),
+    "too large": ({"body": b"x" * (LARGEST + 1)}, MessageTooLargeError),
 }
 GOOD = {"good": 10, "large": 200_000, "empty": 0}
-#: By the pool, and isolated as each caller does it: a replay, a recovery, a retry that knows the
-#: bad message.
-WAYS = ("pool", "isolate", "repeat", "alone")
+#: By the pool, and isolated: as a replay does it, and as a relay that knows the bad message.
+WAYS = ("pool", "isolate", "alone")
 #: What any message may get when a connection or a neighbour fails.
 UNKNOWN = (PublishInterruptedError, PublishTimeoutError, BrokerUnavailableError)
 
@@ -350,14 +346,12 @@ def publish(pool: PublisherPool, sent: list[Sent], how: str) -> None:
         for each, answer in zip(sent, watched(messages), strict=True):
             each.last.append(answer)
         return
-    alone = [index for index, each in enumerate(sent) if each.kind in BAD]
-    ways: dict[str, dict[str, Any]] = {
-        "isolate": {},
-        "repeat": {"repeat": True},
-        "alone": {"alone": alone, "strip": False},
-    }
+    bad = [index for index, each in enumerate(sent) if each.kind in BAD]
     publish_each(
-        watched, messages, lambda index, answer: sent[index].last.append(answer), **ways[how]
+        watched,
+        messages,
+        lambda index, answer: sent[index].last.append(answer),
+        alone=bad if how == "alone" else (),
     )
 
 
@@ -375,17 +369,13 @@ def check(sent: Sent, stored: int, *, lossless: bool) -> None:
         if sent.kind in GOOD:
             assert answer is None or type(answer) in UNKNOWN, told
         else:
-            _, error, bare = BAD[sent.kind]
-            assert type(answer) in (error, bare or type(None), *UNKNOWN), told
+            assert type(answer) in (BAD[sent.kind][1], *UNKNOWN), told
     if not lossless:
         return
-    assert stored <= 1 or sent.how in ("isolate", "repeat"), told
-    if sent.how in ("repeat", "alone"):
-        expected: type | None = None
-        if sent.kind in BAD:
-            _, alone, bare = BAD[sent.kind]
-            expected = bare if sent.how == "repeat" else alone
-        assert type(last) is (expected or type(None)), told
+    assert stored <= 1, told
+    if sent.how == "alone":
+        expected = BAD[sent.kind][1] if sent.kind in BAD else type(None)
+        assert type(last) is expected, told
     elif sent.how == "isolate":
         # What RabbitMQ has not read because of a neighbour is published.
         assert not isinstance(last, (BrokerUnavailableError, PublishTimeoutError)), told
@@ -492,7 +482,7 @@ def channels() -> list[ConfirmChannel]:
 
 def test_no_channel_outlives_its_pool(wire: Wire, limited: bool):
     of_other_tests = channels()
-    windows = [[Window(("good", "exchange", "good"), "repeat")]] * 3
+    windows = [[Window(("good", "exchange", "good"), "isolate")]] * 3
     play(
         wire,
         windows,

@@ -13,7 +13,7 @@ import pytest
 from amqp import exceptions as amqp_errors
 
 from django_amqp_events.broker import reply_texts
-from django_amqp_events.broker.reply_texts import Inequivalent
+from django_amqp_events.broker.reply_texts import Difference
 from django_amqp_events.message.types import Message
 from tests.conftest import Vhost
 
@@ -98,7 +98,7 @@ def test_an_inequivalent_declaration(
 
     exc = refused(declare)
     assert isinstance(exc, amqp_errors.PreconditionFailed)
-    expected = Inequivalent(argument, str(declared).lower(), found)
+    expected = Difference(argument, str(declared).lower(), found)
     assert reply_texts.inequivalent(exc) == expected
     assert not reply_texts.is_invalid_property(exc)
 

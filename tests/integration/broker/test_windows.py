@@ -11,13 +11,12 @@ import amqp
 import pytest
 
 from django_amqp_events import (
+    ConfigurationError,
     PublishError,
     PublishRefusedError,
 )
-from django_amqp_events.broker.confirms import HEADER_OVERHEAD
-from django_amqp_events.broker.connection import negotiated
+from django_amqp_events.broker import connection
 from django_amqp_events.broker.provisioning.amqp_api import version_of
-from django_amqp_events.message.headers import table_size
 from django_amqp_events.message.types import Message
 from tests.conftest import Vhost
 
@@ -141,16 +140,7 @@ def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
     assert sorted(wire.ids()) == sorted(message.event_id for message in good)
 
 
-def test_headers_that_fit_in_no_frame(wire: Wire):
-    """A new event is refused; a copy of ours is cut, and arrives."""
-    frame = negotiated.frame_max
-    room = frame - HEADER_OVERHEAD - table_size(event(wire).properties)
-    sizes = [frame, room - 200, room - table_size({"large": "", "event-id": str(uuid4())}), room]
-    new = [event(wire, headers={"large": "x" * size, "event-id": "e"}) for size in sizes]
-    retry = event(wire, headers={"event-handler": "h", "event-id": "e", "large": "x" * frame})
-    results = wire.pool.publish([*new, retry], mandatory=True)
-    codes = [error and error.reason.code for error in results]
-    assert codes == ["headers-too-long", None, None, "headers-too-long", None]
-    arrived = [message.properties["application_headers"] for message in wire.take(about=3)]
-    assert [len(headers.get("large", "")) for headers in arrived] == [*sizes[1:3], 0]
-    assert arrived[2]["event-id"] == "e"
+def test_a_broker_with_small_frames_is_refused(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "SMALLEST_FRAME", 200_000)
+    with pytest.raises(ConfigurationError, match=r"frames of 131072 bytes.*raise frame_max"):
+        wire.pool.publish([event(wire)], mandatory=True)

@@ -23,7 +23,7 @@ from django.db.models.functions import Cast
 from django.test import Client, override_settings
 from django.urls import reverse
 from django.utils import translation
-from django.utils.translation import gettext, gettext_lazy, override, trans_real
+from django.utils.translation import gettext, override, trans_real
 
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
@@ -182,25 +182,19 @@ def test_no_template_says_anything_in_one_language_only() -> None:
 
 # -- reasons --------------------------------------------------------------------------------
 
-NESTED = Reason(
-    "changed-by",
-    changed=Reason("not-overdue"),
-    what=gettext_lazy("discarded"),
-    who="Zoë 100 %",
-    at="today",
-)
+NESTED = Reason("both", first=Reason("not-overdue"), then=Reason("state", state="Zoë 100 %"))
 
 
 def test_reasons_are_translated_on_pages() -> None:
     assert str(NESTED).startswith(str(Reason("not-overdue")))
-    assert str(NESTED).endswith("discarded by Zoë 100 %, today)")
+    assert str(NESTED).endswith("; its state is Zoë 100 %")
     with override("de"):
-        assert str(NESTED).endswith("discarded by Zoë 100 %, today)")
+        assert str(NESTED).endswith("; its state is Zoë 100 %")
         assert str(Reason("state", state=State.ARCHIVED.label)) == "its state is archived"
         state = Reason("state", state=State.ARCHIVED.label)
         assert translated(state) == "sein Zustand ist: archiviert"
         assert translated(NESTED).startswith("seine Neuzustellung ist nicht überfällig")
-        assert translated(NESTED).endswith("verworfen von Zoë 100 %, today)")
+        assert translated(NESTED).endswith("; sein Zustand ist: Zoë 100 %")
         assert translated("archived") == "archived"
         assert text(None) == ""
 

@@ -24,7 +24,7 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from tests.conftest import slow
-from tests.integration.archiving import archived, received, store, store_items, taken
+from tests.integration.archiving import archived, received, store_items, taken
 
 QUEUE = "billing.send_invoice"
 
@@ -197,13 +197,6 @@ def test_messages_of_nobody_are_each_a_row(db):
 
 def anagrams() -> Iterator[dict[str, Any]]:
     yield from ({"a": "12"}, {"a": "21"}, {"a": {"b": 1, "c": 2}}, {"a": {"b": 2, "c": 1}})
-
-
-def test_headers_of_the_same_characters_are_not_the_same(db):
-    for headers in [*anagrams()] * 2:
-        message = plain(b"x", {**headers, "event-archive": '{"reason": "failed"}'})
-        store([replace(message, exchange="")])
-    assert ArchivedEvent.objects.count() == 4
 
 
 @dataclass

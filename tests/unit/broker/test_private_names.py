@@ -22,11 +22,9 @@ class Library:
     def open_ended(self, one: int, *args: Any, **kwargs: Any) -> None: ...
 
 
-def name(
-    attribute: str, *parameters: str, overridden: bool = False, newer: tuple[str, ...] = ()
-) -> PrivateName:
+def name(attribute: str, *parameters: str, overridden: bool = False) -> PrivateName:
     path = f"{__name__}:Library.{attribute}"
-    return PrivateName(path, "test it", parameters or None, overridden, newer)
+    return PrivateName(path, "test it", parameters or None, overridden)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +35,6 @@ def name(
         name("method", "self", "one"),
         name("method", "self", "one", "two", overridden=True),
         name("open_ended", "self", "one"),
-        name("method", "self", "one", overridden=True, newer=("two",)),
-        name("method", "self", "one", "two", overridden=True, newer=("three",)),
     ],
 )
 def test_a_name_that_is_as_expected(found: PrivateName) -> None:
@@ -55,7 +51,6 @@ def test_a_name_that_is_as_expected(found: PrivateName) -> None:
         (name("method", "self", "two"), "takes (self, one, two), not (self, two)"),
         (name("method", "self", "one", "two", "three"), "not (self, one, two, three)"),
         (name("method", "self", "one", overridden=True), "not (self, one)"),
-        (name("method", "self", overridden=True, newer=("one",)), "not (self)"),
     ],
 )
 def test_a_name_that_has_changed(found: PrivateName, says: str) -> None:

@@ -27,7 +27,6 @@ from django_amqp_events.message.encoding import (
     add_to_history,
     encode_payload,
     event_message,
-    replay_message,
     retry_message,
 )
 from django_amqp_events.message.headers import check_headers
@@ -150,7 +149,7 @@ def archived(received: Received | None = None, *, trusted: bool = False, **chang
 
 def replayed(received: Received) -> Message:
     """Return the replay of an event that was archived after a retry."""
-    return replay_message(
+    return retry_message(
         received,
         identify(received, trusted=True)[0],
         exchange="billing:replay",

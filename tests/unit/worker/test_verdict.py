@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import Reject, Retry
 
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.message.fitting import MAX_TRACEBACK
+from django_amqp_events.message.archive_message import MAX_TRACEBACK
 from django_amqp_events.message.types import Failure
 from django_amqp_events.worker.verdict import (
     HANDLED,
