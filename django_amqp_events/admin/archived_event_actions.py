@@ -14,6 +14,7 @@ from ..archive import eligibility, replay, tables
 from ..archive.eligibility import Rule
 from ..archive.replay import Report
 from ..archive.states import Seen
+from ..archive.superseded import count_superseded
 from ..declare.registry import Handler
 from ..models import Replay, Revision
 from ..templatetags.amqp_events import line
@@ -52,6 +53,7 @@ def preview(action: Action, seen: Seen, rows: Rows) -> Preview:
         "unconfirmed": len(examined.events) - len(confirmed),
         "poison": sum(event.reason == "poison" for event in examined.events.values()),
         "succeeded": _count(Replay, event__in=list(examined.events), state=Replay.State.SUCCEEDED),
+        "superseded": 0 if action.name == "force" else count_superseded(examined.handlers),
         # A replay that is not confirmed is published again as it was.
         "edited": 0 if action.name == "force" else _count(Revision, event__in=confirmed),
     }

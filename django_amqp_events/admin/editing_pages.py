@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
+from ..archive.superseded import is_superseded
 from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
 from ..models import ArchivedEvent, Replay, Revision, visible
@@ -213,6 +214,8 @@ class EditingPages(PayloadPages):
             "notes": [text(note, TEXT) for note in draft.notes],
             "own": own,
             "payload": request.POST.get("payload", ""),
+            "superseded": is_superseded(event.name, payload, context["handler"]) and 1,
+            "count": 1,
         }
         return self._render(request, "review", title, context)
 

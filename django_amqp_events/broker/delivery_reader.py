@@ -3,21 +3,22 @@
 py-amqp decodes a delivery while it reads the socket. If it cannot (a time beyond the year 9999,
 such as JavaScript's milliseconds; a message id that is not UTF-8; thousands of nested tables), the
 error passes through Celery's event loop and ends the worker, and the next worker gets the same
-message. Here a delivery is its bytes; :func:`decode` leaves out a property that cannot be decoded,
-and keeps the bytes if the headers cannot be. Frames:
+message. Here a delivery is its bytes, and :func:`decode` leaves out what cannot be decoded. Frames:
 https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from struct import Struct, pack, unpack_from
 from typing import Any, Final
 
 import amqp
 from amqp.exceptions import UnexpectedFrame
-from amqp.serialization import decode_properties_basic
+from amqp.serialization import decode_properties_basic, loads
 
 from ..message.headers import EVENT_UNREADABLE
 from ..message.text import MAX_DEPTH, routing_key_text, too_deep
@@ -34,12 +35,16 @@ _unpack_size: Final = Struct(">Q").unpack_from
 #: Delivery tag and the bit ``redelivered``.
 _TAG: Final = Struct(">QB")
 
-#: The properties in the order of their flags.
+#: The properties in the order of their flags, and the bytes of a table's values by their type.
 _NAMES: Final = (
     "content_type", "content_encoding", "application_headers", "delivery_mode", "priority",
     "correlation_id", "reply_to", "expiration", "message_id", "timestamp", "type", "user_id",
     "app_id", "cluster_id",
 )  # fmt: skip
+_SIZES: Final = {
+    "V": 0, "t": 1, "b": 1, "B": 1, "s": 2, "U": 2, "u": 2, "I": 4, "i": 4, "f": 4, "D": 5, "L": 8,
+    "l": 8, "d": 8, "T": 8,
+}  # fmt: skip
 
 #: Called with a delivery tag and the delivery.
 OnDelivery = Callable[[int, Delivered], None]
@@ -146,30 +151,30 @@ def decode(delivered: Delivered) -> Received:
 
 
 def _content(header: bytes) -> dict[str, Any]:
-    """Return headers and properties, without the properties that cannot be decoded.
+    """Return headers and properties, without those that cannot be decoded.
 
-    If the headers cannot be, return the bytes of all and the reason.
+    If it is not clear where they end, return their bytes and the reason.
     """
     try:
-        try:
-            properties = decode_properties_basic(header, _PROPERTIES)[0]
-        except Exception:  # noqa: BLE001 - a publisher decides what py-amqp raises
-            properties = _decode_each(header)
-        headers = properties.pop("application_headers", None) or {}
-        if too_deep(headers):
+        properties = decode_properties_basic(header, _PROPERTIES)[0]
+        if too_deep(properties.get("application_headers") or {}):
             raise ValueError(f"they are nested deeper than {MAX_DEPTH}")
-    except Exception as exc:  # noqa: BLE001
-        why = f"the headers and properties cannot be read: {type(exc).__name__}: {exc}"
-        raw = {EVENT_UNREADABLE: header[_PROPERTIES:]}
-        return {"headers": raw, "properties": {}, "unreadable": why}
-    return {"headers": headers, "properties": properties}
+    except Exception:  # noqa: BLE001 - a publisher decides what py-amqp raises
+        try:
+            properties = _decode_each(header)
+        except (struct.error, LookupError) as exc:
+            why = f"the headers and properties cannot be read: {type(exc).__name__}: {exc}"
+            raw = {EVENT_UNREADABLE: header[_PROPERTIES:]}
+            return {"headers": raw, "properties": {}, "unreadable": why}
+    headers = properties.pop("application_headers", None)
+    return {"headers": headers if isinstance(headers, dict) else {}, "properties": properties}
 
 
 def _decode_each(header: bytes) -> dict[str, Any]:
-    """Return the headers, and the properties that can be decoded, each by itself.
+    """Return the properties that can be decoded, each by itself, and so each header.
 
     Raises:
-        Exception: the headers cannot be decoded, or the bytes end too early.
+        LookupError, struct.error: the bytes end too early, or a value has an unknown type.
     """
     properties: dict[str, Any] = {}
     flags, at = unpack_from(">H", header, _PROPERTIES)[0], _PROPERTIES + 2
@@ -177,22 +182,39 @@ def _decode_each(header: bytes) -> dict[str, Any]:
         flag = 0x8000 >> place
         if not flags & flag:
             continue
+        kind = {"application_headers": "F", "timestamp": "T"}.get(name, "s")
+        if name in ("delivery_mode", "priority"):
+            kind = "B"
+        end = at + (1 + header[at] if kind == "s" else _size(kind, header, at))
         if name == "application_headers":
-            end = at + 4 + unpack_from(">I", header, at)[0]
-        elif name == "timestamp":
-            end = at + 8
-        elif name in ("delivery_mode", "priority"):
-            end = at + 1
+            properties[name] = _headers(header, at + 4, end)
         else:
-            end = at + 1 + header[at]
-        alone = b"".join((pack(">H", flag), header[at:end]))
-        try:
-            properties |= decode_properties_basic(alone, 0)[0]
-        except Exception:
-            if name == "application_headers":
-                raise
+            with suppress(Exception):
+                alone = b"".join((pack(">H", flag), header[at:end]))
+                properties |= decode_properties_basic(alone, 0)[0]
         at = end
     return properties
+
+
+def _headers(raw: bytes, at: int, end: int) -> dict[str, Any]:
+    """Return the entries of a table between two places that can be decoded."""
+    found: dict[str, Any] = {}
+    while at < end:
+        value = at + 1 + raw[at]
+        after = value + 1 + _size(chr(raw[value]), raw, value + 1)
+        with suppress(Exception):
+            entry = loads("F", pack(">I", after - at) + raw[at:after], 0)[0][0]
+            if not too_deep(entry):
+                found |= entry
+        at = after
+    return found
+
+
+def _size(kind: str, raw: bytes, at: int) -> int:
+    """Return the bytes of a table's value, by RabbitMQ's letters (AMQP 0-9-1 errata, 3)."""
+    if kind in "SxFA":
+        return int(4 + unpack_from(">I", raw, at)[0])
+    return _SIZES[kind]
 
 
 def _text(name: bytes) -> str:

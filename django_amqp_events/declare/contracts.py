@@ -20,6 +20,14 @@ def _validator(contract: Callable[..., Any]) -> Validator:
     return Validator(signature_of(contract), contract)
 
 
+def _remembered(function: Any, contract: Callable[..., Any]) -> Any:
+    try:
+        hash(contract)
+    except TypeError:  # a callable object need not be hashable
+        return function.__wrapped__(contract)
+    return function(contract)
+
+
 def bind_contract(
     name: str,
     contract: Callable[..., Any],
@@ -46,7 +54,7 @@ def bind_contract(
             f"a payload of event {name!r} is a {type(payload).__name__} ({payload!r:.80}). Use a "
             f"dict with the arguments by name"
         )
-    signature = _signature(contract)
+    signature: inspect.Signature = _remembered(_signature, contract)
     try:
         bound = signature.bind(*args, **payload)
     except TypeError as exc:
@@ -59,7 +67,7 @@ def bind_contract(
     if not validate:
         _run(contract, bound)
         return _by_name(name, bound)
-    validator = _validator(contract)
+    validator: Validator = _remembered(_validator, contract)
     try:
         plain = validator.to_json(bound.arguments)
         bound.arguments = validator.from_json(plain)

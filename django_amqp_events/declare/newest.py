@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+from .declarations import readable_signature
 
 #: Versions are stored in columns of 64 bits, whose lowest value means "none yet".
 LIMIT: Final = 2**63
@@ -62,3 +65,17 @@ def _value(path: str, payload: Mapping[str, Any]) -> Any:
             raise ValueError(f"the payload has no {path!r}")
         value = value[key]
     return value
+
+
+def contract_problem(paths: tuple[str, str], contract: Callable[..., Any]) -> str:
+    """Return why events of a contract have no version at *paths*, ``""`` if they may have one."""
+    signature = readable_signature(contract)
+    if signature is None:
+        return ""
+    parameters = signature.parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return ""
+    for path in paths:
+        if path.partition(".")[0] not in parameters:
+            return f"has no argument {path.partition('.')[0]!r}"
+    return ""

@@ -25,6 +25,7 @@ from ..options import (
     as_tuple,
     read_options,
 )
+from . import newest
 from .declarations import (
     Declared,
     EventDeclaration,
@@ -169,6 +170,7 @@ def build(
         ),
     )
     builder.check_overlaps(registry)
+    builder.check_newest(registry)
     return replace(registry, problems=tuple(builder.problems))
 
 
@@ -441,6 +443,20 @@ class _Builder:
                             f"which RabbitMQ puts into the queue once.",
                             "Give one of them a queue of its own.",
                         )
+
+    def check_newest(self, registry: Registry) -> None:
+        """Report events without the version that a handler with ``newest`` reads."""
+        for handler in registry.handlers.values():
+            for event in registry.events.values():
+                if not handler.newest or not event.contract or not handler.matches(event.name):
+                    continue
+                if wrong := newest.contract_problem(handler.newest, event.contract):
+                    self.report(
+                        "E043",
+                        f"Handler {handler.name!r} has newest={handler.newest}, but the contract "
+                        f"of event {event.name!r} {wrong}.",
+                        "Correct the paths, or add the version to the contract.",
+                    )
 
 
 def _class_options(target: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...models import ReplayBatch, clean
 from .. import eligibility, tables
+from ..superseded import count_superseded
 from . import batch_states
 
 #: Most events that are examined; further ones are undecided.
@@ -22,7 +23,8 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     """Preview a batch, and store the preview as its ``plan``.
 
     Returns:
-        ``at`` (ISO 8601), ``eligible``, ``undecided`` (decided when they are published),
+        ``at`` (ISO 8601), ``eligible``, ``superseded`` (how many of these would be skipped;
+        ``None`` if that cannot be read), ``undecided`` (decided when they are published),
         ``skipped`` (a list of ``why`` as JSON, ``count``, ``title``) and ``handlers`` (a list of
         ``handler``, ``exchange``, ``queue``, ``routing_key``, ``events``).
 
@@ -36,6 +38,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     plan = {
         "at": tables.clock().isoformat(),
         "eligible": targets.total(),
+        "superseded": count_superseded(examined.handlers),
         "undecided": max(0, batch.pending - EXAMINED),
         "skipped": [
             {"why": why.as_json(), "count": count, "title": clean(titles[why], 300)}

@@ -346,12 +346,13 @@ def publish(pool: PublisherPool, sent: list[Sent], how: str) -> None:
         for each, answer in zip(sent, watched(messages), strict=True):
             each.last.append(answer)
         return
-    bad = [index for index, each in enumerate(sent) if each.kind in BAD]
+    bad = [index for index, each in enumerate(sent) if how == "alone" and each.kind in BAD]
+    good = [index for index in range(len(sent)) if index not in bad]
     publish_each(
         watched,
         messages,
         lambda index, answer: sent[index].last.append(answer),
-        alone=bad if how == "alone" else (),
+        windows=[good, *([index] for index in bad)],
     )
 
 

@@ -13,6 +13,8 @@ from django.test import override_settings
 
 from django_amqp_events.admin import formatting
 from django_amqp_events.archive import replay
+from django_amqp_events.declare.newest import Version
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -244,6 +246,16 @@ def test_an_edited_payload_is_checked_for_its_version(ada):
     row = make(handler="newest", body=b'[[], {"order_id": 7, "version": 4}, {}]')
     words = page(ada.post(url("edit", row.pk), form(row, {"order_id": 7, "version": "x"}))).words
     assert "must be an integer or a time in ISO format" in words
+    newest = get_registry().handlers["newest"]
+    LatestVersion.objects.create(
+        id=inbox.latest_key("billing", newest, Version("7", 5, is_time=False)),
+        service="billing", handler="newest", thing="7", version=5, is_time=False,
+        event_id="x", handled_at=datetime.now(UTC),
+    )  # fmt: skip
+    for version, said_so in ((5, True), (6, False)):
+        payload = {"order_id": 7, "version": version}
+        words = page(ada.post(url("edit", row.pk), form(row, payload))).words
+        assert ("1 of 1 is superseded" in words) == said_so, words
 
 
 def test_possible_duplicates_are_named(ada):

@@ -243,6 +243,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"celery": {"broker_url": "amqp://me@a//", "broker_transport": "redis"}},
     ],
     "E040": of_each("fits_asynchronously", ONCE=True),
+    "E043": of_each("fits", NEWEST=("order_id", "version")),
     "W003": of_celery("worker_cancel_long_running_tasks_on_connection_loss", False),
     "W008": [{"ARCHIVE": limit} for limit in ({"TTL": 5}, {"TTL": 5, "MAX_LENGTH": 5})],
     "W009": [{"QUEUE_TYPE": "classic"}],
@@ -262,6 +263,8 @@ def test_messages_name_what_is_wrong(run: Check) -> None:
         ({"HANDLERS": handling("misses")},
          ("'customer'", "'shop.order.created'", "'order_id', 'total', 'note'")),
         (searching(7), ("a list of different paths",)),
+        ({"HANDLERS": handling("fits", NEWEST=("order_id", "version"))},
+         ("has no argument 'version'",)),
         ({"CELERY_APP": "nowhere.app"}, ("nowhere.app",)),
         ({"ARCHIVE": {"TTL": 5}}, ("lost",)),
     ):  # fmt: skip

@@ -71,6 +71,7 @@ def test_a_missing_value_is_named(payload: dict[str, Any]) -> None:
         (("order_id", "version", "x"), "two paths"),
         (("order id", "version"), "two paths"),
         (("order_id", 1), "two paths"),
+        (("order_id", "revision"), "has no argument 'revision'"),
     ],
 )
 def test_a_wrong_declaration_is_an_error(newest: Any, wrong: str) -> None:
