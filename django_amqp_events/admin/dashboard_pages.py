@@ -34,6 +34,7 @@ from ..models import (
 )
 from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Record, RecordKind
+from ..monitor.state_texts import PREFETCH_REASONS
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from .base import WATCHED_SECONDS, Pages
@@ -313,6 +314,10 @@ def _queues(
                 "meaning": text(Reason.from_json(figures.get("meaning", _("not read yet"))), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
                 "consumed": moment(consumed.get(name)),
+                "prefetch": [
+                    (count, PREFETCH_REASONS.get(why, why))
+                    for why, count in figures.get("prefetch", {}).items()
+                ],
                 "handlers": [handler for handler in handlers if handler.queue == name],
                 "dull": role == "delay"
                 and severity in ("ok", "unknown")

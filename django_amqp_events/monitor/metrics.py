@@ -216,6 +216,15 @@ class SnapshotCollector(Collector):
                 if figures.get(key) is not None:
                     gauge.add_metric([queue, figures["role"]], figures[key])
             yield gauge
+        gauge = GaugeMetricFamily(
+            "amqp_events_queue_prefetch",
+            "Events that the workers may take in advance.",
+            labels=["queue", "why"],
+        )
+        for queue, figures in document["queues"].items():
+            for why, number in figures.get("prefetch", {}).items():
+                gauge.add_metric([queue, why], number)
+        yield gauge
         for name, text, key in (
             ("outbox_pending", "Events of the outbox that are not published.", "total"),
             ("outbox_lag_seconds", "Age of the oldest event in the outbox.", "lag"),

@@ -31,7 +31,7 @@ from ..publish import outbox
 from ..reasons import Reason
 from ..service_loop import ServiceLoop
 from . import alerts, queue_status, statistics
-from .queue_status import Status
+from .queue_status import ANSWERS_TIMEOUT, Status
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ class SnapshotTaker:
             ``version``, ``vhost``, ``exact`` and ``alarms`` if known; ``api_error``.
         ``queues``
             by name: role, severity, meaning, state, ready, unacked, total, consumers, paused,
-            without unknown values. Empty while RabbitMQ is unreachable. A meaning, and the
-            broker's error, is a reason (:mod:`django_amqp_events.reasons`).
+            prefetch, without unknown values. Empty while RabbitMQ is unreachable. A meaning, and
+            the broker's error, is a reason (:mod:`django_amqp_events.reasons`).
         ``consumed``
             when each queue last had a consumer, by name.
         ``drift``
@@ -119,7 +119,9 @@ class SnapshotTaker:
     ) -> tuple[Status | None, dict[str, Any]]:
         """Return the queues and the document's part about the broker."""
         part: dict[str, Any] = {"error": "", "away": 0.0, "seen_at": now}
-        read = partial(queue_status.status, self.app, self.settings, self.topology)
+        read = partial(
+            queue_status.status, self.app, self.settings, self.topology, ask=ANSWERS_TIMEOUT
+        )
         try:
             try:
                 api = inspection.management(self.app, self.settings)

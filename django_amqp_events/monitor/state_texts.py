@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy
 
 from ..models import State
 from ..publish.outbox import RowState
+from ..worker.prefetch import Why
 
 #: Of an archived event: its meaning, and the next step.
 STATES: Final[Mapping[str, tuple[Any, Any]]] = {
@@ -29,6 +30,14 @@ STATES: Final[Mapping[str, tuple[Any, Any]]] = {
         gettext_lazy("Discarded without being handled."),
         gettext_lazy("Restore it to return it to the archive."),
     ),
+}
+#: What a prefetch count follows from.
+PREFETCH_REASONS: Final[Mapping[Why, Any]] = {
+    "default": gettext_lazy("default"),
+    "configured": gettext_lazy("configured"),
+    "measured": gettext_lazy("measured"),
+    "slow": gettext_lazy("long runs"),
+    "rate": gettext_lazy("rate limit"),
 }
 #: Of a row of the outbox: its label, its meaning, and the next step.
 ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {

@@ -128,13 +128,17 @@ def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -
     def seen_later() -> Samples:
         """Return the samples with a snapshot of now; the first may be from before the workers."""
         samples = scrape(port)
-        return samples if samples.get(("amqp_events_archive_open", ())) == 2 else {}
+        measured = any(name.endswith("queue_prefetch") for name, _ in samples)
+        return samples if measured and samples["amqp_events_archive_open", ()] == 2 else {}
 
     # A snapshot is taken every 30 s.
     samples = until(seen_later, 70, "a later snapshot")
     assert samples["amqp_events_broker_up", ()] == 1
     queue = (("queue", f"core.{ACT}"), ("role", "handler"))
     assert samples["amqp_events_queue_consumers", queue] >= 1
+    counts = {labels: n for (name, labels), n in samples.items() if name.endswith("queue_prefetch")}
+    assert {dict(labels)["queue"] for labels in counts} >= {f"core.{ACT}"}
+    assert min(counts.values()) >= 1
     assert samples["amqp_events_outbox_pending", (("database", "default"),)] == 0
     never = {"amqp_events_replayed_total", "amqp_events_superseded_total"}
     assert {base(name) for name, _ in samples} == documented() - never

@@ -82,6 +82,7 @@ def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> S
             "ready": 42,
             "unacked": 3,
             "consumers": 0,
+            "prefetch": {"measured": 48, "rate": 1},
         },
         "billing:delay.8s": {**queue, "role": "delay", "ready": 5, "consumers": 0},
         "billing:archive": {**queue, "role": "archive", "ready": 0, "consumers": 1},
@@ -143,6 +144,8 @@ def test_dashboard_shows_open_events_and_queues(ada):
         "different (x-delivery-limit is 3)",
         "The topology differed from its declaration",
         "last March 1, 2026",
+        "prefetch count 48 (measured)",
+        "prefetch count 1 (rate limit)",
         "Outbox in database “default”: due",
         "And 12 empty delay queues.",
     ):

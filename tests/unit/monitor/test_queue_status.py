@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from django_amqp_events.monitor.queue_status import _paused, _prefetch
+from django_amqp_events.monitor.state_texts import PREFETCH_REASONS
+from django_amqp_events.worker.prefetch import Why
 
 
 def worker(paused: list[str], counts: dict[str, list[Any]] | None) -> dict[str, Any]:
@@ -37,3 +39,7 @@ def test_counts_of_all_workers_are_added_by_reason(queue: str, expected: dict[st
 
 def test_paused_queues() -> None:
     assert _paused(WORKERS) == {"b", "c"}
+
+
+def test_each_reason_has_a_text() -> None:
+    assert set(PREFETCH_REASONS) == set(get_args(Why))
