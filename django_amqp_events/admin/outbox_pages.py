@@ -12,7 +12,7 @@ from uuid import UUID
 
 from django.contrib import admin
 from django.db import Error, transaction
-from django.db.models import Q, QuerySet, Value
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
@@ -55,15 +55,24 @@ from .payload_pages import PayloadPages
 
 def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
     eligible, skipped = [], []
-    for row in map(rows.__getitem__, seen):
+    for pk, version in seen.items():
+        row = rows[pk]
         state = outbox.row_state(row, _now(row))
-        if state in action.states:
-            eligible.append(row)
-        else:
+        if state not in action.states:
             skipped.append(Skipped.of(row, Reason(f"outbox-{state}")))
+        elif version_of(row) != version:
+            skipped.append(Skipped.of(row, Reason("outbox-changed")))
+        else:
+            eligible.append(row)
     counts = Counter((row.name, row.exchange, row.service) for row in eligible)
     details = {"destinations": [(count, *route) for route, count in sorted(counts.items())]}
     return [row.pk for row in eligible], skipped, details
+
+
+def version_of(row: OutboxEvent) -> int:
+    """Return what tells one discard of a row from another; 0 for a row that is not discarded."""
+    at = row.discarded_at
+    return 0 if at is None else int(at.timestamp() * 1000) % 2**31
 
 
 def _run(decision: Decision) -> Result:
@@ -209,7 +218,6 @@ class OutboxEventAdmin(PayloadPages):
     row_actions = ACTIONS
     preview = staticmethod(_preview)
     run = staticmethod(_run)
-    version = Value(0)  # its state tells all that an action depends on
     gone = Reason("outbox-published")
     changed = Coalesce("discarded_at", "created_at")
     too_many = gettext_lazy("More than %(limit)s events are selected. Filter the list first.")
@@ -237,6 +245,9 @@ class OutboxEventAdmin(PayloadPages):
             if left := [pk for pk in ids if pk not in by_id]:
                 by_id |= {row.pk: row for row in rows.using(alias).filter(pk__in=left)}
         return by_id
+
+    def freeze(self, queryset: QuerySet[Any]) -> dict[UUID, int]:
+        return {row.pk: version_of(row) for row in queryset[: self.limit + 1]}
 
     def find(self, request: HttpRequest, object_id: str) -> OutboxEvent | None:
         pk = parse_uuid(object_id)
@@ -303,7 +314,7 @@ class OutboxEventAdmin(PayloadPages):
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
             "archived_url": self.list_url(request, ArchivedEvent, q=row.event_id),
-            "buttons": self._buttons(request, row, 0, offered),
+            "buttons": self._buttons(request, row, version_of(row), offered),
         }
         title = _("%(name)s of %(service)s (%(id)s)") % {
             "name": line(row.name),

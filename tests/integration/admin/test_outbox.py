@@ -15,6 +15,7 @@ from django.test import Client, override_settings
 
 from django_amqp_events import handler
 from django_amqp_events.admin.action_pages import encode_selection
+from django_amqp_events.admin.outbox_pages import version_of
 from django_amqp_events.archive import inbox_retention, retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.databases import Now
@@ -50,7 +51,7 @@ def fail(count: int = 1, **columns: Any) -> list[OutboxEvent]:
 
 
 def post(client: Client, decision: str, *rows: OutboxEvent) -> list[str]:
-    data = {"seen": encode_selection({row.pk: 0 for row in rows}), "reason": "fixed"}
+    data = {"seen": encode_selection({row.pk: version_of(row) for row in rows}), "reason": "fixed"}
     address = f"/admin/django_amqp_events/outboxevent/decide/{decision}/"
     response = client.post(address, data, follow=True)
     assert response.status_code == 200
@@ -82,7 +83,7 @@ def test_pages_on_each_database(wire: Wire, ada: Client) -> None:
     words = world.Page(ada.get(f"{address}{late.pk}/change/").content.decode()).words
     assert "events_relay --service old" in words
     assert '"n": 0' in words
-    seen = encode_selection({row.pk: 0 for row in (failed, late, gone)})
+    seen = encode_selection({row.pk: version_of(row) for row in (failed, late, gone)})
     words = world.Page(ada.get(f"{address}decide/discard/", {"seen": seen}).content.decode()).words
     assert "Discard 2 events?" in words
 

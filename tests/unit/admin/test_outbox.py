@@ -69,7 +69,7 @@ def url(name: str, *args: Any, site: str = "admin", model: str = "outboxevent") 
 
 
 def frozen(*found: OutboxEvent) -> str:
-    return encode_selection({row.pk: 0 for row in found})
+    return encode_selection({row.pk: pages.version_of(row) for row in found})
 
 
 def post(client: Any, decision: str, *found: OutboxEvent, **more: str) -> Any:
