@@ -258,6 +258,21 @@ def test_each_change_has_its_check(run: Check, code: str, keys: dict[str, Any]) 
     assert run(**keys) == ([code] if code else [])
 
 
+def test_messages_name_what_is_wrong(run: Check) -> None:
+    for keys, words in (
+        ({"HANDLERS": handling("misses")},
+         ("'customer'", "'shop.order.created'", "'order_id', 'total', 'note'")),
+        (searching(7), ("a list of different paths",)),
+        ({"HANDLERS": handling("fits", NEWEST=("order_id", "version"))},
+         ("has no argument 'version'",)),
+        ({"CELERY_APP": "nowhere.app"}, ("nowhere.app",)),
+        ({"ARCHIVE": {"TTL": 5}}, ("lost",)),
+    ):  # fmt: skip
+        run(**keys)
+        shown = text()
+        assert all(word in shown for word in words), shown
+
+
 # -- handlers and contracts ---------------------------------------------------------------
 
 
