@@ -105,7 +105,7 @@ def test_type_checkers_know_every_option() -> None:
 
 
 def test_settings_and_decorators_have_the_same_options() -> None:
-    options = {
+    options: dict[str, Any] = {
         "EVENTS": ["shop.order.created"],
         "BIND": True,
         "STRICT": True,
