@@ -13,6 +13,7 @@ from tests.doubles.broker import Broker
 
 settings.register_profile(
     "unit",
+    max_examples=50,
     deadline=None,
     database=None,
     # A fixture that only patches is the same for every example.

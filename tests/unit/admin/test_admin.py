@@ -430,24 +430,6 @@ def test_a_project_with_atomic_requests_can_decide(ada, broker, monkeypatch):
     assert len(broker.messages) == 1
 
 
-def test_filters_are_kept_on_the_way_back(ada, broker):
-    row = make(handler="book")
-    response = ada.post(url("changelist") + "?handler=book", select([row], "replay"))
-    action = response.context["action_url"]
-    done = ada.post(action, {**page(response).fields, "reason": ""})
-    assert done["Location"] == url("changelist") + "?handler=book"
-    # The event's page leads back to it, and from there to the list.
-    other = make(handler="book")
-    detail = ada.get(url("change", other.pk), {"_changelist_filters": "handler=book"})
-    [link] = [
-        each["url"] for each in detail.context["buttons"]["links"] if each["name"] == "discard"
-    ]
-    asked = ada.get(link)
-    assert "handler%3Dbook" in asked.context["cancel_url"]
-    done = ada.post(asked.context["action_url"], {**page(asked).fields, "reason": "x"})
-    assert done["Location"] == url("change", other.pk) + "?_changelist_filters=handler%3Dbook"
-
-
 @pytest.mark.parametrize("chunk", [200, 5])
 def test_identical_failures_are_reported_once(ada, broker, monkeypatch, chunk):
     """The errors in logs name each event; those of rows and messages do not."""

@@ -35,9 +35,6 @@ def invoice(order_id: int) -> None: ...
 def mail(order_id: int) -> None: ...
 
 
-async def asynchronous(order_id: int) -> None: ...
-
-
 def logged(function: Callable[..., Any]) -> Callable[..., Any]:
     """Stand for a user's decorator, such as transaction.atomic."""
 
@@ -226,21 +223,6 @@ def test_an_event_with_options_stands_for_its_contract() -> None:
 def test_a_users_decorator_is_part_of_the_handler() -> None:
     handlers = clean(HANDLERS={"billing.x": {"EVENTS": ["a.b"], "HANDLER": f"{HERE}.decorated"}})
     assert handlers["billing.x"].target is decorated
-
-
-def test_signatures_leave_the_task_out() -> None:
-    def bound(self: object, order_id: int) -> None: ...
-
-    handlers = clean(
-        declaration(),
-        declaration(bound, "billing.bound", bind=True),
-        declaration(asynchronous, "billing.asynchronous"),
-        declaration(InvoiceTask, "billing.task"),
-    )
-    for handler in handlers.values():
-        assert list(handler.signature.parameters) == ["order_id"]
-    assert [h.name for h in handlers.values() if h.is_async] == ["billing.asynchronous"]
-    assert [h.name for h in handlers.values() if h.is_task_class] == ["billing.task"]
 
 
 def test_options_of_a_task_class_stand_behind_the_decorator() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import json
@@ -20,7 +19,7 @@ from uuid import UUID
 
 import pydantic
 import pytest
-from celery import Celery, Task
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
@@ -395,48 +394,6 @@ def test_arguments_by_position() -> None:
     )
     with pytest.raises(ContractViolated, match=r"more\.0: "):
         bind(handler_of(handler), [1, "2026-01-01", "x"], {})
-
-
-class AsTask(Task):
-    def run(self, at: date) -> None: ...
-
-
-def bound(self: Task, at: date) -> None: ...
-
-
-def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return inner
-
-
-def plain(at: date) -> None: ...
-
-
-class Callable_:  # noqa: N801
-    def __call__(self, at: date) -> None: ...
-
-    def method(self, at: date) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("target", "options"),
-    [
-        (AsTask, {}),
-        (bound, {"bind": True}),
-        (wrapped(plain), {}),
-        (functools.partial(plain), {}),
-        (Callable_(), {}),
-        (Callable_().method, {}),
-    ],
-)
-def test_every_kind_of_handler_has_hints(target: Any, options: dict[str, Any]) -> None:
-    handler = handler_of(target, **options)
-    assert bind(handler, (), {"at": "2026-01-01"}) == ((), {"at": date(2026, 1, 1)})
-    with pytest.raises(ContractViolated, match="at: Input should be a valid date"):
-        bind(handler, (), {"at": "tomorrow"})
 
 
 def no_schema(value: inspect.Signature) -> None: ...

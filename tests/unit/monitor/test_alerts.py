@@ -207,19 +207,6 @@ def test_alert_is_sent_once_and_resolved_once(heard: Any) -> None:
 
 
 @DATABASES
-def test_kinds_keys_and_services_are_apart(heard: Any) -> None:
-    other = conf.parse({"SERVICE": "shop"})[0]
-    for settings, kind, key in (
-        (read(), "abyss", "a"), (read(), "abyss", "b"), (read(), "growth", "a"),
-        (other, "abyss", "a"),
-    ):  # fmt: skip
-        assert alerts.update_alert(kind, key, "x", now=NOW, settings=settings)
-    assert alerts.update_alert("abyss", "a", now=NOW, troubled=False, settings=read())
-    assert alerts.open_alerts("billing").count() == 2
-    assert alerts.open_alerts("shop").count() == 1
-
-
-@DATABASES
 def test_keys_and_texts_that_no_database_takes_are_written(heard: Any) -> None:
     key = "q\0\ud800" + "x" * 300
     for _ in range(2):

@@ -235,16 +235,6 @@ def sold_out(**payload: object) -> None:
     raise ValueError("out of stock")
 
 
-class Curious(Task):
-    """It wants to know of its retries."""
-
-    def run(self, **payload: object) -> None:
-        sold_out()
-
-    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        ran.append(einfo.traceback)
-
-
 def test_an_event_whose_process_was_ended_has_a_verdict_and_its_hooks(app: Celery) -> None:
     """The handler does not run again to get them."""
     heard: list[Any] = []
@@ -279,19 +269,6 @@ def test_a_failure_is_not_logged_twice(app: Celery, caplog: pytest.LogCaptureFix
     assert not caplog.records
     app.task(sold_out, name="ordinary").apply()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-
-
-def test_task_retry_signal_has_the_handlers_exception(app: Celery) -> None:
-    heard: list[str] = []
-
-    def hear(einfo: Any, **_: Any) -> None:
-        heard.append(einfo.traceback)
-
-    with connected(hear, signals.task_retry):
-        assert verdict_of(app, sold_out, {}, ignore_result=True).kind == "retry"
-    assert "in sold_out" in heard[0]
-    assert verdict_of(app, Curious, {}, ignore_result=True).kind == "retry"
-    assert "in sold_out" in str(ran[0])
 
 
 @pytest.mark.parametrize("countdown", [-1, 0.5, float("nan"), 1e12, float("inf")])
