@@ -351,7 +351,8 @@ class Soak:
         for name, (files, memory), (files_now, memory_now) in sizes:
             size = f"{name}: {files} to {files_now} descriptors, {memory} to {memory_now} MB"
             self.sizes.append(size)
-            if files_now > files + DESCRIPTORS or memory_now > memory + MEGABYTES:
+            grew = files_now > files + DESCRIPTORS or memory_now > memory + MEGABYTES
+            if files and grew:  # it ran when it was measured first
                 grown.append(size)
         return grown
 
