@@ -183,7 +183,7 @@ def _archive(
         # copy that is published again, the mirror stores one.
         if error is not None and error.scope == "broker":
             [errors[place]] = pool.publish([messages[place]], mandatory=True)
-            if isinstance(error, BrokerUnavailableError):
+            if isinstance(errors[place], BrokerUnavailableError):
                 break
     reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
     general: PublishError | None = None
