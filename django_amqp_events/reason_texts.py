@@ -129,6 +129,7 @@ TEXTS: Final[Mapping[str, Any]] = {
         "all %(limit)s connections to RabbitMQ were busy for %(seconds)s s; raise Celery's "
         "broker_pool_limit, or check why the broker is slow"
     ),
+    "history-silent": "RabbitMQ does not deliver the messages of the stream %(queue)s; try again",
     "consumer-cancelled": _(
         "RabbitMQ cancelled the consumer of %(queue)s: was it deleted? Then run `manage.py "
         "events_declare`"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -16,9 +15,8 @@ from django_amqp_events.archive import search_values
 from django_amqp_events.archive.replay import REASONS
 from django_amqp_events.archive.selection import SearchTerm, parse_uuid
 from django_amqp_events.models import clean
+from django_amqp_events.options import parse_age
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _AGE_MAX: Final = timedelta(days=36_500).total_seconds()
 #: Filters that :class:`~django_amqp_events.archive.selection.Selection` calls by the plural.
 _FILTERS: Final = {
@@ -127,9 +125,8 @@ def not_negative(text: str) -> float:
 
 def age(text: str) -> float:
     """Read an age in seconds: ``90s``, ``2h``, ``1d12h``."""
-    cleaned = text.strip().lower()
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _AGE.findall(cleaned))
-    if not cleaned or _AGE.sub("", cleaned) or seconds > _AGE_MAX:
+    seconds = parse_age(text)
+    if seconds is None or seconds > _AGE_MAX:
         raise ArgumentTypeError(f"{text!r} is not an age such as 90s, 45m, 12h, 30d, 8w or 1d12h")
     return seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Final, cast
 
 from amqp import exceptions as amqp_errors
 from celery import Celery
@@ -14,7 +14,7 @@ from ...callables import nothing
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
 from ..reply_texts import limit_reached
-from ..topology import Binding
+from ..topology import Binding, Names
 from .amqp_api import (
     Amqp,
     Request,
@@ -23,6 +23,7 @@ from .amqp_api import (
     to_declare,
     to_unbind,
 )
+from .binding_records import bind_recorded
 from .drift import Plan, PlanStep
 from .inspection import REMEDY
 from .management_api import ManagementApi
@@ -88,9 +89,17 @@ def apply(
         later = [step for step in plan.steps if step.action in _LATER]
         current = plan.steps[0]
         try:
+            unbound = _first_bindings(now, settings)
             for current in now:
-                amqp.call(_request(current))
-                finish(current)
+                if current not in unbound:
+                    amqp.call(_request(current))
+                    finish(current)
+            if unbound:
+                current = unbound[0]
+                bindings = [step.item.entity for step in unbound]
+                bind_recorded(app, settings, amqp, cast("list[Binding]", bindings))
+                for step in unbound:
+                    finish(step)
             if later:
                 current = later[0]
                 if api is None:
@@ -110,6 +119,20 @@ def apply(
         except amqp_errors.ChannelError as exc:
             raise _refused(current, exc, len(done), plan) from exc
     return Applied(done=tuple(done), refused=tuple(refused))
+
+
+def _first_bindings(steps: Iterable[PlanStep], settings: Settings) -> list[PlanStep]:
+    """Return the steps that bind a handler's queue to the events for the first time."""
+    names = Names.of(settings)
+    return [
+        step
+        for step in steps
+        if settings.history is not None
+        and step.item.state == "missing"
+        and isinstance(binding := step.item.entity, Binding)
+        and binding.exchange == names.events
+        and binding.queue != names.history
+    ]
 
 
 def _refused(step: PlanStep, exc: amqp_errors.ChannelError, done: int, plan: Plan) -> TopologyError:

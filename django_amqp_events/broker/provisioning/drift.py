@@ -220,7 +220,7 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
                 )
             case "unknown" if item.kind == "binding":
                 steps.append(PlanStep(action="bind", item=item))
-            case "different" if item.kind == "queue" and recreate_empty:
+            case "different" if item.kind == "queue" and item.role != "history" and recreate_empty:
                 recreated.add(item.name)
                 steps.append(PlanStep(action="recreate", item=item))
             case "different":
@@ -278,6 +278,12 @@ def _immutable(item: Item) -> str:
         return (
             "arguments cannot be changed: stop this service's workers, delete the exchange (it "
             "holds no messages), then run manage.py events_declare"
+        )
+    if item.role == "history":
+        return (
+            "arguments cannot be changed: restore the limits of HISTORY, on which all services "
+            "with this exchange agree, or delete the queue with its past events, then run "
+            "manage.py events_declare"
         )
     return (
         "arguments cannot be changed: wait until the queue is empty, then run manage.py "
