@@ -198,6 +198,15 @@ TEXTS: Final[Mapping[str, Any]] = {
         "add_vhost)"
     ),
     # -- batches
+    "batch-backfill": _("Past events for %(handler)s: %(filters)s"),
+    "batch-past": _("all"),
+    "published-since": _("published since %(value)s"),
+    "published-until": _("published before %(value)s"),
+    "left-received": _("the handler's queue has received it"),
+    "left-handled": _("the handler has handled it (inbox)"),
+    "left-archived": _("it is in the archive for this handler"),
+    "left-unreadable": _("its identity cannot be read, or its body is larger than MAX_BODY"),
+    "left-expired": _("RabbitMQ has deleted it (HISTORY); events of all handlers count"),
     "batch-filtered": _("All with %(filters)s"),
     "batch-open": _("All open events"),
     "batch-selected": ngettext_lazy(

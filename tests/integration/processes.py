@@ -98,6 +98,7 @@ def main() -> None:
                     "HANDLER": "tests.integration.handlers.handle",
                 }
             },
+            **json.loads(os.environ.get("COMMAND_SETTINGS", "{}")),
         },
     )
     Celery("command", broker=os.environ["COMMAND_BROKER"]).set_default()

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import amqp
 from celery import Celery
@@ -43,21 +43,27 @@ _EXPIRES: Final = 600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingRecord:
-    """When a handler's queue was bound.
+    """Since when a handler's queue is bound by some routing keys.
 
     Attributes:
-        patterns: its new routing keys.
-        offset: of the last event in the history before; -1 if there was none.
-        witness: digest of that event, which shows whether the history is still the same stream.
+        offset: of the last event in the history before; -1 if there was none, or the queue was
+            bound before the history.
         missed: offsets of later events that the queue did not get.
+        witness: digest of the event at :attr:`place`, which shows whether the history is still the
+            same stream.
     """
 
     queue: str
     patterns: Sequence[str]
     at: str
-    offset: int
-    witness: str
-    missed: Sequence[int]
+    offset: int = -1
+    missed: Sequence[int] = ()
+    witness: str = ""
+
+    @property
+    def place(self) -> int | None:
+        """The offset of the witness; ``None`` if the queue missed no event."""
+        return self.offset if self.offset >= 0 else next(iter(self.missed), None)
 
     def received(self, offset: int) -> bool:
         """Return True if the queue got the event at this offset, if its key matches."""
@@ -115,6 +121,20 @@ class _Window:
         return seen
 
 
+def record_bound(
+    app: Celery, settings: Settings, session: Amqp, bindings: Iterable[Binding]
+) -> None:
+    """Record that queues are bound, for those without a record: they missed nothing that counts."""
+    known = {
+        (record.queue, pattern)
+        for record in read_records(app, settings)
+        for pattern in record.patterns
+    }
+    for queue, patterns in _by_queue(bindings).items():
+        if new := [pattern for pattern in patterns if (queue, pattern) not in known]:
+            _publish(session, settings, queue, new)
+
+
 def bind_recorded(
     app: Celery, settings: Settings, session: Amqp, bindings: Sequence[Binding]
 ) -> None:
@@ -126,10 +146,8 @@ def bind_recorded(
             record then.
     """
     names = Names.of(settings)
-    patterns: dict[str, list[str]] = {}
-    for binding in bindings:
-        patterns.setdefault(binding.queue, []).append(binding.routing_key)
-    windows = [_Window(names.window(queue), queue, keys) for queue, keys in patterns.items()]
+    by_queue = _by_queue(bindings)
+    windows = [_Window(names.window(queue), queue, keys) for queue, keys in by_queue.items()]
     # An exchange that a killed process has left passes on events that no record would have.
     recorded = [window for window in windows if not session.exchange_exists(window.name)]
     before = history.last(app, settings, names.history)
@@ -149,18 +167,24 @@ def bind_recorded(
     end = after.offset if after is not None else -1
     missed = _missed(app, settings, recorded, passed, range(offset + 1, end + 1))
     for window in recorded:
+        found = missed[window.queue]
+        witness = digest(before.received) if before is not None else next(iter(found.values()), "")
         _publish(
             session,
-            names.bindings,
-            BindingRecord(
-                queue=window.queue,
-                patterns=window.patterns,
-                at=datetime.now(UTC).isoformat(),
-                offset=offset,
-                witness=digest(before.received) if before is not None else "",
-                missed=missed[window.queue],
-            ),
+            settings,
+            window.queue,
+            window.patterns,
+            offset=offset,
+            missed=list(found),
+            witness=witness,
         )
+
+
+def _by_queue(bindings: Iterable[Binding]) -> dict[str, list[str]]:
+    patterns: dict[str, list[str]] = {}
+    for binding in bindings:
+        patterns.setdefault(binding.queue, []).append(binding.routing_key)
+    return patterns
 
 
 def _missed(
@@ -169,9 +193,9 @@ def _missed(
     windows: Iterable[_Window],
     passed: dict[str, Counter[str]],
     offsets: range,
-) -> dict[str, list[int]]:
-    """Return the events at these offsets that each queue has not."""
-    missed: dict[str, list[int]] = {window.queue: [] for window in windows}
+) -> dict[str, dict[int, str]]:
+    """Return the events at these offsets that each queue has not, with their digests."""
+    missed: dict[str, dict[int, str]] = {window.queue: {} for window in windows}
     if not offsets:
         return missed
     queue = Names.of(settings).history
@@ -186,16 +210,21 @@ def _missed(
                 if passed[window.queue][seen]:
                     passed[window.queue][seen] -= 1
                 else:
-                    missed[window.queue].append(record.offset)
+                    missed[window.queue][record.offset] = seen
             if record.offset >= offsets[-1]:
                 return missed
     raise BrokerUnavailableError(Reason("history-silent", queue=repr(queue)))
 
 
-def _publish(session: Amqp, exchange: str, record: BindingRecord) -> None:
+def _publish(
+    session: Amqp, settings: Settings, queue: str, patterns: Sequence[str], **found: Any
+) -> None:
+    at = datetime.now(UTC).isoformat()
+    record = BindingRecord(queue=queue, patterns=patterns, at=at, **found)
+
     def publish(channel: amqp.Channel) -> None:
         channel.confirm_select()
         message = amqp.Message(json.dumps(asdict(record)), delivery_mode=2)
-        channel.basic_publish_confirm(message, exchange)
+        channel.basic_publish_confirm(message, Names.of(settings).bindings)
 
     session.call(publish)

@@ -23,8 +23,8 @@ from .amqp_api import (
     to_declare,
     to_unbind,
 )
-from .binding_records import bind_recorded
-from .drift import Plan, PlanStep
+from .binding_records import bind_recorded, record_bound
+from .drift import Plan, PlanStep, Report
 from .inspection import REMEDY
 from .management_api import ManagementApi
 from .replacement import Replacement
@@ -90,10 +90,13 @@ def apply(
         current = plan.steps[0]
         try:
             unbound = _first_bindings(now, settings)
+            bound = _bindings(plan.report, settings)
             for current in now:
                 if current not in unbound:
                     amqp.call(_request(current))
                     finish(current)
+            if bound:
+                record_bound(app, settings, amqp, bound)
             if unbound:
                 current = unbound[0]
                 bindings = [step.item.entity for step in unbound]
@@ -123,16 +126,30 @@ def apply(
 
 def _first_bindings(steps: Iterable[PlanStep], settings: Settings) -> list[PlanStep]:
     """Return the steps that bind a handler's queue to the events for the first time."""
-    names = Names.of(settings)
     return [
         step
         for step in steps
-        if settings.history is not None
-        and step.item.state == "missing"
-        and isinstance(binding := step.item.entity, Binding)
-        and binding.exchange == names.events
-        and binding.queue != names.history
+        if step.item.state == "missing" and _is_recorded(step.item.entity, settings)
     ]
+
+
+def _bindings(report: Report, settings: Settings) -> list[Binding]:
+    """Return the bindings of handlers' queues to the events that exist, or may exist."""
+    return [
+        cast("Binding", item.entity)
+        for item in report.having("ok", "stale", "unknown")
+        if _is_recorded(item.entity, settings)
+    ]
+
+
+def _is_recorded(entity: object, settings: Settings) -> bool:
+    names = Names.of(settings)
+    return (
+        settings.history is not None
+        and isinstance(entity, Binding)
+        and entity.exchange == names.events
+        and entity.queue != names.history
+    )
 
 
 def _refused(step: PlanStep, exc: amqp_errors.ChannelError, done: int, plan: Plan) -> TopologyError:

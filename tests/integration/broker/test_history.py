@@ -144,10 +144,14 @@ def test_each_event_is_in_the_queue_or_before_its_record(
     assert not [name for name in late.api.queues() if "window" in name["name"]]
 
 
-def test_a_queue_that_was_bound_before_has_no_record(
-    service: Callable[..., Service], fresh_vhost: Vhost
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_queue_that_was_bound_before_missed_nothing(
+    service: Callable[..., Service], fresh_vhost: Vhost, exact: bool
 ) -> None:
     service(fresh_vhost, HANDLERS={"late": [KEY]}).declare()
-    made = with_handler(service, fresh_vhost)
-    assert made.command("events_declare")[0] == 0
-    assert read_records(made.app, made.settings) == []
+    keys = {} if exact else {"MANAGEMENT_URL": ""}
+    made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"late": [KEY]}, **keys)
+    for _ in range(2):
+        assert made.command("events_declare")[0] == 0
+        (record,) = read_records(made.app, made.settings)
+        assert record.received(0)
