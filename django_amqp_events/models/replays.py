@@ -101,6 +101,14 @@ class ReplayBatch(models.Model):
         return Reason.of(self.title or Reason("batch-selected", count=self.total))
 
     @property
+    def percent_read(self) -> int | None:
+        """How much of its range a backfill has read."""
+        if self.backfill is None:
+            return None
+        begin, end = self.backfill["begin"], self.backfill["end"]
+        return 100 * (self.next_offset - begin) // max(1, end + 1 - begin)
+
+    @property
     def left_out(self) -> list[tuple[int, Reason]]:
         """How many past events a backfill has left out, with the reasons."""
         return [(count, Reason(f"left-{why}")) for why, count in (self.backfill_left or {}).items()]
