@@ -105,7 +105,7 @@ class ReplayBatch(models.Model):
         """How much of its range a backfill has read."""
         if self.backfill is None:
             return None
-        begin, end = self.backfill["begin"], self.backfill["end"]
+        begin, end = int(self.backfill["begin"]), int(self.backfill["end"])
         return 100 * (self.next_offset - begin) // max(1, end + 1 - begin)
 
     @property
