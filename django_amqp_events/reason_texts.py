@@ -204,7 +204,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     "published-until": _("published before %(value)s"),
     "left-received": _("the handler's queue has received it"),
     "left-handled": _("the handler has handled it (inbox)"),
-    "left-archived": _("it is in the archive for this handler"),
+    "left-archived": _("it is in the archive for this handler; replay it there"),
     "left-unreadable": _("its identity cannot be read, or its body is larger than MAX_BODY"),
     "left-expired": _("RabbitMQ has deleted it (HISTORY); events of all handlers count"),
     "batch-filtered": _("All with %(filters)s"),
@@ -288,6 +288,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     "queue-dead-letters-kept": _(
         "%(what)s, but %(exchange)s is missing: run manage.py events_declare"
     ),
+    "queue-history": _("%(number)s messages are kept"),
     "queue-delayed": _("%(number)s delayed, the next returns within %(seconds)s s"),
     "queue-missing": _("missing: run manage.py events_declare"),
     "queue-no-leader": _(

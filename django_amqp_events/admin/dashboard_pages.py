@@ -59,7 +59,7 @@ INBOX: Final = "view_inboxentry"
 #: Bars of the chart of open events.
 QUARTERS: Final = 96
 #: Roles of queues, in the order in which they are shown.
-ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
+ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive", "history")
 #: The models whose pages it links to.
 _LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent)
 #: What is found, by the model whose pages show it; the inbox has none.

@@ -32,7 +32,8 @@ STEP = re.compile(
 NO_STEP = {
     # Labels, and parts of texts that have one.
     "action-discard", "action-edit", "action-force", "action-replay", "action-resolve",
-    "action-restore", "batch-filtered", "batch-open", "batch-selected", "both", "filter-event",
+    "action-restore", "batch-backfill", "batch-filtered", "batch-open", "batch-past",
+    "batch-selected", "both", "published-since", "published-until", "filter-event",
     "filter-exception", "filter-group", "filter-handler", "filter-reason",
     "filter-since", "filter-until", "filter-value", "group", "group-unknown",
     "queue-past-due", "queue-rejected", "rows-attempts", "state-archived", "state-discarded",
@@ -48,7 +49,8 @@ NO_STEP = {
     "process-ends", "queue-active-archive", "queue-active-graveyard", "queue-active-handler",
     "queue-consumed", "queue-delayed", "queue-paused", "queue-waiting-archive",
     "queue-waiting-graveyard", "queue-waiting-handler", "rows-due", "rows-held", "rows-others",
-    "waiting-for-canary", "waiting-for-mirror",
+    "waiting-for-canary", "waiting-for-mirror", "left-expired", "left-handled", "left-received",
+    "left-unreadable", "queue-history",
     # Shown at the field that the user corrects.
     "contract", "contract-own", "json", "json-no-object", "json-unreadable", "not-taken",
     "payload-too-large",
