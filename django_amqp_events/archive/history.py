@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -110,7 +110,7 @@ class Scan:
     budget: int = BUDGET
     read: int = 0
     last: Record | None = None
-    complete: bool = field(default=False)
+    complete: bool = False
 
     def records(
         self, *, follow: bool = False, stop: Callable[[], bool] = nothing
@@ -128,6 +128,7 @@ class Scan:
         app = connection.broker_app(self.settings)
         end = history.last(app, self.settings, queue)
         start: Start = self.wanted.start
+        wait = history.LULL if follow else self.settings.confirm_timeout
         if follow and self.wanted.since is None:
             start = "next"
         elif end is None and not follow:
@@ -135,7 +136,7 @@ class Scan:
             return
         with closing(StreamReader(app, queue, self.settings, start=start)) as reader:
             while not stop():
-                for record in reader.records(stop=stop):
+                for record in reader.records(wait=wait, stop=stop):
                     self.read += 1
                     self.last = record
                     if self.wanted.matches(record):
@@ -148,5 +149,4 @@ class Scan:
                     if self.read >= self.budget:
                         return
                 if not follow:
-                    self.complete = True
                     return

@@ -37,6 +37,8 @@ OFFSET: Final = "x-stream-offset"
 SIZE: Final = 500
 #: Seconds without a message after which the end of a stream is reached.
 LULL: Final = 0.5
+#: Seconds to wait for the first message from a place on that may be the end.
+FIRST: Final = 2.0
 #: Longest time in seconds to find the end of a stream, while more is published.
 END_SECONDS: Final = 3.0
 
@@ -142,7 +144,7 @@ def require(settings: Settings) -> str:
 def first(app: Celery, settings: Settings, queue: str, start: Start = "first") -> Record | None:
     """Return the first record from a place on, ``None`` if there is none."""
     with closing(StreamReader(app, queue, settings, start=start)) as reader:
-        wait = settings.confirm_timeout if start == "first" and reader.ready() else LULL
+        wait = settings.confirm_timeout if start == "first" and reader.ready() else FIRST
         return next(reader.records(wait=wait), None)
 
 

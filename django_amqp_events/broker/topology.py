@@ -147,6 +147,10 @@ class Names:
         """Return True if an exchange or queue replaces a handler's queue during a recreation."""
         return name.startswith(self.infrastructure("shadow."))
 
+    def is_window(self, name: str) -> bool:
+        """Return True if an exchange or queue exists only while a handler's queue is bound."""
+        return name.startswith(self.infrastructure("window."))
+
     def is_delay(self, name: str) -> bool:
         """Return True if an exchange or queue is for a delay, whether it is declared or not."""
         own = self.infrastructure("delay.")

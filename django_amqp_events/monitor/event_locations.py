@@ -199,7 +199,9 @@ def _add_destinations(
             event.destinations.append(destination)
             if destination.waiting:
                 waiting.add(handler.queue)
-    declared = topology.build(settings, registry).queues
+    declared = tuple(
+        queue for queue in topology.build(settings, registry).queues if queue.role != "history"
+    )
     if not events:
         return declared
     queues = (queue for queue in declared if queue.role != "handler" or queue.name in waiting)

@@ -246,11 +246,11 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
     settings, plan = get_settings(), Backfill.of(batch)
     handler = plan.receiver
     app, queue = connection.broker_app(settings), history.require(settings)
-    chunk = Chunk(next=batch.next_offset)
+    chunk, size = Chunk(next=batch.next_offset), 0
     with closing(StreamReader(app, queue, settings, start=chunk.next)) as reader:
         for read, record in enumerate(reader.records(wait=settings.confirm_timeout)):
             if not read:
-                chunk.expired = min(record.offset, plan.end + 1) - chunk.next
+                chunk.expired = _expired(app, settings, queue, chunk.next, record.offset, plan.end)
             chunk.next = record.offset + 1
             if record.offset > plan.end or plan.wanted.is_after(record):
                 chunk.next = plan.end + 1
@@ -258,15 +258,29 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
             why = plan.why_left_out(record, handler)
             if why is None:
                 chunk.records.append(record)
+                size += len(record.received.body)
             elif why:
                 chunk.left[why] += 1
-            if len(chunk.records) >= room or read >= most or record.offset == plan.end:
+            full = len(chunk.records) >= room or size >= replay.CHUNK_BYTES or read >= most
+            if full or record.offset >= plan.end:
                 break
         else:
             if chunk.next == batch.next_offset:
                 raise BrokerUnavailableError(Reason("history-silent", queue=repr(queue)))
     _leave_out_handled(chunk, handler, settings, again=plan.again)
     return chunk
+
+
+def _expired(
+    app: Celery, settings: Settings, queue: str, wanted: int, offset: int, end: int
+) -> int:
+    """Return how many events RabbitMQ has deleted between an offset and the first one read."""
+    if offset == wanted:
+        return 0
+    # RabbitMQ's own entries have offsets too, so a gap alone tells nothing.
+    first = history.first(app, settings, queue)
+    is_cut = first is None or first.offset >= offset
+    return min(offset, end + 1) - wanted if is_cut else 0
 
 
 def _leave_out_handled(chunk: Chunk, handler: Handler, settings: Settings, *, again: bool) -> None:

@@ -78,7 +78,7 @@ def read_records(app: Celery, settings: Settings) -> list[BindingRecord]:
         BrokerUnavailableError: no connection, or it broke.
     """
     with closing(StreamReader(app, Names.of(settings).bindings, settings, start="first")) as reader:
-        wait = settings.confirm_timeout if reader.ready() else 0.0
+        wait = settings.confirm_timeout if reader.ready() else history.LULL
         records = reader.records(wait=wait, then=history.LULL)
         return [BindingRecord(**json.loads(record.received.body)) for record in records]
 
@@ -148,7 +148,7 @@ def bind_recorded(
     names = Names.of(settings)
     by_queue = _by_queue(bindings)
     windows = [_Window(names.window(queue), queue, keys) for queue, keys in by_queue.items()]
-    # An exchange that a killed process has left passes on events that no record would have.
+    # One of another process, which may still use it, passes on events that no record would have.
     recorded = [window for window in windows if not session.exchange_exists(window.name)]
     before = history.last(app, settings, names.history)
     try:
@@ -157,11 +157,11 @@ def bind_recorded(
         session.carry_out(*map(to_bind, bindings))
         time.sleep(SETTLE_SECONDS)
         after = history.last(app, settings, names.history)
-        for window in windows:
+        for window in recorded:
             window.close(session)
         passed = {window.queue: window.read(app, settings) for window in recorded}
     finally:
-        for window in windows:
+        for window in recorded:
             window.delete(session)
     offset = before.offset if before is not None else -1
     end = after.offset if after is not None else -1

@@ -150,7 +150,7 @@ class Report:
 
 def left_over_exchange(names: Names, name: str) -> bool:
     """Return True if an undeclared exchange of this name was once declared by this service."""
-    return names.is_delay(name) or names.is_shadow(name)
+    return names.is_delay(name) or names.is_shadow(name) or names.is_window(name)
 
 
 def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bool:

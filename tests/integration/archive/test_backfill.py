@@ -74,7 +74,7 @@ def begun(*, again: bool = False, wanted: PastFilter | None = None, **options: A
 
 def run(made: Service, batch: ReplayBatch, seconds: float = 60) -> ReplayBatch:
     """Run a batch until it only waits for outcomes."""
-    runner = Runner(settings=made.settings, stop=lambda: waits_for_outcomes(batch))
+    runner = Runner(settings=made.settings, stop=lambda: waits_for_outcomes(batch), tell=print)
     runner.run(until_done=True)
     return now(batch)
 
@@ -283,3 +283,57 @@ def test_the_history_is_printed_and_searched(late: Service) -> None:
     code, out, err = late.command("events_history", "--scan", "100", "--id", "e7", "--id", "e400")
     assert (code, len(out.splitlines())) == (1, 1)
     assert err == "100 events read, 1 found; the rest was not read\n"
+
+
+@ONE
+def test_a_history_that_was_declared_again_has_nothing_that_the_queue_missed(
+    late: Service,
+) -> None:
+    """Its offsets begin at 0, like those that the record has."""
+    late.channel().queue_delete(late.names.history)
+    late.declare()
+    send(late, 0, 5)
+    with pytest.raises(ValueError, match="has received all events of the history"):
+        backfill.freeze("send_invoice", PastFilter(), by="ada")
+
+
+@ONE
+def test_what_expires_before_it_is_read_is_counted(
+    service: Made, fresh_vhost: Vhost, archive_database: Database
+) -> None:
+    history = {"MAX_BYTES": 1_000_000}
+    before = service(fresh_vhost, HISTORY=history)
+    before.declare()
+    send(before, 0, 450)
+    made = service(fresh_vhost, HISTORY=history, HANDLERS={"send_invoice": [KEY]})
+    made.declare()
+    batch = begun()
+    # Old segments are deleted when a new one begins.
+    for number in range(80):
+        publish(made, padding(number))
+    row = run(made, batch)
+    assert row.backfill_left["expired"] == 450
+    assert row.total == 0
+    Runner(settings=made.settings).run(until_done=True)
+    assert now(batch).state == "done"
+
+
+def padding(number: int) -> Any:
+    return encoding.event_message(
+        exchange="events",
+        name="shop.padding",
+        body=encoding.encode_payload("shop.padding", {"text": "x" * 100_000}),
+        event_id=f"p{number}",
+        service="shop",
+        published_at=datetime.now(UTC),
+    )
+
+
+@ONE
+def test_the_streams_are_no_backlog(late: Service) -> None:
+    late.take_all(QUEUE)
+    _code, out, _err = late.command("events_status")
+    assert "messages are kept" in out
+    code, out, _err = late.command("events_find", "e7")
+    assert code == 1
+    assert "events:history" not in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ def publishing(made: Service, publishers: int = 2) -> Iterator[list[str]]:
             channel.basic_publish_confirm(message, "events", KEY)
             published.append(event_id)
             number += 1
+            time.sleep(0.002)
 
     threads = [threading.Thread(target=publish, args=(name,)) for name in range(publishers)]
     for thread in threads:
