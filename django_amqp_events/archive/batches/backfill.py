@@ -29,7 +29,7 @@ from ...conf import Settings, get_settings
 from ...databases import check_commits
 from ...declare.patterns import pattern_matches, patterns_overlap
 from ...declare.registry import Handler, get_registry
-from ...exceptions import BrokerUnavailableError
+from ...exceptions import AmqpEventsError, BrokerUnavailableError
 from ...message.archive_message import Archived
 from ...message.headers import is_broker_header
 from ...message.types import derived_id
@@ -82,12 +82,12 @@ class Backfill:
         """The handler, by its current name.
 
         Raises:
-            ValueError: it is gone.
+            AmqpEventsError: it is gone.
         """
         name = get_settings().renamed_handlers.get(self.handler, self.handler)
         handler = get_registry().handlers.get(name)
         if handler is None:
-            raise ValueError(Reason("handler-missing", name=repr(name)))
+            raise AmqpEventsError(Reason("handler-missing", name=repr(name)))
         return handler
 
     def as_json(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
     Raises:
         TopologyError, BrokerUnavailableError: the history cannot be read.
         ConfigurationError: AMQP_EVENTS is wrong.
-        ValueError: the handler is gone.
+        AmqpEventsError: the handler is gone.
     """
     settings, plan = get_settings(), Backfill.of(batch)
     handler = plan.receiver

@@ -31,7 +31,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong.
-        ValueError, AmqpEventsError: as :func:`.backfill.read_chunk`.
+        AmqpEventsError: as :func:`.backfill.read_chunk`.
     """
     if batch.backfill is not None:
         return _store(batch, _preview_backfill(batch))

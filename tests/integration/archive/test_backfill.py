@@ -208,6 +208,17 @@ def test_a_canary_goes_first(late: Service) -> None:
 
 
 @ONE
+def test_a_batch_whose_handler_is_gone_waits(
+    late: Service, service: Made, fresh_vhost: Vhost
+) -> None:
+    batch = begun()
+    made = service(fresh_vhost, HISTORY=HISTORY)
+    Runner(settings=made.settings, stop=lambda: bool(now(batch).note)).run()
+    assert "send_invoice" in str(now(batch).note)
+    assert now(batch).next_offset == 0
+
+
+@ONE
 def test_later_events_are_not_in_the_range(late: Service) -> None:
     batch = begun(again=True)
     send(late, 500, 520)
@@ -312,7 +323,7 @@ def test_what_expires_before_it_is_read_is_counted(
     for number in range(80):
         publish(made, padding(number))
     row = run(made, batch)
-    assert row.backfill_left["expired"] == 450
+    assert row.backfill_left == {"expired": 450}
     assert row.total == 0
     Runner(settings=made.settings).run(until_done=True)
     assert now(batch).state == "done"
