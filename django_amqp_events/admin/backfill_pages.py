@@ -7,25 +7,19 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..archive.batches import backfill, preview
 from ..archive.history import PastFilter
-from ..archive.selection import SearchTerm
-from ..conf import get_settings
-from ..declare.patterns import pattern_problem
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
 from ..models import LENGTH, ReplayBatch
 from ..templatetags.amqp_events import code, text
 from .base import Pages, problem
+from .filters import settings_and_registry
 
-#: The permission for values in payloads.
-VIEW_PAYLOAD: Final = "view_payload_archivedevent"
 #: Time before a row of an event in which the event may have been published.
 BEFORE: Final = timedelta(days=1)
 
@@ -39,12 +33,6 @@ class BackfillForm(forms.Form):
         max_length=LENGTH,
         required=False,
         help_text=gettext_lazy("Name or pattern, such as shop.order.*. Empty: all of the handler."),
-    )
-    match = forms.CharField(
-        label=gettext_lazy("Value"),
-        max_length=1_000,
-        required=False,
-        help_text=gettext_lazy("In the payload: order_id=17, or name=Ann* for its start."),
     )
     since = forms.DateTimeField(
         label=gettext_lazy("Published since"),
@@ -63,47 +51,19 @@ class BackfillForm(forms.Form):
     )
     id = forms.CharField(max_length=LENGTH, required=False, widget=forms.HiddenInput)
 
-    def __init__(self, data: Any = None, *, searches: bool) -> None:
+    def __init__(self, data: Any = None) -> None:
         super().__init__(data)
         names = sorted(get_registry().handlers)
         handler: Any = self.fields["handler"]
         handler.choices = [(name, name) for name in names]
-        if not searches:
-            del self.fields["match"]
-
-    def clean_event(self) -> str:
-        event: str = self.cleaned_data["event"]
-        if event and (wrong := pattern_problem(event)):
-            raise ValidationError(wrong)
-        return event
-
-    def clean_match(self) -> str:
-        match: str = self.cleaned_data["match"]
-        try:
-            if match:
-                SearchTerm.parse(match)
-        except ValueError as exc:
-            raise ValidationError(str(exc)) from exc
-        return match
-
-    def clean_since(self) -> datetime | None:
-        since: datetime | None = self.cleaned_data["since"]
-        if since is not None and _aware(since) > datetime.now(UTC):
-            raise ValidationError(_("This time is in the future."))
-        return since
 
     @property
     def wanted(self) -> PastFilter:
         """The filter of a valid form."""
         given = self.cleaned_data
-
-        def only(name: str) -> tuple[str, ...]:
-            return (given[name],) if given.get(name) else ()
-
         return PastFilter(
-            events=only("event"),
-            ids=only("id"),
-            search=only("match"),
+            events=tuple(filter(None, [given["event"]])),
+            ids=tuple(filter(None, [given["id"]])),
             since=given["since"] and _aware(given["since"]),
             until=given["until"] and _aware(given["until"]),
         )
@@ -114,20 +74,15 @@ def _aware(at: datetime) -> datetime:
     return at.astimezone(UTC)
 
 
-def empty_form(pages: Pages, request: HttpRequest) -> BackfillForm | None:
+def empty_form() -> BackfillForm | None:
     """Return the form for a range, ``None`` without a history."""
-    try:
-        history = get_settings().history
-    except AmqpEventsError:
-        return None
-    if history is None:
-        return None
-    return BackfillForm(searches=pages.granted(request, VIEW_PAYLOAD))
+    configured = settings_and_registry()
+    return BackfillForm() if configured and configured[0].history else None
 
 
 def backfill_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Freeze a range and show its preview."""
-    form = BackfillForm(request.POST, searches=pages.granted(request, VIEW_PAYLOAD))
+    form = BackfillForm(request.POST)
     list_url = pages.url_of(ReplayBatch, "changelist")
     if not form.is_valid():
         for name, errors in form.errors.items():

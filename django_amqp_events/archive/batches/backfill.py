@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 from uuid import UUID
 
@@ -193,6 +193,8 @@ def _handler(name: str, wanted: PastFilter) -> Handler:
         if not any(patterns_overlap(event, pattern) for pattern in handler.bindings):
             events = ", ".join(handler.bindings)
             raise ValueError(f"{name} does not handle {event!r}; its events are {events}")
+    if wanted.since and wanted.since > datetime.now(UTC):
+        raise ValueError("the begin of the range is in the future")
     if wanted.since and wanted.until and wanted.since >= wanted.until:
         raise ValueError("the begin of the range is not before its end")
     return handler

@@ -23,7 +23,7 @@ from ..conftest import Service
 KEY = "shop.order.created"
 QUEUE = "billing.send_invoice"
 VIEWS = (
-    "view_archivedevent", "view_payload_archivedevent", "view_replaybatch", "view_dashboard",
+    "view_archivedevent", "view_replaybatch", "view_dashboard",
 )  # fmt: skip
 
 
@@ -111,9 +111,8 @@ def test_a_found_event_runs_again(billing: Service, ada: Client) -> None:
     ("form", "text"),
     [
         ({"handler": "nobody"}, "Handler: "),
-        ({"handler": "send_invoice", "since": "2999-01-01"}, "This time is in the future."),
-        ({"handler": "send_invoice", "event": "shop..x"}, "Event: "),
-        ({"handler": "send_invoice", "match": "17"}, "is not a search"),
+        ({"handler": "send_invoice", "since": "2999-01-01"}, "is in the future"),
+        ({"handler": "send_invoice", "event": "shop..x"}, "does not handle"),
         ({"handler": "send_invoice"}, "has received all events of the history"),
         ({"handler": "send_invoice", "event": "shop.stock"}, "does not handle"),
     ],
