@@ -26,6 +26,7 @@ from .options import (
     Problem,
     Reader,
     accept,
+    age,
     boolean,
     choice,
     count,
@@ -36,6 +37,7 @@ from .options import (
     optional,
     read_options,
     seconds,
+    size,
     string,
     unchecked,
 )
@@ -178,6 +180,14 @@ class AlertSettings:
     groups: bool = option(boolean, default=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistorySettings:
+    """Limits of the stream that keeps all events of the exchange; at least one is set."""
+
+    max_age: float | None = option(optional(age), default=None)
+    max_bytes: int | None = option(optional(size), default=None)
+
+
 def _section(section: type) -> Reader:
     *first, last = keys(section)
     return mapping(f"a dict with {', '.join(first)} and {last}")
@@ -235,6 +245,7 @@ class Settings:
     database: str = option(string, default="default")
     retention: RetentionSettings = option(_section(RetentionSettings), default=RetentionSettings())
     renamed_handlers: Mapping[str, str] = option(_renamed_handlers, default_factory=dict)
+    history: HistorySettings | None = option(optional(_section(HistorySettings)), default=None)
     alerts: AlertSettings = option(_section(AlertSettings), default=AlertSettings())
     editing: bool = option(boolean, default=False)
     redact: str = option(_redact, default="")
@@ -252,6 +263,7 @@ _SECTIONS: Final[Mapping[str, tuple[type, Mapping[str, Reader]]]] = {
     "archive": (ArchiveSettings, keys(ArchiveSettings)),
     "retention": (RetentionSettings, keys(RetentionSettings)),
     "alerts": (AlertSettings, keys(AlertSettings)),
+    "history": (HistorySettings, keys(HistorySettings)),
     "defaults": (dict, _unchecked(DEFAULT_OPTIONS)),
 }
 _BY_NAME: Final = {"events": _unchecked(EVENT_OPTIONS), "handlers": _unchecked(HANDLER_OPTIONS)}
@@ -284,7 +296,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
     problems: list[Problem] = []
     values = read_options(KEYS, raw, SETTING, problems)
     for name, (section, readers) in _SECTIONS.items():
-        if name in values:
+        if values.get(name) is not None:
             where = f"{SETTING}[{name.upper()!r}]"
             values[name] = section(**read_options(readers, values[name], where, problems))
     for name, readers in _BY_NAME.items():
@@ -299,7 +311,18 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
                 problems.append(Problem("E003", f"{where} is {given!r:.120}.", hint))
     settings = replace(settings, **values)
     problems.extend(_names(settings, raw))
+    problems.extend(_history(settings))
     return settings, tuple(problems)
+
+
+def _history(settings: Settings) -> Iterator[Problem]:
+    """Yield an error for a history without a limit, which would fill the disk."""
+    if settings.history == HistorySettings():
+        yield Problem(
+            "E003",
+            "AMQP_EVENTS['HISTORY'] has no limit, so the history would fill RabbitMQ's disk.",
+            "Set MAX_AGE, MAX_BYTES or both, such as {'MAX_AGE': '14d', 'MAX_BYTES': '20GB'}.",
+        )
 
 
 def _names(settings: Settings, raw: Mapping[Any, Any]) -> Iterator[Problem]:

@@ -123,6 +123,32 @@ def seconds(value: Any) -> float:
     return float(number)
 
 
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_BYTES: Final = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE: Final = re.compile(r"(\d+) ?(|kb|mb|gb|tb)")
+
+
+def parse_age(text: str) -> float | None:
+    """Return an age such as ``90s`` or ``1d12h`` in seconds, ``None`` if *text* is not one."""
+    cleaned = text.strip().lower()
+    if not cleaned or _AGE.sub("", cleaned):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in _AGE.findall(cleaned))
+
+
+def age(value: Any) -> float:
+    return seconds(parse_age(value) if isinstance(value, str) else value)
+
+
+def size(value: Any) -> int:
+    matched = _SIZE.fullmatch(str(value).strip().lower()) if value is not True else None
+    number = int(matched[1]) * _BYTES[matched[2]] if matched else 0
+    if not 10**6 <= number < 2**63:
+        raise Invalid("a number of bytes from 1000000, such as 20000000000 or '20GB'")
+    return number
+
+
 def _whole_seconds(minimum: int) -> Reader:
     def read(value: Any) -> int:
         # Booleans too: retry_backoff=True is 1, as in Celery.

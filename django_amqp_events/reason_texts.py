@@ -121,6 +121,7 @@ TEXTS: Final[Mapping[str, Any]] = {
         "all %(limit)s connections to RabbitMQ were busy for %(seconds)s s; raise Celery's "
         "broker_pool_limit, or check why the broker is slow"
     ),
+    "history-silent": "RabbitMQ does not deliver the messages of the stream %(queue)s; try again",
     "consumer-cancelled": _(
         "RabbitMQ cancelled the consumer of %(queue)s: was it deleted? Then run `manage.py "
         "events_declare`"
@@ -181,6 +182,15 @@ TEXTS: Final[Mapping[str, Any]] = {
         "add_vhost)"
     ),
     # -- batches
+    "batch-backfill": _("Past events for %(handler)s: %(filters)s"),
+    "batch-past": _("all"),
+    "published-since": _("published since %(value)s"),
+    "published-until": _("published before %(value)s"),
+    "left-received": _("the handler's queue has received it"),
+    "left-handled": _("the handler has handled it (inbox)"),
+    "left-archived": _("it is in the archive for this handler; replay it there"),
+    "left-unreadable": _("its identity cannot be read, or its body is larger than MAX_BODY"),
+    "left-expired": _("RabbitMQ has deleted it (HISTORY); events of all handlers count"),
     "batch-filtered": _("All with %(filters)s"),
     "batch-open": _("All open events"),
     "batch-selected": ngettext_lazy(
@@ -262,6 +272,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     "queue-dead-letters-kept": _(
         "%(what)s, but %(exchange)s is missing: run manage.py events_declare"
     ),
+    "queue-history": _("%(number)s messages are kept"),
     "queue-delayed": _("%(number)s delayed, the next returns within %(seconds)s s"),
     "queue-missing": _("missing: run manage.py events_declare"),
     "queue-no-leader": _(

@@ -100,7 +100,7 @@ def inserted(number: int) -> dict[str, Any]:
             for entry in read_entries(batch.messages, found):
                 assert isinstance(entry, Entry)  # noqa: S101
                 entry.begin(entry.now)
-                rows.append(row_writer._row(entry))  # noqa: SLF001
+                rows.append(row_writer.new_row(entry))
                 failures.append(row_writer._failure(entry, late=False))  # noqa: SLF001
             with transaction.atomic():
                 ArchivedEvent.objects.bulk_create(rows)

@@ -51,6 +51,7 @@ NAMES = (
     "declare",
     "startup",
     "growth",
+    "history",
 )
 
 

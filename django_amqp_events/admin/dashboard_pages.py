@@ -25,6 +25,7 @@ from ..broker import topology
 from ..broker.topology import Topology
 from ..conf import Settings
 from ..declare.registry import Registry
+from ..exceptions import AmqpEventsError
 from ..models import (
     Alert,
     ArchivedEvent,
@@ -33,10 +34,11 @@ from ..models import (
     ReplayBatch,
 )
 from ..monitor import alerts, event_locations, snapshots, statistics
-from ..monitor.event_locations import Record, RecordKind
+from ..monitor.event_locations import LocatedEvent, Record, RecordKind
 from ..monitor.state_texts import PREFETCH_REASONS
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
+from . import backfill_pages
 from .base import WATCHED_SECONDS, Pages
 from .charts import Chart, bars, throughput
 from .filters import settings_and_registry
@@ -114,13 +116,17 @@ class DashboardAdmin(Pages):
         context: dict[str, Any] = {
             "value": value,
             "configured": configured is not None,
-            "live": WATCHED_SECONDS if value else 0,
+            # Not again and again through the history.
+            "live": WATCHED_SECONDS if value and "since" not in request.GET else 0,
         }
         if value and configured is not None:
             try:
                 context |= self._locate(request, value, *configured)
             except ValueError:
                 context["problem"] = TOO_LONG % {"most": KEPT_CHARACTERS}
+            except AmqpEventsError as exc:
+                # Of the history.
+                context["problem"] = text(exc, 1_000)
         return self._page(request, "find", None, context)
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
@@ -196,12 +202,25 @@ class DashboardAdmin(Pages):
             events=archive.get_queryset(request) if archive else None,
             by_value=archive is not None and archive.allows(request, None, "view_payload"),
             waiting=lambda alias: waiting.get_queryset(request).using(alias),
+            since=moment(request.GET.get("since")) if settings.history and archive else None,
         )
+        batches = allowed[ReplayBatch]
+        runs = settings.history and batches and batches.has_run_permission(request)
+        day = snapshots.clock() - backfill_pages.BEFORE
         return {
             "located": [
-                (event, [(record, self._record_url(record)) for record in event.records])
+                (
+                    event,
+                    [(record, self._record_url(record)) for record in event.records],
+                    _earliest(event),
+                )
                 for event in located.events
             ],
+            "run_url": self.url_of(ReplayBatch, "backfill") if runs else "",
+            "scanned": located.scanned,
+            "history_url": self._url("find", q=value, since=day.isoformat())
+            if settings.history and archive
+            else "",
             "more": event_locations.ROWS if located.more else None,
         }
 
@@ -251,6 +270,12 @@ class DashboardAdmin(Pages):
             "outbox_lag": duration(max(lags)) if lags else "?",
             "outbox_waiting": formatted(pending) if pending else "",
         }
+
+
+def _earliest(event: LocatedEvent) -> str:
+    """Return since when the history is read for an event."""
+    times = [record.at for record in event.records] + ([event.past] if event.past else [])
+    return f"{localtime(min(times) - backfill_pages.BEFORE):%Y-%m-%d %H:%M:%S}" if times else ""
 
 
 class _Seen:

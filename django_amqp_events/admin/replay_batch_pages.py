@@ -34,8 +34,9 @@ from ..models import (
 )
 from ..reasons import Reason
 from ..templatetags.amqp_events import ago, code, line, text
+from . import backfill_pages
 from .action_pages import as_listed
-from .base import WAITING_SECONDS, Pages, problem
+from .base import WAITING_SECONDS, Pages, Refused, problem
 from .formatting import number
 from .lists import CAP, ValueFilter
 
@@ -201,8 +202,24 @@ class ReplayBatchAdmin(Pages):
                 )
                 for act in ("start", "look", "pause", "resume", "cancel")
             ),
+            self._path("backfill/", self.backfill_view, "backfill"),
             *super().get_urls(),
         ]
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        may = self.has_run_permission(request)
+        form = backfill_pages.empty_form() if may else None
+        return super().changelist_view(request, {"backfill_form": form, **(extra_context or {})})
+
+    def backfill_view(self, request: HttpRequest) -> HttpResponse:
+        """Freeze a range of past events."""
+        if not self.allows(request, None, "run"):
+            raise Refused(self.lacking(request, "run"))
+        if request.method != "POST":
+            return self._redirect(request, "changelist")
+        return backfill_pages.backfill_view(self, request)
 
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
         return self.get_queryset(request).defer(None)

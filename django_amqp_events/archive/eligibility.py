@@ -28,6 +28,8 @@ CHUNK: Final = 200
 #: Seconds after the last retry of its handler is due from which a replay without an outcome is
 #: overdue.
 OVERDUE_SECONDS: Final = 15 * 60.0
+#: The archive reason of a past event that was given to a handler, and has not failed since.
+BACKFILL: Final = "backfill"
 #: Archive reasons after which the body may be unreadable.
 UNREAD: Final = frozenset({"malformed", "unreadable"})
 NOT_OVERDUE: Final = Reason("not-overdue")

@@ -182,8 +182,9 @@ def _archive(
         # A refused message closes the connection, and the confirms of its neighbours are lost. Of a
         # copy that is published again, the mirror stores one.
         if error is not None and error.scope == "broker":
-            [errors[place]] = pool.publish([messages[place]], mandatory=True)
-            if isinstance(errors[place], BrokerUnavailableError):
+            [again] = pool.publish([messages[place]], mandatory=True)
+            errors[place] = again
+            if isinstance(again, BrokerUnavailableError):
                 break
     reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
     general: PublishError | None = None

@@ -69,6 +69,7 @@ _GENERAL: Final = ("exchange", "broker")
 REASONS: Final = frozenset(
     {
         "arguments",
+        "backfill",
         "contract",
         "exhausted",
         "failed",
@@ -281,6 +282,13 @@ def decide(seen: Seen, rule: Rule, *, by: str, reason: str) -> Report:
 
 
 # -- publishing ---------------------------------------------------------------------------
+
+
+def publish_claimed(claimed: list[Replay]) -> Report:
+    """Publish claimed replays and record the result of each."""
+    report = Report()
+    _publish(claimed, report)
+    return report
 
 
 def _publish(claimed: list[Replay], report: Report) -> None:

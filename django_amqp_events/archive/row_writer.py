@@ -24,6 +24,7 @@ from ..message.text import counted
 from ..message.types import derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import search_values, states, tables
+from .eligibility import BACKFILL
 from .entries import Entry, Item, Outcome, bare_entry, valid_moment
 from .groups import failure_groups, group_counts
 from .selection import parse_uuid
@@ -224,7 +225,7 @@ def _changes(
         late = False
         row = rows.get(entry.id) or changes.new.get(entry.id)
         if row is None:
-            changes.new[entry.id] = _row(entry)
+            changes.new[entry.id] = new_row(entry)
             counts.events += 1
             if entry.archived.reason == "unreadable":
                 counts.unreadable += 1
@@ -281,7 +282,9 @@ def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
         # A replay that reports back was published, confirmed or not.
         row.unconfirmed, row.error = False, None
     row.version += 1
-    row.first_failed_at = min(row.first_failed_at, entry.first_failed_at)
+    # That of a backfill has not failed before.
+    first = entry.first_failed_at
+    row.first_failed_at = first if row.reason == BACKFILL else min(row.first_failed_at, first)
     # A replay is later than what it replays, whatever the clocks say: RabbitMQ's times in x-death
     # are whole seconds.
     if replay is not None or failed_at >= row.last_failed_at:
@@ -309,7 +312,8 @@ def _find_replays(entries: Iterable[Entry], ends: Iterable[UUID]) -> list[Replay
     return replays
 
 
-def _row(entry: Entry) -> ArchivedEvent:
+def new_row(entry: Entry) -> ArchivedEvent:
+    """Return the unsaved row of an entry."""
     archived, event = entry.archived, entry.archived.event
     name = event.name if event else entry.message.event_key
     return ArchivedEvent(

@@ -23,7 +23,16 @@ from uuid import UUID, uuid4
 from django.db.models import Case, F, Max, QuerySet, Value, When
 
 from ..databases import parts, pieces
-from ..models import LENGTH, ArchiveAction, ArchivedEvent, Replay, Revision, State, clean
+from ..models import (
+    LENGTH,
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    ReplayBatch,
+    Revision,
+    State,
+    clean,
+)
 from ..reasons import Reason
 from . import search_values, tables
 
@@ -153,6 +162,34 @@ def claim(
         return [replays[pk] for pk in events if pk in replays]
 
 
+def queue_past(
+    events: Collection[ArchivedEvent],
+    batch: ReplayBatch,
+    handler: str,
+    *,
+    forced: bool,
+    now: datetime,
+) -> list[Replay]:
+    """Queue past events, which are new or locked, in the transaction of the caller."""
+    _change(events, State.QUEUED, now, replays=1, **_NO_ERROR)
+    started = _start(
+        {event.pk: event for event in events},
+        {
+            event.pk: Replay(pk=uuid4(), batch_id=batch.pk, position=batch.total + number)
+            for number, event in enumerate(events)
+        },
+        {event.pk: event.version for event in events},
+        {event.pk: handler for event in events},
+        {},
+        None,
+        force=forced,
+        by=batch.started_by,
+        reason=batch.reason,
+        now=now,
+    )
+    return list(started.values())
+
+
 @tables.retry_on_conflict
 def reclaim(
     *,
@@ -253,6 +290,7 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
                 event.state, event.error = State.SUCCEEDED, None
             replay.state, replay.number = _Replay.RETURNED, None
             if unsent.general and replay.batch_id is not None:
+                event.state = State.ARCHIVED
                 replay.state, replay.publishes, replay.version = _Replay.PENDING, 0, event.version
         _replays().bulk_update(
             [given[pk].replay for pk in back],
@@ -341,7 +379,8 @@ def _start(
             version=seen[pk],
             number=event.replays,
             revision=revision,
-            forced=force,
+            # One of a backfill that was not published stays forced.
+            forced=force or (place is not None and place.forced),
             handler=clean(handlers[pk], LENGTH),
             requested_at=now,
             requested_by=by,

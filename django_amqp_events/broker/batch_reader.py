@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from amqp import exceptions as amqp_errors
 from amqp import spec
@@ -65,6 +65,9 @@ class BatchReader:
         TopologyError: the queue does not exist.
     """
 
+    #: Rejects a delivery to a consumer that was cancelled.
+    requeue: Callable[[int], object] | None = None
+
     def __init__(
         self,
         app: Celery,
@@ -94,7 +97,7 @@ class BatchReader:
         try:
             self._amqp = self._connection.connection
             self._channel = self._amqp.channel()
-            self._deliveries = DeliveryReader(self._channel)
+            self._deliveries = DeliveryReader(self._channel, self.requeue)
             self._channel.queue_declare(queue, passive=True)
             self._consume()
         except amqp_errors.NotFound as exc:
@@ -209,7 +212,9 @@ class BatchReader:
         if self._ahead > 0:
             # A prefetch count applies to consumers that are started afterwards.
             self._channel.basic_qos(0, self._ahead, False)
-            self._tag = self._deliveries.consume(self.queue, self._take, on_cancel=self._on_cancel)
+            self._tag = self._deliveries.consume(
+                self.queue, self._take, on_cancel=self._on_cancel, **self._options()
+            )
 
     def _adapt(self, count: int, size: int) -> None:
         """Adapt the batch size and prefetch count to the size of the last messages."""
@@ -219,8 +224,14 @@ class BatchReader:
             self._window = window
             self._consume()
 
+    def _options(self) -> dict[str, Any]:
+        """Return further options of the next consumer."""
+        return {}
+
     def _take(self, number: int, delivered: Delivered) -> None:
-        received = decode(delivered)
+        self._keep(number, decode(delivered))
+
+    def _keep(self, number: int, received: Received) -> None:
         self._waiting.append((number, received))
         self._left -= 1
         self._bytes += len(received.body)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, Literal
 
-from ..conf import MAX_NAME, Settings
+from ..conf import MAX_NAME, HistorySettings, Settings
 from ..declare.registry import Handler, Registry
 from ..declare.retry_policy import MINIMUM_DELAY
 
@@ -29,8 +29,12 @@ POWER_DELAYS: Final = tuple(MINIMUM_DELAY << power for power in range(13))
 #: The end of a delay's name.
 _SECONDS: Final = re.compile(r"[1-9][0-9]*s")
 
+#: RabbitMQ deletes whole segments of a stream, in bytes; a small stream has smaller ones.
+SEGMENT_BYTES: Final = 100_000_000
+SEGMENTS: Final = 4
+
 Role = Literal["events", "handler", "delay", "return", "replay", "archive", "graveyard", "dead",
-               "abyss"]  # fmt: skip
+               "abyss", "history"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,20 @@ class Names:
         return self.infrastructure("abyss")
 
     @property
+    def history(self) -> str:
+        """Return the name of the stream of all past events, which services share."""
+        return f"{self.events}:history"
+
+    @property
+    def bindings(self) -> str:
+        """Return the name of the stream that records when handlers' queues were bound."""
+        return self.infrastructure("bindings")
+
+    def window(self, queue: str) -> str:
+        """Return the name of the temporary exchange, and queue, while a queue is bound."""
+        return self.infrastructure(f"window.{sha256(queue.encode()).hexdigest()[:40]}")
+
+    @property
     def probe(self) -> str:
         """Return the name of a stream that no RabbitMQ can create."""
         return self.infrastructure("probe.stream")
@@ -128,6 +146,10 @@ class Names:
     def is_shadow(self, name: str) -> bool:
         """Return True if an exchange or queue replaces a handler's queue during a recreation."""
         return name.startswith(self.infrastructure("shadow."))
+
+    def is_window(self, name: str) -> bool:
+        """Return True if an exchange or queue exists only while a handler's queue is bound."""
+        return name.startswith(self.infrastructure("window."))
 
     def is_delay(self, name: str) -> bool:
         """Return True if an exchange or queue is for a delay, whether it is declared or not."""
@@ -168,6 +190,12 @@ def build(settings: Settings, registry: Registry) -> Topology:
     bindings.append(
         Binding(exchange=names.return_, queue=names.graveyard, routing_key=names.graveyard)
     )
+    if settings.history is not None:
+        # Bound first, so that it has every event of the handlers' queues.
+        queues += _history_queues(names, settings.history)
+        exchanges.append(Exchange(name=names.bindings, type="fanout", role="history"))
+        bindings.append(Binding(exchange=names.bindings, queue=names.bindings))
+        bindings.append(Binding(exchange=names.events, queue=names.history, routing_key="#"))
     for queue, handlers in registry.by_queue().items():
         arguments = _arguments(
             settings,
@@ -249,6 +277,23 @@ def _infrastructure_queues(names: Names, settings: Settings) -> list[Queue]:
         Queue(name=names.abyss, arguments=abyss, role="abyss"),
         Queue(name=names.dead, arguments=dead, role="dead"),
         Queue(name=names.graveyard, arguments=graveyard, role="graveyard"),
+    ]
+
+
+def _history_queues(names: Names, history: HistorySettings) -> list[Queue]:
+    """Return the stream of past events, and the one of bindings, which is small and never cut."""
+    arguments: dict[str, Any] = {"x-queue-type": "stream"}
+    segment = SEGMENT_BYTES
+    if history.max_age is not None:
+        days, rest = divmod(round(history.max_age), 86_400)
+        arguments["x-max-age"] = f"{round(history.max_age)}s" if rest else f"{days}D"
+    if history.max_bytes is not None:
+        arguments["x-max-length-bytes"] = history.max_bytes
+        segment = min(segment, history.max_bytes // SEGMENTS)
+    arguments["x-stream-max-segment-size-bytes"] = segment
+    return [
+        Queue(name=names.history, arguments=arguments, role="history"),
+        Queue(name=names.bindings, arguments={"x-queue-type": "stream"}, role="history"),
     ]
 
 

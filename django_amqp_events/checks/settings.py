@@ -49,7 +49,7 @@ def check_renamed(project: Project) -> Iterator[Problem]:
 
 
 def check_limits(project: Project) -> Iterator[Problem]:
-    """Settings that weaken a guarantee (W008, W009)."""
+    """Settings that weaken a guarantee (W008, W009, W029)."""
     settings = project.settings
     limits = {"TTL": settings.archive.ttl, "MAX_LENGTH": settings.archive.max_length}
     if given := [name for name, value in limits.items() if value is not None]:
@@ -66,6 +66,14 @@ def check_limits(project: Project) -> Iterator[Problem]:
             "AMQP_EVENTS['QUEUE_TYPE'] is 'classic': without a delivery limit a poison message is "
             "redelivered endlessly, and dead letters can be lost.",
             "Remove it. The default, 'quorum', also works on a single node.",
+        )
+
+    if settings.history is not None and settings.unrouted in ("raise", "hold"):
+        yield Problem(
+            "W029",
+            f"AMQP_EVENTS['UNROUTED'] is {settings.unrouted!r}, which has no effect with HISTORY: "
+            f"the history gets every event, so RabbitMQ never says that no handler's queue does.",
+            "Remove UNROUTED, or HISTORY in every service with this exchange.",
         )
 
 

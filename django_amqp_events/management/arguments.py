@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
@@ -14,14 +13,14 @@ from django.utils import timezone
 
 from django_amqp_events import conf
 from django_amqp_events.archive import search_values, tables
+from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.replay import REASONS
 from django_amqp_events.archive.selection import SearchTerm, parse_uuid
+from django_amqp_events.declare.patterns import pattern_problem
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.models import clean
-from django_amqp_events.options import suggestion
+from django_amqp_events.options import parse_age, suggestion
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _AGE_MAX: Final = timedelta(days=36_500).total_seconds()
 #: Filters that :class:`~django_amqp_events.archive.selection.Selection` calls by the plural.
 _FILTERS: Final = {
@@ -111,6 +110,71 @@ def check_handlers(names: Iterable[str]) -> None:
             )
 
 
+def add_batch_options(parser: ArgumentParser) -> None:
+    """Add the options that :func:`batch_options` reads, beside ``--comment``."""
+    parser.add_argument("--rate", type=positive, metavar="N", help="Maximum events per second.")
+    parser.add_argument(
+        "--canary",
+        type=int,
+        metavar="N",
+        help="Replay N events first, the rest after these have succeeded.",
+    )
+    parser.add_argument(
+        "--pause-at",
+        type=int,
+        metavar="PERCENT",
+        help="Failure threshold, the percentage of failures among the last "
+        f"{batch_states.WINDOW} outcomes that pauses the batch (default: "
+        f"{batch_states.THRESHOLD}; 0: never).",
+    )
+
+
+def batch_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with which a batch is started."""
+    percent = options["pause_at"]
+    return {
+        "reason": options["comment"],
+        "rate": options["rate"],
+        "canary": options["canary"],
+        "threshold": batch_states.THRESHOLD if percent is None else percent or None,
+    }
+
+
+def add_past_filters(parser: ArgumentParser) -> None:
+    """Add the options that :func:`past_filters` reads."""
+    for name, kind, text in (
+        ("event", pattern, "Name of the event, or a pattern such as shop.order.*."),
+        ("match", search_term, "Value in the payload: order_id=17, or email=ann@* for its start."),
+    ):
+        metavar = "PATH=VALUE" if name == "match" else "EVENT"
+        parser.add_argument(
+            f"--{name}", action="append", default=[], type=kind, metavar=metavar, help=text
+        )
+    parser.add_argument("--since", type=past, metavar="TIME", help="Published then or later.")
+    parser.add_argument("--until", type=moment, metavar="TIME", help="Published before then.")
+
+
+def past_filters(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the filters on past events, as fields of a filter."""
+    given = {"events": tuple(options["event"]), "search": tuple(options["match"])}
+    return {**given, "since": options["since"], "until": options["until"]}
+
+
+def past(text: str) -> datetime:
+    """Read a time that is not in the future."""
+    at = moment(text)
+    if at > datetime.now(UTC):
+        raise ArgumentTypeError(f"{text!r} is in the future")
+    return at
+
+
+def pattern(text: str) -> str:
+    """Read the name of an event, or a topic pattern."""
+    if (problem := pattern_problem(text)) is not None:
+        raise ArgumentTypeError(f"{text!r:.80}: {problem}")
+    return text
+
+
 def integer(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
     """Return a type for whole numbers within limits."""
 
@@ -142,9 +206,8 @@ def not_negative(text: str) -> float:
 
 def age(text: str) -> float:
     """Read an age in seconds: ``90s``, ``2h``, ``1d12h``."""
-    cleaned = text.strip().lower()
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _AGE.findall(cleaned))
-    if not cleaned or _AGE.sub("", cleaned) or seconds > _AGE_MAX:
+    seconds = parse_age(text)
+    if seconds is None or seconds > _AGE_MAX:
         raise ArgumentTypeError(f"{text!r} is not an age such as 90s, 45m, 12h, 30d, 8w or 1d12h")
     return seconds
 

@@ -8,18 +8,21 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
+from uuid import uuid4
 
 from django.db import DatabaseError, connections, transaction
 
+from ..broker import history
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..coroutines import has_event_loop
+from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, ConfigurationError, Malformed, PublishError
-from ..message import archive_message, decoding
+from ..message import archive_message, decoding, encoding
 from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
 from ..message.types import Message, Received
@@ -200,6 +203,47 @@ class MemoryBackend(Backend):
         except (Exception, SystemExit):
             # As in a worker: what is settled must not run again.
             logger.exception("%s is settled, but was not announced", reading.title)
+
+    def backfill(self, handler: str, events: str = "#", *, again: bool = False) -> int:
+        """Give past events to a handler, as ``events_backfill`` does; :meth:`run` handles them.
+
+        Args:
+            handler: its name.
+            events: a name or a topic pattern.
+            again: include what its queue has received.
+
+        Returns:
+            the number of events.
+
+        Raises:
+            ConfigurationError: there is no ``HISTORY``, or no such handler.
+        """
+        world = self._current()
+        names, target = world.topology.names, world.registry.handlers.get(handler)
+        stream = history.require(world.settings)
+        if target is None:
+            raise ConfigurationError(f"there is no handler {handler!r}")
+        count = 0
+        for received, known in self.broker.history(stream, target.queue, names.events):
+            key = received.routing_key
+            wanted = pattern_matches(events, key) and any(
+                pattern_matches(pattern, key) for pattern in target.bindings
+            )
+            if not wanted or (known and not again):
+                continue
+            event, _ = decoding.identify(received, trusted=False)
+            message = encoding.retry_message(
+                received,
+                replace(event, replay_forced=again),
+                exchange=names.replay,
+                routing_key=target.key,
+                service=world.settings.service,
+                handler=handler,
+                replay_id=str(uuid4()),
+            )
+            self.broker.publish(message, mandatory=True)
+            count += 1
+        return count
 
     # -- inspecting -----------------------------------------------------------------------
 

@@ -89,6 +89,8 @@ class MemoryBroker:
         self._exchanges: dict[str, Exchange] = {}
         self._queues: dict[str, _Queue] = {}
         self._bindings: list[Binding] = []
+        #: The number of messages when a binding was declared first.
+        self._bound: dict[Binding, int] = {}
         self._sequence = itertools.count(1)
 
     def declare(self, topology: Topology) -> None:
@@ -102,6 +104,9 @@ class MemoryBroker:
                 else:
                     known.definition = definition
             self._bindings = list(topology.bindings)
+            now = next(self._sequence)
+            for binding in topology.bindings:
+                self._bound.setdefault(binding, now)
 
     def clear(self) -> None:
         """Drop every message."""
@@ -219,10 +224,34 @@ class MemoryBroker:
             held = self._queues.get(queue)
             return [item.received() for item in held.ready] if held else []
 
-    def depths(self) -> dict[str, int]:
-        """Return the number of messages per queue, without empty queues."""
+    def history(self, stream: str, queue: str, events: str) -> list[tuple[Received, bool]]:
+        """Return the messages of a stream, and which of them a queue has received since bound."""
         with self._lock:
-            return {name: len(queue.ready) for name, queue in self._queues.items() if queue.ready}
+            held = self._queues.get(stream)
+            bound = [
+                (binding.routing_key, since)
+                for binding, since in self._bound.items()
+                if (binding.exchange, binding.queue) == (events, queue)
+            ]
+            return [
+                (
+                    stored.received(),
+                    any(
+                        since < stored.sequence and pattern_matches(key, stored.message.routing_key)
+                        for key, since in bound
+                    ),
+                )
+                for stored in (held.ready if held else ())
+            ]
+
+    def depths(self) -> dict[str, int]:
+        """Return the number of messages per queue, without empty queues and the history."""
+        with self._lock:
+            return {
+                name: len(queue.ready)
+                for name, queue in self._queues.items()
+                if queue.ready and queue.definition.role != "history"
+            }
 
 
 def _matches(kind: str, pattern: str, key: str) -> bool:

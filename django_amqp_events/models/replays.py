@@ -24,6 +24,11 @@ class ReplayBatch(models.Model):
     Attributes:
         title: which events, for people; ``None`` if they were selected one by one.
         group: the failure group whose events were selected, if it was one.
+        backfill: which past events it gives to a handler, if it is a backfill
+            (:mod:`django_amqp_events.archive.batches.backfill`). Its events are added while it
+            reads the history.
+        next_offset: of the history, where a backfill continues.
+        backfill_left: how many past events were left out, by why.
         plan: the last preview (:mod:`django_amqp_events.archive.batches.preview`).
         rate: events per second at most.
         canary: events that are published first.
@@ -52,6 +57,9 @@ class ReplayBatch(models.Model):
     title = ReasonField()
     group = models.UUIDField(null=True)
     plan = models.JSONField(null=True)
+    backfill = models.JSONField(null=True)
+    next_offset = models.BigIntegerField(default=0)
+    backfill_left = models.JSONField(null=True)
     reason = models.TextField()
     rate = models.FloatField(null=True)
     canary = models.PositiveIntegerField(null=True)
@@ -91,6 +99,19 @@ class ReplayBatch(models.Model):
     def name(self) -> Reason:
         """Which events it has, for people."""
         return Reason.of(self.title or Reason("batch-selected", count=self.total))
+
+    @property
+    def percent_read(self) -> int | None:
+        """How much of its range a backfill has read."""
+        if self.backfill is None:
+            return None
+        begin, end = int(self.backfill["begin"]), int(self.backfill["end"])
+        return 100 * (self.next_offset - begin) // max(1, end + 1 - begin)
+
+    @property
+    def left_out(self) -> list[tuple[int, Reason]]:
+        """How many past events a backfill has left out, with the reasons."""
+        return [(count, Reason(f"left-{why}")) for why, count in (self.backfill_left or {}).items()]
 
     @property
     def open(self) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final, Literal
 
 from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from ..archive import eligibility, inbox_retention, tables
+from ..archive.history import PastFilter, Scan
 from ..archive.selection import SearchTerm, matching, parse_uuid, sort_few
 from ..callables import nothing
 from ..conf import Settings
@@ -37,6 +39,8 @@ from .state_texts import ROW_STATES, STATES
 RecordKind = Literal["outbox", "archive", "replay", "batch", "inbox"]
 KINDS: Final[tuple[RecordKind, ...]] = ("outbox", "archive", "replay", "batch", "inbox")
 
+#: Most past events that are read.
+PAST: Final = 50_000
 #: Most rows of each kind.
 ROWS: Final = 50
 
@@ -85,6 +89,8 @@ class LocatedEvent:
     id: str
     name: str
     records: list[Record] = field(default_factory=list)
+    #: When it was published, if the history has it.
+    past: datetime | None = None
     destinations: list[Destination] = field(default_factory=list)
 
 
@@ -94,6 +100,7 @@ class Locations:
 
     events: tuple[LocatedEvent, ...]
     more: bool = False
+    scanned: int | None = None
 
 
 def locate(
@@ -105,6 +112,7 @@ def locate(
     events: QuerySet[ArchivedEvent] | None = None,
     by_value: bool = True,
     waiting: Callable[[str], QuerySet[OutboxEvent]] = outbox.rows,
+    since: datetime | None = None,
 ) -> Locations:
     """Find events by the id of an event, replay or archived row, or by a search value.
 
@@ -114,6 +122,7 @@ def locate(
         events: the archived events that may be found, by default all of them.
         by_value: find by search values, which are part of the payload.
         waiting: returns the outbox rows of a database that may be found.
+        since: search the history too, from then on.
 
     Raises:
         ValueError: the start of a value is too long.
@@ -143,6 +152,9 @@ def locate(
         event_id, name = record.event
         located = by_key.setdefault(record.event, LocatedEvent(id=event_id, name=name))
         located.records.append(record)
+    scanned = None
+    if since is not None:
+        scanned = _add_past(by_key, value, settings, since, by_value=by_value)
     for located in by_key.values():
         located.destinations = [
             Destination(
@@ -152,7 +164,28 @@ def locate(
             )
             for handler in registry.receivers(located.name)
         ]
-    return Locations(events=tuple(by_key.values()), more=more)
+    return Locations(events=tuple(by_key.values()), more=more, scanned=scanned)
+
+
+def _add_past(
+    by_key: dict[tuple[str, str], LocatedEvent],
+    value: str,
+    settings: Settings,
+    since: datetime,
+    *,
+    by_value: bool,
+) -> int:
+    """Add the events that the history has; return how many were read."""
+    by_value = by_value and "=" in value
+    wanted = PastFilter(
+        ids=() if by_value else (value,), search=(value,) if by_value else (), since=since
+    )
+    scan = Scan(settings=settings, wanted=wanted, budget=PAST)
+    for record in islice(scan.records(), ROWS):
+        key = (record.event.id, record.event.name) if record.event else ("", "")
+        event = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
+        event.past = record.at
+    return scan.read
 
 
 def _matching(value: str, using: str, *, by_value: bool) -> Q:

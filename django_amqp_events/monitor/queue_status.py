@@ -265,6 +265,8 @@ def _meaning(
                 unconsumed = Reason("queue-unconsumed", what=what, remedy=remedy)
                 return "error" if ready else "ok", unconsumed
             return "ok", Reason("queue-consumed", what=what) if ready else what
+        case "history":
+            return "ok", Reason("queue-history", number=ready)
         case "delay" if ready:
             seconds = (queue.arguments.get("x-message-ttl") or 0) // 1000
             return "ok", Reason("queue-delayed", number=ready, seconds=seconds)

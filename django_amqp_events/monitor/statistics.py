@@ -13,6 +13,7 @@ from typing import Any, Final
 from django.db.models import Count, Q, QuerySet
 
 from ..archive import tables
+from ..archive.eligibility import BACKFILL
 from ..archive.groups import group_counts
 from ..models import ArchivedEvent, FailureGroup, State
 
@@ -84,7 +85,7 @@ def newest_failure(now: datetime, *, service: str) -> datetime | None:
 
 
 def _of(service: str) -> QuerySet[ArchivedEvent]:
-    rows = tables.rows()
+    rows = tables.rows().exclude(reason=BACKFILL)
     return rows.filter(service=service) if service else rows
 
 

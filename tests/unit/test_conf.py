@@ -12,6 +12,7 @@ from django_amqp_events import conf, options
 from django_amqp_events.conf import (
     AlertSettings,
     ArchiveSettings,
+    HistorySettings,
     RetentionSettings,
     Settings,
     parse,
@@ -80,6 +81,7 @@ def test_every_key_is_read() -> None:
         "DATABASE": "orders",
         "RETENTION": {"SUCCEEDED": timedelta(days=7), "DISCARDED": None},
         "RENAMED_HANDLERS": {"billing.old": "billing.invoice"},
+        "HISTORY": {"MAX_AGE": "1d12h", "MAX_BYTES": "20 GB"},
         "ALERTS": {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
         "EDITING": True,
         "REDACT": "project.privacy.redact",
@@ -112,12 +114,26 @@ def test_every_key_is_read() -> None:
         database="orders",
         retention=RetentionSettings(succeeded=7 * 86400, discarded=None),
         renamed_handlers={"billing.old": "billing.invoice"},
+        history=HistorySettings(max_age=36 * 3600, max_bytes=20 * 10**9),
         alerts=AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
         editing=True,
         redact="project.privacy.redact",
         metrics=True,
         validate=True,
     )
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        {}, {"MAX_AGE": None}, {"MAX_AGE": "soon"}, {"MAX_AGE": 0}, {"MAX_AGE": "14"},
+        {"MAX_BYTES": "1KB"}, {"MAX_BYTES": True}, {"MAX_BYTES": "20 stone"}, {"MAX_BYTES": 1.5},
+        "14d",
+    ],
+)  # fmt: skip
+def test_a_history_without_a_valid_limit_is_an_error(history: object) -> None:
+    """It would fill the disk of the broker."""
+    assert "E003" in codes({"SERVICE": "billing", "HISTORY": history})
 
 
 @pytest.mark.parametrize(

@@ -107,22 +107,27 @@ def freeze(
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
     """
     using = database()
-    service = get_settings().service
     check_commits(using)
     with transaction.atomic(using=using):
-        batch = ReplayBatch.objects.using(using).create(
-            service=service,
-            title=title,
-            group=group,
-            created_at=tables.clock(),
-            created_by=clean(by, LENGTH),
-        )
+        batch = draft(by=by, title=title, group=group)
         batch.total = batch.pending = _copy(batch, events_to_copy)
         if not batch.total:
             transaction.set_rollback(True, using=using)
             return batch
         batch.save(using=using, update_fields=["total", "pending"])
-        _note(batch.pk, _Action.FREEZE, by=by)
+    return batch
+
+
+def draft(*, by: str, title: Reason | str | None, **values: Any) -> ReplayBatch:
+    """Create a batch without events."""
+    batch = rows().create(
+        service=get_settings().service,
+        title=title,
+        created_at=tables.clock(),
+        created_by=clean(by, LENGTH),
+        **values,
+    )
+    _note(batch.pk, _Action.FREEZE, by=by)
     return batch
 
 

@@ -9,9 +9,10 @@ from collections import Counter
 from typing import Any, Final
 
 from ...models import ReplayBatch, clean
+from ...reasons import Reason
 from .. import eligibility, tables
 from ..superseded import count_superseded
-from . import batch_states
+from . import backfill, batch_states
 
 #: Most events that are examined; further ones are undecided.
 EXAMINED: Final = 5_000
@@ -30,13 +31,15 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong.
+        AmqpEventsError: as :func:`.backfill.read_chunk`.
     """
+    if batch.backfill is not None:
+        return _store(batch, _preview_backfill(batch))
     examined = eligibility.examine(batch_states.next_events(batch.pk, EXAMINED), eligibility.REPLAY)
     targets = Counter(examined.handlers.values())
     skipped = Counter(event.why for event in examined.skipped)
     titles = {event.why: event.title for event in examined.skipped}
     plan = {
-        "at": tables.clock().isoformat(),
         "eligible": targets.total(),
         "superseded": count_superseded(examined.handlers),
         "undecided": max(0, batch.pending - EXAMINED),
@@ -49,6 +52,28 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
             for handler, count in targets.most_common()
         ],
     }
+    return _store(batch, plan)
+
+
+def _preview_backfill(batch: ReplayBatch) -> dict[str, Any]:
+    """Preview the first events of the range; later ones are undecided."""
+    plan, chunk = backfill.Backfill.of(batch), backfill.read_chunk(batch, EXAMINED)
+    handler = plan.receiver
+    left = Counter({**chunk.left, "expired": chunk.expired})
+    return {
+        "eligible": len(chunk.records),
+        "superseded": None if handler.newest else 0,
+        "undecided": plan.end + 1 - chunk.next,
+        "skipped": [
+            {"why": Reason(f"left-{why}").as_json(), "count": count, "title": ""}
+            for why, count in (+left).most_common()
+        ],
+        "handlers": [{**eligibility.destination(handler), "events": len(chunk.records)}],
+    }
+
+
+def _store(batch: ReplayBatch, plan: dict[str, Any]) -> dict[str, Any]:
+    plan["at"] = tables.clock().isoformat()
     batch_states.rows().filter(pk=batch.pk).update(plan=plan)
     batch.plan = plan
     return plan

@@ -29,7 +29,7 @@ from ...models import ReplayBatch, visible
 from ...reasons import Reason
 from ...service_loop import ServiceLoop
 from .. import eligibility, replay, tables
-from . import batch_states
+from . import backfill, batch_states
 
 logger = logging.getLogger(__name__)
 
@@ -163,14 +163,20 @@ class Runner:
         room = self._room(batch, work)
         seen = batch_states.next_events(work.pk, room) if room else {}
         if seen:
-            self._publish(batch, work, seen)
+            by, reason = batch.started_by, batch.reason
+            publish = partial(replay.replay, seen, by=by, reason=reason, batch=batch.pk)
+            self._publish(batch, work, publish)
+        elif room and backfill.unread(batch):
+            self._publish(batch, work, partial(backfill.replay_chunk, batch, self.id, room))
         else:
             self._wait(batch, work)
 
-    def _publish(self, batch: ReplayBatch, work: _Work, seen: dict[UUID, int]) -> None:
+    def _publish(
+        self, batch: ReplayBatch, work: _Work, publish: Callable[[], replay.Report]
+    ) -> None:
         began = time.monotonic()
         try:
-            report = replay.replay(seen, by=batch.started_by, reason=batch.reason, batch=batch.pk)
+            report = publish()
         except ConfigurationError:
             raise
         except AmqpEventsError as exc:
@@ -213,11 +219,12 @@ class Runner:
         pending, queued, published = (
             work.counts[name] for name in ("pending", "queued", "published")
         )
-        if not pending and not queued and not published:
+        unread = backfill.unread(batch)
+        if not pending and not queued and not published and not unread:
             self._finish(work)
             return
         out = tables.clock() > batch_states.waiting_since(batch) + self._patience
-        if pending and queued + published:
+        if (pending or unread) and queued + published:
             batch_states.set_note(batch, Reason("waiting-for-canary"))
             if out:
                 self._pause(work, Reason("canary-silent", count=published))

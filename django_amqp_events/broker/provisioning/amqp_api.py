@@ -47,6 +47,8 @@ ALTERNATE: Final = (
 )
 # An argument of streams, which RabbitMQ validates for other queues only when it creates one.
 _GUARD: Final = {"x-max-age": "never-created"}
+# The same for streams.
+_STREAM_GUARD: Final = {"x-message-ttl": "never-created"}
 T = TypeVar("T")
 #: What is asked of the broker on a channel.
 Request = Callable[[amqp.Channel], object]
@@ -189,7 +191,7 @@ class Amqp:
 
     def _inspect_queue(self, queue: Queue) -> Item:
         try:
-            self.call(to_declare(queue, _GUARD))
+            self.call(to_declare(queue, _STREAM_GUARD if queue.role == "history" else _GUARD))
         except amqp_errors.ChannelError as exc:
             return self._refused_queue(queue, exc)
         return Item(entity=queue, state="ok")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from amqp import exceptions as amqp_errors
 from celery import Celery
@@ -13,7 +13,7 @@ from ...callables import nothing
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
 from ..reply_texts import limit_reached
-from ..topology import Binding
+from ..topology import Binding, Names
 from .amqp_api import (
     Amqp,
     Request,
@@ -22,7 +22,8 @@ from .amqp_api import (
     to_declare,
     to_unbind,
 )
-from .drift import Plan, PlanStep
+from .binding_records import bind_recorded, record_bound
+from .drift import Plan, PlanStep, Report
 from .inspection import REMEDY
 from .management_api import ManagementApi
 from .replacement import Replacement
@@ -87,9 +88,20 @@ def apply(
         later = [step for step in plan.steps if step.action in _LATER]
         current = plan.steps[0]
         try:
+            unbound = _first_bindings(now, settings)
+            bound = _bindings(plan.report, settings)
             for current in now:
-                amqp.call(_request(current))
-                finish(current)
+                if current not in unbound:
+                    amqp.call(_request(current))
+                    finish(current)
+            if bound:
+                record_bound(app, settings, amqp, bound)
+            if unbound:
+                current = unbound[0]
+                bindings = [step.item.entity for step in unbound]
+                bind_recorded(app, settings, amqp, cast("list[Binding]", bindings))
+                for step in unbound:
+                    finish(step)
             if later:
                 current = later[0]
                 if api is None:
@@ -109,6 +121,34 @@ def apply(
         except amqp_errors.ChannelError as exc:
             raise _refused(current, exc, len(done), plan) from exc
     return Applied(done=tuple(done), refused=tuple(refused))
+
+
+def _first_bindings(steps: Iterable[PlanStep], settings: Settings) -> list[PlanStep]:
+    """Return the steps that bind a handler's queue to the events for the first time."""
+    return [
+        step
+        for step in steps
+        if step.item.state == "missing" and _is_recorded(step.item.entity, settings)
+    ]
+
+
+def _bindings(report: Report, settings: Settings) -> list[Binding]:
+    """Return the bindings of handlers' queues to the events that exist, or may exist."""
+    return [
+        cast("Binding", item.entity)
+        for item in report.having("ok", "stale", "unknown")
+        if _is_recorded(item.entity, settings)
+    ]
+
+
+def _is_recorded(entity: object, settings: Settings) -> bool:
+    names = Names.of(settings)
+    return (
+        settings.history is not None
+        and isinstance(entity, Binding)
+        and entity.exchange == names.events
+        and entity.queue != names.history
+    )
 
 
 def _refused(step: PlanStep, exc: amqp_errors.ChannelError, done: int, plan: Plan) -> TopologyError:

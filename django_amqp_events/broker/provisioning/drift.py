@@ -139,7 +139,7 @@ class Report:
 
 def left_over_exchange(names: Names, name: str) -> bool:
     """Return True if an undeclared exchange of this name was once declared by this service."""
-    return names.is_delay(name) or names.is_shadow(name)
+    return names.is_delay(name) or names.is_shadow(name) or names.is_window(name)
 
 
 def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bool:
@@ -209,7 +209,7 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
                 )
             case "unknown" if item.kind == "binding":
                 steps.append(PlanStep(action="bind", item=item))
-            case "different" if item.kind == "queue" and recreate_empty:
+            case "different" if item.kind == "queue" and item.role != "history" and recreate_empty:
                 recreated.add(item.name)
                 steps.append(PlanStep(action="recreate", item=item))
             case "different":
@@ -267,6 +267,12 @@ def _immutable(item: Item) -> str:
         return (
             "arguments cannot be changed: stop this service's workers, delete the exchange (it "
             "holds no messages), then run manage.py events_declare"
+        )
+    if item.role == "history":
+        return (
+            "arguments cannot be changed: restore the limits of HISTORY, on which all services "
+            "with this exchange agree, or delete the queue with its past events, then run "
+            "manage.py events_declare"
         )
     return (
         "arguments cannot be changed: wait until the queue is empty, then run manage.py "

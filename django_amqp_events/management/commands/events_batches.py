@@ -123,6 +123,7 @@ class Command(ServiceCommand):
         for reason in skipped:
             state = Replay.State(reason.state).label
             lines.append(f"  {reason.count} {state}: {reason.why}")
+        lines += [f"  {count} left out: {why}" for count, why in batch.left_out]
         reasons = [
             {"events": reason.count, "why": str(reason.why), "state": reason.state}
             for reason in skipped

@@ -194,7 +194,7 @@ class Command(ReportCommand):
                 raise self.wrong(text)
         if options["background"]:
             try:
-                batch_states.check(**_batch_options(options))
+                batch_states.check(**arguments.batch_options(options))
             except ValueError as exc:
                 raise self.wrong(f"{exc}{'' if comment else ' (--comment)'}") from exc
         if options["ids"]:
@@ -255,7 +255,7 @@ class Command(ReportCommand):
         title = None if fixed else chosen.title()
         batch = batch_states.freeze(events, by=by, title=title)
         if batch.total:
-            batch_states.start(batch.pk, by=by, **_batch_options(options))
+            batch_states.start(batch.pk, by=by, **arguments.batch_options(options))
 
         def show() -> None:
             show_reasons(self, "skipped", left.report.skipped)
@@ -321,16 +321,6 @@ class Command(ReportCommand):
             report.published += done.published
             report.skipped += done.skipped
             self.progress(f"{len(report.published)} of {len(seen)} {DONE[result.decision]}")
-
-
-def _batch_options(options: dict[str, Any]) -> dict[str, Any]:
-    percent = options["pause_at"]
-    return {
-        "reason": options["comment"],
-        "rate": options["rate"],
-        "canary": options["canary"],
-        "threshold": batch_states.THRESHOLD if percent is None else percent or None,
-    }
 
 
 def _without(ids: Collection[str], known: set[str]) -> list[str]:

@@ -213,7 +213,7 @@ class Refusing:
 
 def test_messages_that_the_database_refuses_are_told_apart_by_what_it_refused(db, monkeypatch):
     monkeypatch.setattr(databases, "RETRY_BACKOFF", Backoff(0, 0))
-    monkeypatch.setattr(row_writer, "_row", Refusing(row_writer._row))
+    monkeypatch.setattr(row_writer, "new_row", Refusing(row_writer.new_row))
     given = [replace(plain(b"{}", headers), exchange="") for headers in anagrams()]
     items = read(given + [taken(archived(received(str(n), body=b"{}"))) for n in range(2)])
     for _ in range(2):

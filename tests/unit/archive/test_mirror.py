@@ -119,14 +119,14 @@ def test_event_pruned_during_a_store(row, monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 def test_refused_message_is_kept_as_bytes(monkeypatch, caplog):
-    real = row_writer._row
+    real = row_writer.new_row
 
     def row(entry: Any, *args: Any) -> Any:
         if entry.archived.event and entry.archived.event.id == "3":
             raise DataError("no such character")
         return real(entry, *args)
 
-    monkeypatch.setattr(row_writer, "_row", row)
+    monkeypatch.setattr(row_writer, "new_row", row)
     with caplog.at_level(logging.CRITICAL):
         counts = keep(*(archived(received(f"{n}")) for n in range(7)))
     assert (counts.events, counts.unreadable, counts.messages) == (7, 1, 7)
@@ -169,14 +169,14 @@ class Acks:
 @pytest.mark.parametrize("kind", [OperationalError, DataError])
 def test_unstorable_message_is_put_aside(monkeypatch, kind):
     """A statement that times out while the database is healthy, or a row that it refuses."""
-    real = row_writer._row
+    real = row_writer.new_row
 
     def row(entry: Any, *args: Any) -> Any:
         if entry.archived.event is None or entry.archived.event.id == "3":
             raise kind("no")
         return real(entry, *args)
 
-    monkeypatch.setattr(row_writer, "_row", row)
+    monkeypatch.setattr(row_writer, "new_row", row)
     said: list[str] = []
     intake: Any = Acks()
     mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
@@ -196,7 +196,7 @@ def test_a_database_that_stores_nothing_is_an_error(monkeypatch):
     def row(*_: Any) -> Any:
         raise OperationalError("No space left on device")
 
-    monkeypatch.setattr(row_writer, "_row", row)
+    monkeypatch.setattr(row_writer, "new_row", row)
     intake: Any = Acks()
     mirroring = Mirror(app=None, settings=conf.get_settings())
     number = MAX_ASIDE + 1

@@ -247,6 +247,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "W003": of_celery("worker_cancel_long_running_tasks_on_connection_loss", False),
     "W008": [{"ARCHIVE": limit} for limit in ({"TTL": 5}, {"TTL": 5, "MAX_LENGTH": 5})],
     "W009": [{"QUEUE_TYPE": "classic"}],
+    "W029": [{"HISTORY": {"MAX_AGE": 60}, "UNROUTED": mode} for mode in ("raise", "hold")],
     "W025": of_celery("broker_heartbeat", 0, None),
 }  # fmt: skip
 

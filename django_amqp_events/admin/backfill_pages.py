@@ -1,0 +1,103 @@
+"""The forms that give past events to a handler; the page of the draft confirms it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from django import forms
+from django.contrib import messages
+from django.db import Error
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext_lazy
+
+from ..archive.batches import backfill, preview
+from ..archive.history import PastFilter
+from ..declare.registry import get_registry
+from ..exceptions import AmqpEventsError
+from ..models import LENGTH, ReplayBatch
+from ..templatetags.amqp_events import code, text
+from .base import Pages, problem
+from .filters import settings_and_registry
+
+#: Time before a row of an event in which the event may have been published.
+BEFORE: Final = timedelta(days=1)
+
+
+class BackfillForm(forms.Form):
+    """A range of past events, or one event."""
+
+    handler = forms.ChoiceField(label=gettext_lazy("Handler"))
+    event = forms.CharField(
+        label=gettext_lazy("Event"),
+        max_length=LENGTH,
+        required=False,
+        help_text=gettext_lazy("Name or pattern, such as shop.order.*. Empty: all of the handler."),
+    )
+    since = forms.DateTimeField(
+        label=gettext_lazy("Published since"),
+        required=False,
+        help_text=gettext_lazy("Such as 2026-11-20 13:30. Empty: since the history begins."),
+    )
+    until = forms.DateTimeField(
+        label=gettext_lazy("Published before"),
+        required=False,
+        help_text=gettext_lazy("Empty: now."),
+    )
+    again = forms.BooleanField(
+        label=gettext_lazy("Run again"),
+        required=False,
+        help_text=gettext_lazy("Include the events that the handler has received."),
+    )
+    id = forms.CharField(max_length=LENGTH, required=False, widget=forms.HiddenInput)
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data)
+        names = sorted(get_registry().handlers)
+        handler: Any = self.fields["handler"]
+        handler.choices = [(name, name) for name in names]
+
+    @property
+    def wanted(self) -> PastFilter:
+        """The filter of a valid form."""
+        given = self.cleaned_data
+        return PastFilter(
+            events=tuple(filter(None, [given["event"]])),
+            ids=tuple(filter(None, [given["id"]])),
+            since=given["since"] and _aware(given["since"]),
+            until=given["until"] and _aware(given["until"]),
+        )
+
+
+def _aware(at: datetime) -> datetime:
+    # With USE_TZ = False, Django's forms return local times.
+    return at.astimezone(UTC)
+
+
+def empty_form() -> BackfillForm | None:
+    """Return the form for a range, ``None`` without a history."""
+    configured = settings_and_registry()
+    return BackfillForm() if configured and configured[0].history else None
+
+
+def backfill_view(pages: Pages, request: HttpRequest) -> HttpResponse:
+    """Freeze a range and show its preview."""
+    form = BackfillForm(request.POST)
+    list_url = pages.url_of(ReplayBatch, "changelist")
+    if not form.is_valid():
+        for name, errors in form.errors.items():
+            label = form.fields[name].label if name in form.fields else ""
+            messages.error(request, f"{label}: {' '.join(map(str, errors))}")
+        return HttpResponseRedirect(list_url)
+    handler, by = form.cleaned_data["handler"], request.user.get_username()
+    try:
+        batch = backfill.freeze(handler, form.wanted, by=by, again=form.cleaned_data["again"])
+    except ValueError as exc:
+        messages.error(request, code(text(exc, 1_000)))
+        return HttpResponseRedirect(list_url)
+    try:
+        preview.preview_batch(batch)
+    except (AmqpEventsError, Error) as exc:
+        # The page of the batch has a button for it.
+        messages.error(request, code(text(problem(exc, partly=True), 1_000)))
+    return HttpResponseRedirect(pages.url_of(ReplayBatch, "change", batch.pk))

@@ -1,0 +1,378 @@
+"""Give past events to one handler, as a replay batch.
+
+:func:`freeze` fixes the range: offsets of the history, so that later events are not in it. The
+runner reads it in chunks. The rows of a chunk, their replays and the offset of the next chunk are
+one transaction: after a runner is killed, another one continues at that offset, and the mirror
+publishes what was queued under the same replay ids.
+
+Without ``again`` it leaves out what the handler's queue has received since it was bound, what the
+inbox knows as handled, and what has a row in the archive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+from uuid import UUID
+
+from celery import Celery
+from django.db import transaction
+from django.db.models import F
+
+from ...broker import connection, history
+from ...broker.history import Record, StreamReader, digest
+from ...broker.provisioning.binding_records import BindingRecord, read_records
+from ...conf import Settings, get_settings
+from ...databases import check_commits
+from ...declare.patterns import pattern_matches, patterns_overlap
+from ...declare.registry import Handler, get_registry
+from ...exceptions import AmqpEventsError, BrokerUnavailableError
+from ...message.archive_message import Archived
+from ...message.headers import is_broker_header
+from ...message.types import derived_id
+from ...models import ArchivedEvent, InboxEntry, Replay, ReplayBatch, State
+from ...options import suggestion
+from ...reasons import Reason
+from ...worker import inbox
+from .. import replay, row_writer, search_values, states, tables
+from ..eligibility import BACKFILL
+from ..entries import Entry
+from ..history import PastFilter
+from . import batch_states
+
+#: Most events that are read in one step of a batch, and for a preview.
+READ: Final = 20_000
+_RUNNING: Final = ReplayBatch.State.RUNNING
+#: States from which an event runs again.
+_RUN_AGAIN: Final = (State.ARCHIVED, State.SUCCEEDED, State.DISCARDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backfill:
+    """Which past events a batch gives to its handler; stored as JSON.
+
+    Attributes:
+        again: include what the handler has received.
+        begin, end: offsets of the first and the last event of the range.
+        bindings: of the handler's queue.
+    """
+
+    handler: str
+    wanted: PastFilter
+    again: bool
+    begin: int
+    end: int
+    bindings: tuple[BindingRecord, ...] = ()
+
+    @classmethod
+    def of(cls, batch: ReplayBatch) -> Self:
+        document = dict(batch.backfill or {})
+        wanted: dict[str, Any] = {
+            name: datetime.fromisoformat(value) if isinstance(value, str) else value
+            for name, value in document.pop("wanted").items()
+        }
+        bindings = tuple(BindingRecord(**record) for record in document.pop("bindings"))
+        return cls(wanted=PastFilter(**wanted), bindings=bindings, **document)
+
+    @property
+    def receiver(self) -> Handler:
+        """The handler, by its current name.
+
+        Raises:
+            AmqpEventsError: it is gone.
+        """
+        name = get_settings().renamed_handlers.get(self.handler, self.handler)
+        handler = get_registry().handlers.get(name)
+        if handler is None:
+            raise AmqpEventsError(Reason("handler-missing", name=repr(name)))
+        return handler
+
+    def as_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        for name in ("since", "until"):
+            at = document["wanted"][name]
+            document["wanted"][name] = at and at.isoformat()
+        return document
+
+    def why_left_out(self, record: Record, handler: Handler) -> str | None:
+        """Return why an event of the range is not given, ``""`` if it does not match."""
+        key = record.received.routing_key
+        if not any(pattern_matches(pattern, key) for pattern in handler.bindings):
+            return ""
+        if record.event is None or len(record.received.body) > get_settings().max_body:
+            return "unreadable"
+        if not self.wanted.matches(record):
+            return ""
+        return "received" if not self.again and self._received(record.offset, key) else None
+
+    def _received(self, offset: int, key: str) -> bool:
+        own = [
+            binding
+            for binding in self.bindings
+            if any(pattern_matches(pattern, key) for pattern in binding.patterns)
+        ]
+        return not own or any(binding.received(offset) for binding in own)
+
+
+@dataclass(slots=True, kw_only=True)
+class Chunk:
+    """Past events that are read together.
+
+    Attributes:
+        next: the offset after them.
+        left: how many of them are left out, by why.
+        expired: how many offsets before them RabbitMQ has deleted.
+    """
+
+    next: int
+    records: list[Record] = field(default_factory=list)
+    left: Counter[str] = field(default_factory=Counter)
+    expired: int = 0
+
+
+# -- creating -----------------------------------------------------------------------------
+
+
+def freeze(handler_name: str, wanted: PastFilter, *, by: str, again: bool = False) -> ReplayBatch:
+    """Create a draft that gives the matching events of now to a handler of this service.
+
+    Raises:
+        ValueError: there is no such handler, or nothing can be given; the text says what to do.
+        ConfigurationError: there is no history, AMQP_EVENTS is wrong, or nothing would be
+            committed.
+        TopologyError, BrokerUnavailableError: the history cannot be read.
+    """
+    settings, using = get_settings(), tables.database()
+    queue = history.require(settings)
+    handler = _handler(handler_name, wanted)
+    check_commits(using)
+    app = connection.broker_app(settings)
+    last = history.last(app, settings, queue)
+    first = history.first(app, settings, queue) if last is not None else None
+    if first is None or last is None:
+        raise ValueError("the history is empty: it has the events that are published from now on")
+    # Of one event, the page knows only about when it was published.
+    if wanted.since and first.at and wanted.since < first.at and not wanted.ids:
+        raise ValueError(
+            f"the history begins at {first.at:%Y-%m-%dT%H:%M:%SZ}; begin there, or leave the begin "
+            f"out"
+        )
+    begin = first if wanted.since is None else history.first(app, settings, queue, wanted.start)
+    plan = Backfill(
+        handler=handler.name,
+        wanted=wanted,
+        again=again,
+        begin=begin.offset if begin is not None else last.offset + 1,
+        end=last.offset,
+        bindings=() if again else _bindings(app, settings, queue, handler),
+    )
+    title = Reason("batch-backfill", handler=handler.name, filters=_filters(wanted))
+    return batch_states.draft(by=by, title=title, backfill=plan.as_json(), next_offset=plan.begin)
+
+
+def _filters(wanted: PastFilter) -> list[Reason]:
+    """Describe a range, without searched values, which not everyone may see."""
+    filters = [Reason("filter-event", value=name) for name in wanted.events]
+    for name in ("since", "until"):
+        if at := getattr(wanted, name):
+            filters.append(Reason(f"published-{name}", value=f"{at:%Y-%m-%d %H:%M %Z}"))
+    filters += [Reason("filter-value", value=term.partition("=")[0]) for term in wanted.search]
+    return filters or [Reason("batch-past")]
+
+
+def _handler(name: str, wanted: PastFilter) -> Handler:
+    handlers = get_registry().handlers
+    handler = handlers.get(name)
+    if handler is None:
+        hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
+        raise ValueError(f"there is no handler {name!r}{hint}")
+    for event in wanted.events:
+        if not any(patterns_overlap(event, pattern) for pattern in handler.bindings):
+            events = ", ".join(handler.bindings)
+            raise ValueError(f"{name} does not handle {event!r}; its events are {events}")
+    if wanted.since and wanted.since > datetime.now(UTC):
+        raise ValueError("the begin of the range is in the future")
+    if wanted.since and wanted.until and wanted.since >= wanted.until:
+        raise ValueError("the begin of the range is not before its end")
+    return handler
+
+
+def _bindings(
+    app: Celery, settings: Settings, queue: str, handler: Handler
+) -> tuple[BindingRecord, ...]:
+    """Return the records of a handler's queue.
+
+    Raises:
+        ValueError: the queue has received everything that the history has.
+    """
+    own = [record for record in read_records(app, settings) if record.queue == handler.queue]
+    # One whose witness is gone is about events that are gone.
+    current = [record for record in own if _is_current(app, settings, queue, record)]
+    if not current:
+        raise ValueError(
+            f"the queue {handler.queue} has received all events of the history that "
+            f"{handler.name} handles; to run them again, choose `again` (--again)"
+        )
+    others = (replace(record, offset=-1, missed=()) for record in own if record not in current)
+    return (*current, *others)
+
+
+def _is_current(app: Celery, settings: Settings, queue: str, record: BindingRecord) -> bool:
+    if record.place is None:
+        return False
+    witness = history.first(app, settings, queue, record.place)
+    return witness is not None and (
+        (witness.offset, digest(witness.received)) == (record.place, record.witness)
+    )
+
+
+# -- reading ------------------------------------------------------------------------------
+
+
+def unread(batch: ReplayBatch) -> bool:
+    """Return True if the range of a backfill has not been read to its end."""
+    return batch.backfill is not None and batch.next_offset <= batch.backfill["end"]
+
+
+def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
+    """Read the next *room* events that a batch gives to its handler, of at most *most*.
+
+    Raises:
+        TopologyError, BrokerUnavailableError: the history cannot be read.
+        ConfigurationError: AMQP_EVENTS is wrong.
+        AmqpEventsError: the handler is gone.
+    """
+    settings, plan = get_settings(), Backfill.of(batch)
+    handler = plan.receiver
+    app, queue = connection.broker_app(settings), history.require(settings)
+    chunk, size = Chunk(next=batch.next_offset), 0
+    with closing(StreamReader(app, queue, settings, start=chunk.next)) as reader:
+        for read, record in enumerate(reader.records(wait=settings.confirm_timeout)):
+            if not read:
+                chunk.expired = _expired(app, settings, queue, chunk.next, record.offset, plan.end)
+            chunk.next = record.offset + 1
+            if record.offset > plan.end or plan.wanted.is_after(record):
+                chunk.next = plan.end + 1
+                break
+            why = plan.why_left_out(record, handler)
+            if why is None:
+                chunk.records.append(record)
+                size += len(record.received.body)
+            elif why:
+                chunk.left[why] += 1
+            full = len(chunk.records) >= room or size >= replay.CHUNK_BYTES or read >= most
+            if full or record.offset >= plan.end:
+                break
+        else:
+            if chunk.next == batch.next_offset:
+                raise BrokerUnavailableError(Reason("history-silent", queue=repr(queue)))
+    _leave_out_handled(chunk, handler, settings, again=plan.again)
+    return chunk
+
+
+def _expired(
+    app: Celery, settings: Settings, queue: str, wanted: int, offset: int, end: int
+) -> int:
+    """Return how many events RabbitMQ has deleted between an offset and the first one read."""
+    if offset == wanted:
+        return 0
+    # RabbitMQ's own entries have offsets too, so a gap alone tells nothing.
+    first = history.first(app, settings, queue)
+    is_cut = first is None or first.offset >= offset
+    return min(offset, end + 1) - wanted if is_cut else 0
+
+
+def _leave_out_handled(chunk: Chunk, handler: Handler, settings: Settings, *, again: bool) -> None:
+    """Leave out what the inbox knows as handled."""
+    if again or not handler.once:
+        return
+    keys = {
+        record.offset: inbox.inbox_key(settings.service, handler.name, record.event)
+        for record in chunk.records
+        if record.event is not None
+    }
+    rows = InboxEntry.objects.using(inbox.database(handler, settings))
+    handled = set(rows.filter(pk__in=keys.values()).values_list("pk", flat=True))
+    found = [record for record in chunk.records if keys.get(record.offset) not in handled]
+    chunk.left["handled"] += len(chunk.records) - len(found)
+    chunk.records = found
+
+
+# -- running ------------------------------------------------------------------------------
+
+
+def replay_chunk(batch: ReplayBatch, runner: UUID, room: int) -> replay.Report:
+    """Read the next events of a batch, claim them and publish them.
+
+    Raises:
+        AmqpEventsError: as :func:`read_chunk`.
+    """
+    tables.check_no_transaction()
+    chunk = read_chunk(batch, room)
+    claimed = _claim(batch, runner, chunk)
+    return replay.publish_claimed(claimed)
+
+
+@tables.retry_on_conflict
+def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
+    """Store a chunk: rows, queued replays and the next offset; nothing if another runner has."""
+    using, now, plan = tables.database(), tables.clock(), Backfill.of(batch)
+    new = {row.pk: row for row in (_row(batch, plan, record, now) for record in chunk.records)}
+    left = Counter(batch.backfill_left or {}) + chunk.left
+    left["expired"] += chunk.expired
+    with tables.locking(new, now=now, without=["detail"]) as events:
+        claimed = {}
+        for pk, row in new.items():
+            event = events.get(pk)
+            if event is None:
+                claimed[pk] = row
+            elif plan.again and event.state in _RUN_AGAIN and not event.unconfirmed:
+                claimed[pk] = event
+            else:
+                left["archived"] += 1
+        mine = batch_states.rows().filter(
+            pk=batch.pk,
+            runner=runner,
+            state=ReplayBatch.State.RUNNING,
+            next_offset=batch.next_offset,
+        )
+        if not mine.update(
+            next_offset=chunk.next, total=F("total") + len(claimed), backfill_left=dict(+left)
+        ):
+            transaction.set_rollback(True, using=using)
+            return []
+        inserted = [row for pk, row in claimed.items() if pk not in events]
+        for part in tables.statements(inserted, "body", "headers_raw", "detail"):
+            tables.rows().bulk_create(part)
+        values = (value for row in inserted for value in search_values.in_event(row))
+        search_values.store(values, using=using)
+        return states.queue_past(
+            list(claimed.values()), batch, plan.receiver.name, forced=plan.again, now=now
+        )
+
+
+def _row(batch: ReplayBatch, plan: Backfill, record: Record, now: datetime) -> ArchivedEvent:
+    """Return the row of an event, which is that of its failure in this handler, if it had one."""
+    received, service, handler = record.received, batch.service, plan.receiver
+    archived = Archived(
+        reason=BACKFILL,
+        handler=handler.name,
+        event=record.event,
+        attempts=0,
+        first_failed_at=record.at,
+        last_failed_at=record.at,
+        queue=handler.queue,
+        body=received.body,
+        headers={
+            key: value for key, value in received.headers.items() if not is_broker_header(key)
+        },
+        content_type=str(received.properties.get("content_type") or ""),
+        content_encoding=str(received.properties.get("content_encoding") or ""),
+    )
+    own_id = archived.identity(service) or derived_id(batch.pk.hex, record.offset)
+    entry = Entry(archived, received, service, now, own_id)
+    entry.begin(now)
+    return row_writer.new_row(entry)

@@ -1,0 +1,152 @@
+"""Find past events in the history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from ..broker import connection, history
+from ..broker.history import Record, Start, StreamReader
+from ..callables import nothing
+from ..conf import Settings, get_settings
+from ..declare.patterns import pattern_matches
+from ..exceptions import Malformed
+from ..message import decoding
+from ..reasons import Reason
+from . import redaction, search_values
+from .selection import SearchTerm
+
+#: Time by which the clocks of publishers and RabbitMQ may differ, and an event may be stored later.
+CLOCKS: Final = timedelta(minutes=5)
+#: Longest time that an event may have waited in an outbox, after which a range is not read.
+LATE: Final = timedelta(days=1)
+#: Default scan budget, in events.
+BUDGET: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastFilter:
+    """A filter on past events; an empty field matches everything.
+
+    Attributes:
+        events: names or patterns.
+        ids, correlation_ids: of events.
+        search: values in the redacted payload, such as ``order_id=17``; all have to match.
+        since, until: when it was published; *until* is excluded.
+    """
+
+    events: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    correlation_ids: tuple[str, ...] = ()
+    search: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def start(self) -> Start:
+        """Return where to begin to read."""
+        return "first" if self.since is None else self.since - CLOCKS
+
+    def is_after(self, record: Record) -> bool:
+        """Return True if no later record can match."""
+        late = self.until is not None and record.at is not None and record.at > self.until + LATE
+        return bool(late)
+
+    def matches(self, record: Record) -> bool:
+        """Return True if a record matches; one that cannot be read never does."""
+        event, at = record.event, record.at
+        if event is None:
+            return False
+        if self.since is not None and (at is None or at < self.since):
+            return False
+        if self.until is not None and (at is None or at >= self.until):
+            return False
+        return (
+            (not self.events or any(pattern_matches(name, event.name) for name in self.events))
+            and (not self.ids or event.id in self.ids)
+            and (not self.correlation_ids or event.correlation_id in self.correlation_ids)
+            and (not self.search or self._found(record))
+        )
+
+    def _found(self, record: Record) -> bool:
+        payload = shown_payload(record)
+        if isinstance(payload, Reason):
+            return False
+        for term in map(SearchTerm.parse, self.search):
+            values = [value for _path, value in search_values.pairs([term.path], payload)]
+            if not any(
+                value.startswith(term.value) if term.start else value == term.value
+                for value in values
+            ):
+                return False
+        return True
+
+
+def shown_payload(record: Record) -> Mapping[str, Any] | Reason:
+    """Return the redacted payload, or why there is none to show."""
+    try:
+        payload = decoding.decode(record.received, get_settings().max_body).kwargs
+    except Malformed as exc:
+        return Reason.of(str(exc))
+    return redaction.redact(record.key, payload)
+
+
+@dataclass(slots=True, kw_only=True)
+class Scan:
+    """Reads the history from the start of a filter on, and yields what matches.
+
+    Attributes:
+        budget: most events to read.
+        read: events that were read.
+        last: the record that was read last.
+        complete: every event that can match was read.
+    """
+
+    settings: Settings
+    wanted: PastFilter
+    budget: int = BUDGET
+    read: int = 0
+    last: Record | None = None
+    complete: bool = False
+
+    def records(
+        self, *, follow: bool = False, stop: Callable[[], bool] = nothing
+    ) -> Iterator[Record]:
+        """Yield the matching events, the oldest first.
+
+        Args:
+            follow: continue with events that are published now, without a budget.
+
+        Raises:
+            ConfigurationError: there is no history, or no Celery app.
+            TopologyError, BrokerUnavailableError: as :class:`~..broker.history.StreamReader`.
+        """
+        queue = history.require(self.settings)
+        app = connection.broker_app(self.settings)
+        end = history.last(app, self.settings, queue)
+        start: Start = self.wanted.start
+        wait = history.LULL if follow else self.settings.confirm_timeout
+        if follow and self.wanted.since is None:
+            start = "next"
+        elif end is None and not follow:
+            self.complete = True
+            return
+        with closing(StreamReader(app, queue, self.settings, start=start)) as reader:
+            while not stop():
+                for record in reader.records(wait=wait, stop=stop):
+                    self.read += 1
+                    self.last = record
+                    if self.wanted.matches(record):
+                        yield record
+                    if follow:
+                        continue
+                    if self.wanted.is_after(record) or (end and record.offset >= end.offset):
+                        self.complete = True
+                        return
+                    if self.read >= self.budget:
+                        return
+                if not follow:
+                    return

@@ -1,0 +1,136 @@
+"""Past events in the admin: a range, and one event that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.test import Client, override_settings
+from django.urls import reverse
+from django.utils.timezone import localtime
+
+from django_amqp_events.archive.batches.runner import Runner
+from django_amqp_events.message import encoding
+from django_amqp_events.models import ReplayBatch
+from tests.conftest import Vhost
+from tests.unit.admin import admin_world as world
+
+from ..archiving import publish
+from ..conftest import Service
+
+KEY = "shop.order.created"
+QUEUE = "billing.send_invoice"
+VIEWS = (
+    "view_archivedevent", "view_replaybatch", "view_dashboard",
+)  # fmt: skip
+
+
+@pytest.fixture
+def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Service:
+    """A service whose handler has 20 past events, one a minute, and whose queue is empty."""
+    made = service(fresh_vhost, HISTORY={"MAX_AGE": "14d"}, HANDLERS={"send_invoice": [KEY]})
+    made.declare()
+    now = datetime.now(UTC)
+    messages = [
+        encoding.event_message(
+            exchange="events",
+            name=KEY,
+            body=encoding.encode_payload(KEY, {"order_id": number}),
+            event_id=f"e{number}",
+            service="shop",
+            published_at=now - timedelta(minutes=19 - number),
+        )
+        for number in range(20)
+    ]
+    publish(made, *messages)
+    made.take_all(QUEUE)
+    return made
+
+
+@pytest.fixture
+def ada(transactional_db: None) -> Iterator[Client]:
+    with override_settings(**world.SETTINGS):
+        yield world.client_of(world.staff(*VIEWS, "bulk_replay_archivedevent"))
+
+
+def page(name: str) -> str:
+    return reverse(f"admin:django_amqp_events_{name}")
+
+
+def said(response: Any) -> list[str]:
+    return [str(each) for each in response.context["messages"]]
+
+
+def start(client: Client, response: Any) -> ReplayBatch:
+    """Confirm the draft that a page shows."""
+    batch = ReplayBatch.objects.get()
+    assert response.redirect_chain[-1][0].endswith(f"{batch.pk}/change/")
+    done = client.post(
+        reverse("admin:django_amqp_events_replaybatch_start", args=[batch.pk]),
+        {"reason": "was wrong", "threshold": 20, "version": batch.version},
+        follow=True,
+    )
+    assert said(done) == ["Started: was wrong"]
+    return batch
+
+
+def handled(billing: Service) -> list[str]:
+    runner = Runner(settings=billing.settings, stop=lambda: runner.published > 0)
+    runner.run()
+    return [message.headers["event-id"] for message in billing.take_all(QUEUE)]
+
+
+def test_a_range_runs_again(billing: Service, ada: Client) -> None:
+    listed = ada.get(page("replaybatch_changelist"))
+    assert "Backfill…" in listed.text
+    since = localtime(datetime.now(UTC) - timedelta(minutes=10, seconds=30))
+    form = {"handler": "send_invoice", "again": "on", "since": f"{since:%Y-%m-%d %H:%M:%S}"}
+    draft = ada.post(page("replaybatch_backfill"), form, follow=True)
+    assert "<strong>11</strong>" in draft.text
+    start(ada, draft)
+    assert handled(billing) == [f"e{number}" for number in range(9, 20)]
+
+
+def test_a_found_event_runs_again(billing: Service, ada: Client) -> None:
+    found = ada.get(page("dashboard_find"), {"q": "e7"})
+    assert "Search the history of the last day" in found.text
+    assert "Run again…" not in found.text
+    past = ada.get(found.context["history_url"])
+    ((event, records, since),) = past.context["located"]
+    assert (event.id, event.name, records) == ("e7", KEY, [])
+    assert "Run again…" in past.text
+    form = {"handler": "send_invoice", "id": "e7", "event": KEY, "since": since, "again": "on"}
+    draft = ada.post(past.context["run_url"], form, follow=True)
+    start(ada, draft)
+    assert handled(billing) == ["e7"]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"handler": "nobody"}, "Handler: "),
+        ({"handler": "send_invoice", "since": "2999-01-01"}, "is in the future"),
+        ({"handler": "send_invoice", "event": "shop..x"}, "does not handle"),
+        ({"handler": "send_invoice"}, "has received all events of the history"),
+        ({"handler": "send_invoice", "event": "shop.stock"}, "does not handle"),
+    ],
+)
+def test_a_wrong_range_is_told(
+    billing: Service, ada: Client, form: dict[str, str], text: str
+) -> None:
+    done = ada.post(page("replaybatch_backfill"), form, follow=True)
+    assert text in said(done)[0]
+    assert not ReplayBatch.objects.exists()
+
+
+def test_only_those_who_may_replay_in_batches_see_it(
+    billing: Service, transactional_db: None
+) -> None:
+    with override_settings(**world.SETTINGS):
+        client = world.client_of(world.staff(*VIEWS))
+        assert "Backfill…" not in client.get(page("replaybatch_changelist")).text
+        assert client.post(page("replaybatch_backfill"), {}).status_code == 403
+        since = {"q": "e7", "since": (datetime.now(UTC) - timedelta(days=1)).isoformat()}
+        assert "Run again…" not in client.get(page("dashboard_find"), since).text

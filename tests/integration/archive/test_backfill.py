@@ -1,0 +1,361 @@
+"""Past events for a handler that is new or was wrong: each once, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_amqp_events.archive import replay, tables
+from django_amqp_events.archive.batches import backfill, batch_states, preview
+from django_amqp_events.archive.batches.runner import Runner
+from django_amqp_events.archive.history import PastFilter
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.message import encoding
+from django_amqp_events.models import InboxEntry, ReplayBatch
+from django_amqp_events.monitor import statistics
+from django_amqp_events.worker.inbox import inbox_key
+from tests.acceptance import harness
+from tests.conftest import EACH, ONE, Database, Vhost
+
+from ..archiving import archived, mirror_all, outcome, publish, received
+from ..conftest import Service
+
+HISTORY = {"MAX_AGE": "14d"}
+KEY = "shop.order.created"
+QUEUE = "billing.send_invoice"
+DAY = timedelta(days=1)
+
+pytestmark = pytest.mark.timeout(240)
+
+Made = Callable[..., Service]
+
+
+@pytest.fixture
+def late(service: Made, fresh_vhost: Vhost, archive_database: Database) -> Service:
+    """A service whose handler was added after 450 events; its queue has another 50."""
+    before = service(fresh_vhost, HISTORY=HISTORY)
+    before.declare()
+    send(before, 0, 450)
+    made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": [KEY]})
+    made.declare()
+    send(made, 450, 500)
+    return made
+
+
+@pytest.fixture
+def billing(late: Service) -> Service:
+    """The service of ``processes``."""
+    return late
+
+
+def send(made: Service, first: int, end: int, **more: Any) -> None:
+    """Publish events, one an hour, the last one now."""
+    now = datetime.now(UTC)
+    messages = [
+        encoding.event_message(
+            exchange="events",
+            name=KEY,
+            body=encoding.encode_payload(KEY, {"order_id": number}),
+            event_id=f"e{number}",
+            service="shop",
+            published_at=now - timedelta(minutes=end - 1 - number),
+            **more,
+        )
+        for number in range(first, end)
+    ]
+    publish(made, *messages)
+
+
+def begun(*, again: bool = False, wanted: PastFilter | None = None, **options: Any) -> ReplayBatch:
+    batch = backfill.freeze("send_invoice", wanted or PastFilter(), by="ada", again=again)
+    assert batch_states.start(batch.pk, by="ada", reason="new", **{"threshold": None, **options})
+    return batch
+
+
+def run(made: Service, batch: ReplayBatch, seconds: float = 60) -> ReplayBatch:
+    """Run a batch until it only waits for outcomes."""
+    runner = Runner(settings=made.settings, stop=lambda: waits_for_outcomes(batch), tell=print)
+    runner.run(until_done=True)
+    return now(batch)
+
+
+def now(batch: ReplayBatch) -> ReplayBatch:
+    return batch_states.rows().get(pk=batch.pk)
+
+
+def waits_for_outcomes(batch: ReplayBatch) -> bool:
+    row = now(batch)
+    return row.state != "running" or (not backfill.unread(row) and not row.pending)
+
+
+def taken(made: Service) -> Counter[str]:
+    return Counter(message.headers["event-id"] for message in made.take_all(QUEUE))
+
+
+def succeed(made: Service) -> None:
+    """Report that every replay has succeeded."""
+    rows = {row.event_id: row for row in tables.rows()}
+    messages = made.take_all(QUEUE)
+    replays = [m for m in messages if "event-replay-id" in m.headers]
+    publish(
+        made,
+        *(outcome(rows[m.headers["event-id"]], m.headers["event-replay-id"]) for m in replays),
+    )
+    mirror_all(made)
+
+
+@ONE
+def test_a_new_handler_gets_each_event_once(late: Service) -> None:
+    batch = run(late, begun())
+    assert taken(late) == Counter(f"e{number}" for number in range(500))
+    assert (batch.total, batch.backfill_left) == (450, {"received": 50})
+    counts = batch_states.count(batch.pk)
+    assert counts["published"] == 450
+
+
+@ONE
+def test_rows_that_have_not_failed_are_no_failures(late: Service) -> None:
+    batch = run(late, begun())
+    assert statistics.open_events().new_hour == statistics.open_events().open == 0
+    assert statistics.newest_failure(datetime.now(UTC), service="billing") is None
+    row = tables.rows().get(event_id="e7")
+    assert (row.reason, row.state, row.attempts, row.group_id) == ("backfill", "replaying", 0, None)
+    succeed(late)
+    assert batch_states.count(batch.pk)["succeeded"] == 450
+    assert set(tables.rows().values_list("state", flat=True)) == {"succeeded"}
+
+
+@ONE
+def test_one_that_fails_is_a_failure_like_others(late: Service) -> None:
+    run(late, begun(wanted=PastFilter(search=("order_id=7",))))
+    (message,) = [m for m in late.take_all(QUEUE) if "event-replay-id" in m.headers]
+    delivery = received("e7", payload={"order_id": 7})
+    publish(late, archived(delivery, replay_id=message.headers["event-replay-id"]))
+    mirror_all(late)
+    row = tables.rows().get()
+    assert (row.event_id, row.state, row.reason, row.attempts) == ("e7", "archived", "exhausted", 3)
+    assert row.group_id is not None
+    assert statistics.open_events().new_hour == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@EACH
+def test_a_runner_that_is_killed_is_followed_by_another(
+    when: str, late: Service, processes: harness.Service, tmp_path: Path
+) -> None:
+    batch = begun()
+    processes.events = {**processes.events, "HISTORY": HISTORY}
+    for number in range(2):
+        # "after" is after a whole chunk, which is not noted yet.
+        crash = {
+            "log": str(tmp_path / f"effects-{number}"), "at": 1, "when": when,
+            "kinds": ["publish"], "child": False,
+        }  # fmt: skip
+        runner = processes.start("events_batches", TESTPROJECT_CRASH=json.dumps(crash))
+        assert runner.wait() == -9, runner.log
+        batch_states.rows().filter(pk=batch.pk).update(leased_until=tables.clock())
+    run(late, batch)
+    replay.resume(lease=0)
+    times = taken(late)
+    # What was published and not noted is published again, under the same replay ids.
+    assert set(times) == {f"e{number}" for number in range(500)}
+    if when == "before":
+        assert set(times.values()) == {1}
+    assert now(batch).total == 450
+
+
+@ONE
+def test_what_the_inbox_and_the_archive_know_is_left_out(
+    late: Service, service: Made, fresh_vhost: Vhost, archive_database: Database
+) -> None:
+    late.raw["HANDLERS"]["send_invoice"]["ONCE"] = True
+    made = service(fresh_vhost, **late.raw, DATABASE=archive_database.alias)
+    rows = [
+        InboxEntry(
+            id=inbox_key("billing", "send_invoice", event_of(number)),
+            service="billing", handler="send_invoice", source="shop", event_id=f"e{number}",
+            name=KEY, handled_at=datetime.now(UTC),
+        )
+        for number in range(10)
+    ]  # fmt: skip
+    InboxEntry.objects.bulk_create(rows)
+    delivery = received("e20", payload={"order_id": 20})
+    publish(made, archived(delivery))
+    mirror_all(made)
+    batch = run(made, begun())
+    assert batch.backfill_left == {"received": 50, "handled": 10, "archived": 1}
+    assert batch.total == 439
+
+
+def event_of(number: int) -> Any:
+    return ReceivedEvent(id=f"e{number}", name=KEY, service="shop")
+
+
+@ONE
+def test_again_runs_everything_of_the_range_and_twice(late: Service) -> None:
+    taken(late)
+    since = datetime.now(UTC) - timedelta(minutes=30, seconds=30)
+    for _ in range(2):
+        batch = run(late, begun(again=True, wanted=PastFilter(since=since)))
+        assert batch.total == 31 + 31
+        (forced,) = batch_states.events(batch.pk).values_list("forced", flat=True).distinct()
+        assert forced
+        succeed(late)
+        assert batch_states.count(batch.pk)["succeeded"] == batch.total
+
+
+@ONE
+def test_a_canary_goes_first(late: Service) -> None:
+    batch = begun(canary=3)
+    Runner(settings=late.settings, stop=lambda: now(batch).published == 3).run()
+    assert len(late.take_all(QUEUE)) == 53
+    assert now(batch).total == 3
+
+
+@ONE
+def test_a_batch_whose_handler_is_gone_waits(
+    late: Service, service: Made, fresh_vhost: Vhost
+) -> None:
+    batch = begun()
+    made = service(fresh_vhost, HISTORY=HISTORY)
+    Runner(settings=made.settings, stop=lambda: bool(now(batch).note)).run()
+    assert "send_invoice" in str(now(batch).note)
+    assert now(batch).next_offset == 0
+
+
+@ONE
+def test_later_events_are_not_in_the_range(late: Service) -> None:
+    batch = begun(again=True)
+    send(late, 500, 520)
+    assert run(late, batch).total == 500
+
+
+@ONE
+def test_a_preview_counts_and_changes_nothing(late: Service) -> None:
+    batch = backfill.freeze("send_invoice", PastFilter(), by="ada")
+    plan = preview.preview_batch(batch)
+    assert (plan["eligible"], plan["undecided"]) == (450, 0)
+    assert [(each["count"], each["why"]["code"]) for each in plan["skipped"]] == [
+        (50, "left-received")
+    ]
+    assert not tables.rows().exists()
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("handler", "wanted", "text"),
+    [
+        ("send_invoices", {}, "there is no handler 'send_invoices'; did you mean 'send_invoice'?"),
+        ("send_invoice", {"events": ("shop.stock.#",)}, "its events are shop.order.created"),
+        ("send_invoice", {"since": -30}, "the history begins at"),
+        ("send_invoice", {"since": 0, "until": -1}, "not before its end"),
+    ],
+)
+def test_a_wrong_range_is_refused(
+    late: Service, handler: str, wanted: dict[str, Any], text: str
+) -> None:
+    days: dict[str, Any] = {
+        name: datetime.now(UTC) + value * DAY if isinstance(value, int) else value
+        for name, value in wanted.items()
+    }
+    with pytest.raises(ValueError, match=text):
+        backfill.freeze(handler, PastFilter(**days), by="ada")
+    assert not batch_states.rows().exists()
+
+
+@ONE
+def test_a_queue_that_has_everything_is_refused(
+    service: Made, fresh_vhost: Vhost, archive_database: Database
+) -> None:
+    made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": [KEY]})
+    made.declare()
+    send(made, 0, 3)
+    code, _out, err = made.command("events_backfill", "send_invoice", "--comment", "new")
+    assert code == 2
+    assert "has received all events of the history" in err
+
+
+@ONE
+def test_the_command_begins_a_batch(late: Service) -> None:
+    code, out, _err = late.command("events_backfill", "send_invoice", "--dry-run")
+    assert code == 0
+    assert "450 events to give to send_invoice" in out
+    assert not batch_states.rows().exists()
+    code, out, _err = late.command(
+        "events_backfill", "send_invoice", "--comment", "new", "--since", "6h", "--format", "json"
+    )
+    document = json.loads(out)
+    assert (code, document["result"], document["eligible"]) == (0, "begun", 360)
+    assert run(late, batch_states.rows().get()).total == 360
+
+
+@ONE
+def test_the_history_is_printed_and_searched(late: Service) -> None:
+    code, out, err = late.command("events_history", "--match", "order_id=7", "--format", "json")
+    (line,) = out.splitlines()
+    assert code == 0
+    assert json.loads(line)["payload"] == {"order_id": 7}
+    assert err == "500 events read, 1 found\n"
+    code, out, err = late.command("events_history", "--scan", "100", "--id", "e7", "--id", "e400")
+    assert (code, len(out.splitlines())) == (1, 1)
+    assert err == "100 events read, 1 found; the rest was not read\n"
+
+
+@ONE
+def test_a_history_that_was_declared_again_has_nothing_that_the_queue_missed(
+    late: Service,
+) -> None:
+    """Its offsets begin at 0, like those that the record has."""
+    late.channel().queue_delete(late.names.history)
+    late.declare()
+    send(late, 0, 5)
+    with pytest.raises(ValueError, match="has received all events of the history"):
+        backfill.freeze("send_invoice", PastFilter(), by="ada")
+
+
+@ONE
+def test_what_expires_before_it_is_read_is_counted(
+    service: Made, fresh_vhost: Vhost, archive_database: Database
+) -> None:
+    history = {"MAX_BYTES": 1_000_000}
+    before = service(fresh_vhost, HISTORY=history)
+    before.declare()
+    send(before, 0, 450)
+    made = service(fresh_vhost, HISTORY=history, HANDLERS={"send_invoice": [KEY]})
+    made.declare()
+    batch = begun()
+    # Old segments are deleted when a new one begins.
+    for number in range(80):
+        publish(made, padding(number))
+    row = run(made, batch)
+    assert row.backfill_left == {"expired": 450}
+    assert row.total == 0
+    Runner(settings=made.settings).run(until_done=True)
+    assert now(batch).state == "done"
+
+
+def padding(number: int) -> Any:
+    return encoding.event_message(
+        exchange="events",
+        name="shop.padding",
+        body=encoding.encode_payload("shop.padding", {"text": "x" * 100_000}),
+        event_id=f"p{number}",
+        service="shop",
+        published_at=datetime.now(UTC),
+    )
+
+
+@ONE
+def test_the_streams_are_no_backlog(late: Service) -> None:
+    late.take_all(QUEUE)
+    _code, out, _err = late.command("events_status")
+    assert "messages are kept" in out
+    code, out, _err = late.command("events_find", "e7")
+    assert code == 1
+    assert "events:history" not in out

@@ -1,0 +1,159 @@
+"""The history: its stream, and which events a queue that is bound later has."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import amqp
+import pytest
+
+from django_amqp_events.broker import history
+from django_amqp_events.broker.history import StreamReader
+from django_amqp_events.broker.provisioning import startup
+from django_amqp_events.broker.provisioning.binding_records import read_records
+from django_amqp_events.exceptions import TopologyError
+from tests.conftest import Vhost
+
+from ..conftest import Service, wait_until
+
+HISTORY = {"MAX_AGE": "14d", "MAX_BYTES": "1GB"}
+KEY = "shop.order.created"
+QUEUE = "billing.late"
+
+
+@pytest.fixture
+def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Service:
+    made = service(fresh_vhost, HISTORY=HISTORY)
+    made.declare()
+    return made
+
+
+def ids(made: Service, start: history.Start = "first") -> list[str]:
+    queue = made.names.history
+    reader = StreamReader(made.app, queue, made.settings, start=start)
+    found = [record.received.headers["event-id"] for record in reader.records(wait=2)]
+    reader.close()
+    return found
+
+
+def with_handler(service: Callable[..., Service], vhost: Vhost) -> Service:
+    return service(vhost, HISTORY=HISTORY, HANDLERS={"late": [KEY]})
+
+
+@contextmanager
+def publishing(made: Service, publishers: int = 2) -> Iterator[list[str]]:
+    """Publish events all the time, in threads with connections of their own."""
+    published: list[str] = []
+    stop = threading.Event()
+
+    def publish(name: int) -> None:
+        connection = made.connect()
+        channel = connection.channel()
+        channel.confirm_select()
+        number = 0
+        while not stop.is_set():
+            event_id = f"{name}-{number}"
+            message = message_of(event_id)
+            channel.basic_publish_confirm(message, "events", KEY)
+            published.append(event_id)
+            number += 1
+            time.sleep(0.002)
+
+    threads = [threading.Thread(target=publish, args=(name,)) for name in range(publishers)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(published) > 50, "events are published")
+        yield published
+        done = len(published)
+        wait_until(lambda: len(published) > done + 50, "more events are published")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def message_of(event_id: str) -> amqp.Message:
+    return amqp.Message(
+        b"[[],{},{}]",
+        application_headers={"event-id": event_id, "id": event_id, "task": KEY},
+        content_type="application/json",
+        delivery_mode=2,
+    )
+
+
+def test_the_stream_has_every_event_and_reading_removes_none(billing: Service) -> None:
+    for number in range(700):
+        billing.publish("events", KEY, headers={"event-id": str(number)})
+    assert ids(billing) == ids(billing) == [str(number) for number in range(700)]
+    assert ids(billing, start=650) == [str(number) for number in range(650, 700)]
+    queue = billing.names.history
+    last = history.last(billing.app, billing.settings, queue)
+    assert last is not None
+    assert last.offset == 699
+    assert billing.inspect().result == "identical"
+
+
+def test_an_empty_stream_has_no_first_and_no_last(billing: Service) -> None:
+    queue = billing.names.history
+    assert history.first(billing.app, billing.settings, queue) is None
+    assert history.last(billing.app, billing.settings, queue) is None
+
+
+def test_other_limits_are_drift(billing: Service, service: Callable[..., Service]) -> None:
+    other = service(billing.vhost, HISTORY={"MAX_AGE": "7d", "MAX_BYTES": "1GB"})
+    (item,) = other.inspect().having("different")
+    assert str(item) == "queue events:history: different (x-max-age is 14D, declared is 7D)"
+    assert other.inspect(exact=False).having("different")[0].name == "events:history"
+    code, _out, err = other.command("events_declare", recreate_empty=True)
+    assert code == 1
+    assert "restore the limits of HISTORY" in err
+
+
+def test_a_queue_that_is_no_stream_is_named(
+    service: Callable[..., Service], fresh_vhost: Vhost
+) -> None:
+    made = service(fresh_vhost, HISTORY=HISTORY)
+    made.channel().queue_declare(made.names.history, durable=True, auto_delete=False)
+    made.publish("", made.names.history)
+    with pytest.raises(TopologyError, match="is no stream"):
+        history.first(made.app, made.settings, made.names.history)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_each_event_is_in_the_queue_or_before_its_record(
+    billing: Service, service: Callable[..., Service], exact: bool
+) -> None:
+    with publishing(billing) as published:
+        late = with_handler(service, billing.vhost)
+        if exact:
+            code, _out, err = late.command("events_declare")
+            assert not code, err
+        else:
+            startup.declare(late.app, late.settings, late.topology)
+    (record,) = read_records(late.app, late.settings)
+    assert (record.queue, list(record.patterns)) == (QUEUE, [KEY])
+    every = ids(billing)
+    assert Counter(every) == Counter(published)
+    received = Counter(m.headers["event-id"] for m in late.take_all(QUEUE))
+    past = Counter(eid for offset, eid in enumerate(every) if not record.received(offset))
+    assert past.total() > 50
+    assert received + past == Counter(published)
+    assert not [name for name in late.api.queues() if "window" in name["name"]]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_queue_that_was_bound_before_missed_nothing(
+    service: Callable[..., Service], fresh_vhost: Vhost, exact: bool
+) -> None:
+    service(fresh_vhost, HANDLERS={"late": [KEY]}).declare()
+    keys = {} if exact else {"MANAGEMENT_URL": ""}
+    made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"late": [KEY]}, **keys)
+    for _ in range(2):
+        assert made.command("events_declare")[0] == 0
+        (record,) = read_records(made.app, made.settings)
+        assert record.received(0)
