@@ -387,6 +387,7 @@ def test_retry_and_replay_round_trip(
         )
 
     def replay(of: Received, event: ReceivedEvent) -> Message:
+        event = replace(event, replay_forced=forced)
         return encoding.retry_message(of, event, **common, replay_id=str(replay_id))
 
     for build in (retry, replay):
