@@ -60,9 +60,9 @@ class PastFilter:
         event, at = record.event, record.at
         if event is None:
             return False
-        if self.since is not None and (at is None or at < self.since):
+        if self.since is not None and at is not None and at < self.since:
             return False
-        if self.until is not None and (at is None or at >= self.until):
+        if self.until is not None and at is not None and at >= self.until:
             return False
         return (
             (not self.events or any(pattern_matches(name, event.name) for name in self.events))

@@ -53,31 +53,30 @@ class Record:
     Attributes:
         received: the message, as a handler's queue got it.
         event: ``None`` if its identity cannot be read.
+        at: when its publisher published it; if that is not in the message, that of the record
+            before, and ``None`` where none was read.
     """
 
     offset: int
     received: Received
     event: ReceivedEvent | None
+    at: datetime | None
 
     @classmethod
-    def of(cls, message: Received) -> Record:
+    def of(cls, message: Received, before: datetime | None = None) -> Record:
         headers = {key: value for key, value in message.headers.items() if key != OFFSET}
         received = replace(message, headers=headers)
         try:
             event, _progress = decoding.identify(received, trusted=False)
         except Malformed:
             event = None
-        return cls(offset=message.headers[OFFSET], received=received, event=event)
+        at = (event and event.published_at) or before
+        return cls(offset=message.headers[OFFSET], received=received, event=event, at=at)
 
     @property
     def key(self) -> str:
         """The routing key, which is the event's name."""
         return self.received.event_key
-
-    @property
-    def at(self) -> datetime | None:
-        """When it was published, by its publisher."""
-        return self.event.published_at if self.event else None
 
 
 class StreamReader(BatchReader):
@@ -121,8 +120,12 @@ class StreamReader(BatchReader):
         self, *, wait: float = LULL, then: float | None = None, stop: Callable[[], bool] = nothing
     ) -> Iterator[Record]:
         """Yield messages until none arrives within *wait* seconds, or *then* after the first."""
+        at: datetime | None = None
         while not stop() and (batch := self.batch(wait=wait, stop=stop)):
-            yield from map(Record.of, batch.messages)
+            for message in batch.messages:
+                record = Record.of(message, at)
+                at = record.at
+                yield record
             self.ack(batch, range(len(batch.messages)))
             wait = wait if then is None else then
 

@@ -8,14 +8,17 @@ AMQP_EVENTS["EVENTS"]): 17, order_id=17, customer.email=ann@* for its start.
 Search values find archived events, and rows of outbox and inbox with the same event
 ids. Other rows are found by the event id only.
 
+With --since, past events of the history are found too (HISTORY of AMQP_EVENTS).
+
 Queues are not read, because RabbitMQ counts each delivery from a quorum queue;
 events_status prints how many messages they have.
 
 exit codes:
-  0  at least one row was found
-  1  no row was found; the event may be in a queue, or it was handled or never
+  0  at least one row, or past event, was found
+  1  none was found; the event may be in a queue, or it was handled or never
      published
-  2  wrong arguments or settings, or a database is unreachable
+  2  wrong arguments or settings, or a database, or RabbitMQ with --since, is
+     unreachable
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from django_amqp_events import conf
 from django_amqp_events.archive.search_values import check_paths
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
+from django_amqp_events.management.arguments import past
 from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.message.text import counted
 from django_amqp_events.models import clean, visible
 from django_amqp_events.monitor import event_locations
 from django_amqp_events.monitor.event_locations import LocatedEvent, Record
@@ -38,13 +43,16 @@ class Command(ReportCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("value", type=clean, help="Id or search value.")
+        parser.add_argument(
+            "--since", type=past, metavar="TIME", help="Search the history too, from then on."
+        )
         super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
         settings, registry = conf.get_settings(), get_registry()
         value = options["value"].strip()
         try:
-            located = event_locations.locate(value, settings, registry)
+            located = event_locations.locate(value, settings, registry, since=options["since"])
         except ValueError as exc:
             raise self.wrong(str(exc)) from exc
 
@@ -55,17 +63,22 @@ class Command(ReportCommand):
                 self.tell(visible(f"no row of {value!r}{_unknown_path(value)}"))
             if located.more:
                 self.tell(f"only {event_locations.ROWS} archived events are shown")
+            if located.scanned is not None:
+                self.tell(f"{counted(located.scanned, 'event')} of the history read")
 
         document = {
             "value": value,
             "result": "found" if located.events else "missing",
             "events": [_document(event) for event in located.events],
             "more": located.more,
+            "scanned": located.scanned,
         }
         return self.finish(0 if located.events else 1, document, show)
 
     def _show_event(self, event: LocatedEvent) -> None:
         self.tell(visible(f"{event.name} {event.id}"))
+        if event.past is not None:
+            self.tell(f"  history  published {event.past:%Y-%m-%d %H:%M:%S %Z}")
         for record in event.records:
             where = f"{record.service} {record.handler}".strip()
             about = f": {record.about}" if record.about else ""
@@ -96,7 +109,7 @@ def _document(event: LocatedEvent) -> dict[str, Any]:
         return {"id": record.row.pk, **columns(record, *names)}
 
     return {
-        **columns(event, "id", "name"),
+        **columns(event, "id", "name", "past"),
         "rows": [row(record) for record in event.records],
         "handlers": [
             columns(destination, "handler", "queue", "waiting")

@@ -13,7 +13,7 @@ import pytest
 from broker import Node
 from tests.integration.wire import Proxy
 
-from ..conftest import POOLS, Make
+from ..conftest import NAMES_ARE_UNIQUE, POOLS, Make
 from ..harness import (
     Eyes,
     Service,
@@ -179,6 +179,7 @@ def test_a_worker_ends_while_the_broker_is_silent(
     assert worker.log.count("RabbitMQ does not answer") == 1, worker.log
 
 
+@NAMES_ARE_UNIQUE
 def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
     """RabbitMQ has not noticed yet that the worker's former connection is dead."""
     eyes = fresh_eyes

@@ -13,7 +13,7 @@ from broker import BrokerError
 from tests.conftest import SLOW
 from tests.forked import REAL_START
 
-from ..conftest import Make
+from ..conftest import NAMES_ARE_UNIQUE, Make
 from ..harness import (
     Eyes,
     Service,
@@ -241,6 +241,7 @@ def test_a_worker_of_ordinary_tasks_on_another_broker(fresh_eyes: Eyes, service:
     assert "Trying to reconnect" not in worker.log
 
 
+@NAMES_ARE_UNIQUE
 def test_a_second_worker_of_the_same_name_waits_for_it(fresh_eyes: Eyes, service: Make) -> None:
     """It says so, and continues when the first one has ended."""
     core = service(fresh_eyes, celery={"broker_channel_error_retry": True})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -41,6 +42,29 @@ def test_an_event_is_found_and_its_queues_are_not_read(billing: Any) -> None:
     waiting = {each["handler"]: each["waiting"] for each in document["events"][0]["handlers"]}
     assert waiting == {"send_invoice": False, "book": True}
     assert billing.take("billing.book").delivery_info["redelivered"] is False
+
+
+def test_an_event_that_only_the_history_has(service: Any, fresh_vhost: Any) -> None:
+    billing = service(fresh_vhost, HANDLERS=HANDLERS, HISTORY={"MAX_AGE": "14d"})
+    billing.declare()
+    at = datetime.now(UTC).isoformat()
+    headers = {"event-id": "order-8", "event-published-at": at}
+    billing.publish("events", "shop.order.paid", headers=headers)
+    # Other programs need not say when: it counts as published when the one before was.
+    billing.publish("events", "shop.order.paid", headers={"event-id": "order-10"})
+    code, out, err = billing.command("events_find", "order-8", "--since", "1h")
+    assert (code, err) == (0, "")
+    assert "shop.order.paid order-8\n  history  published 20" in out
+    assert "2 events of the history read" in out
+    assert billing.command("events_find", "order-10", "--since", "1h")[0] == 0
+    code, out, _ = billing.command("events_find", "order-9", "--since", "1h", "--format", "json")
+    assert (code, json.loads(out)["scanned"]) == (1, 2)
+
+
+def test_a_history_that_there_is_not(billing: Any) -> None:
+    code, _, err = billing.command("events_find", "order-8", "--since", "1h")
+    assert code == 2
+    assert "set AMQP_EVENTS['HISTORY']" in err
 
 
 def test_an_event_that_no_row_has(billing: Any) -> None:
