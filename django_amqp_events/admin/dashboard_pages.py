@@ -227,7 +227,7 @@ class DashboardAdmin(Pages):
     def _record_url(self, record: Record) -> str:
         row: Any = record.row
         if record.kind == "batch":
-            return self.url_of(ReplayBatch, "change", row.batch_id)
+            return self.url_of(ReplayBatch, "change", record.id)
         if record.kind == "replay":
             return self.url_of(ArchivedEvent, "change", row.event_id)
         return self.url_of(type(row), "change", row.pk)

@@ -18,6 +18,7 @@ from django.db.models import QuerySet
 
 from ..callables import nothing
 from ..conf import get_settings
+from ..databases import check_commits
 from ..models import (
     Alert,
     ArchiveAction,
@@ -149,6 +150,7 @@ def _old(ages: Ages, service: str, now: datetime) -> Iterator[tuple[str, QuerySe
 
 def _delete(old: QuerySet[Any]) -> Iterator[int]:
     """Delete rows in short transactions; yield the number of each."""
+    check_commits(old.db)
     if old.model is ReplayBatch:
         while old.exists():
             yield batch_states.delete_batch(old)

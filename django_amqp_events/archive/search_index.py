@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import Prefetch, QuerySet
 
 from ..callables import nothing
+from ..databases import check_commits
 from ..models import ArchivedEvent, Revision, SearchValue
 from . import search_values, tables
 
@@ -41,8 +42,9 @@ def rebuild(
         rows: of this service, whose declarations name the values.
 
     Raises:
-        ConfigurationError: AMQP_EVENTS is wrong.
+        ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
     """
+    check_commits(tables.database())
     result = Indexed()
     for ids in tables.in_chunks(rows):
         if stop():

@@ -96,7 +96,8 @@ class Result:
             command.stderr.write(f"stopped: {report.stopped}; the list is incomplete")
         elif report.stopped:
             left = self.matched - len(report.published) - len(report.returned)
-            command.stderr.write(f"stopped: {report.stopped}; {left} not {done}")
+            rest = f"; {left} not {done}" if left else ""
+            command.stderr.write(f"stopped: {report.stopped}{rest}")
 
 
 def show_missing(command: ReportCommand, ids: Iterable[str]) -> None:

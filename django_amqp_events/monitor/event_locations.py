@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, Literal
+from uuid import UUID
 
 from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
@@ -67,6 +68,13 @@ class Record:
     at: datetime
     about: str
     row: Model
+
+    @property
+    def id(self) -> UUID:
+        """The id of the row, or of the batch that it is in."""
+        row: Any = self.row
+        pk: UUID = row.batch_id if self.kind == "batch" else row.pk
+        return pk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,7 +252,7 @@ class Runner:
     def _pause(self, work: _Work, why: Reason) -> None:
         self._held.pop(work.pk, None)
         if batch_states.pause(work.pk, by="", note=why, runner=self.id):
-            self.tell(f"batch {str(work.pk)[:8]} is paused: {visible(why, 300)}")
+            self.tell(f"batch {work.pk} is paused: {visible(why, 300)}")
         batch_states.count(work.pk)
 
     def _finish(self, work: _Work, note: Reason | None = None) -> None:
@@ -260,7 +260,7 @@ class Runner:
         if batch_states.finish(work.pk, self.id, note=note):
             counts = work.counts
             self.tell(
-                f"batch {str(work.pk)[:8]} is done: {counts['succeeded']} succeeded, "
+                f"batch {work.pk} is done: {counts['succeeded']} succeeded, "
                 f"{counts['failed']} failed again, {counts['skipped']} skipped, "
                 f"{counts['returned'] + counts['unconfirmed']} not published or not confirmed"
                 + (f"; {note}" if note else "")
@@ -274,7 +274,7 @@ class Runner:
 
     def _retry(self, batch: ReplayBatch, work: _Work, why: Reason) -> None:
         if not work.tries:
-            self.tell(f"batch {str(work.pk)[:8]} is waiting: {visible(why, 300)}")
+            self.tell(f"batch {work.pk} is waiting: {visible(why, 300)}")
         batch_states.set_note(batch, Reason("waiting-to-retry", why=why))
         work.due = time.monotonic() + BACKOFF.delay(work.tries)
         work.tries += 1

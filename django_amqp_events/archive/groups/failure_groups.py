@@ -17,6 +17,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 
 from ...callables import nothing
+from ...databases import check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
 from . import group_counts
@@ -107,6 +108,7 @@ def rebuild(
     """
     rebuilt = Rebuilt()
     using = tables.database()
+    check_commits(using)
     for ids in tables.in_chunks(tables.rows()):
         if stop():
             rebuilt.stopped = True

@@ -13,7 +13,8 @@ at once, and events_worker starts one. With an action it does that and ends:
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-done: no batch is running; or the action
      is done
-  1  wrong settings, no such batch, or the batch is in another state
+  1  wrong settings; an action: no such batch, the batch is in another state, or
+     the database is unreachable
   2  wrong arguments
 
 While RabbitMQ or the database is unreachable, the command logs it and waits.

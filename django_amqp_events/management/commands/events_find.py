@@ -85,7 +85,7 @@ class Command(ReportCommand):
             self.tell(
                 visible(
                     f"  {record.kind:<8} {where}, {record.label} "
-                    f"{record.at:%Y-%m-%d %H:%M:%S %Z}{about} ({record.row.pk})"
+                    f"{record.at:%Y-%m-%d %H:%M:%S %Z}{about} ({record.id})"
                 )
             )
         for to in event.destinations:
@@ -105,8 +105,7 @@ def _unknown_path(value: str) -> str:
 
 def _document(event: LocatedEvent) -> dict[str, Any]:
     def row(record: Record) -> dict[str, Any]:
-        names = ("kind", "service", "handler", "state", "at", "about")
-        return {"id": record.row.pk, **columns(record, *names)}
+        return columns(record, "id", "kind", "service", "handler", "state", "at", "about")
 
     return {
         **columns(event, "id", "name", "past"),

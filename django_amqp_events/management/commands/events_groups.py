@@ -41,6 +41,8 @@ class Command(ReportCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         if options["rebuild"]:
+            if self.piped:
+                raise self.wrong("--rebuild prints text only")
             return self._rebuild()
         return self._show(options["limit"])
 

@@ -9,11 +9,12 @@ import pytest
 from django.db import connections
 
 from django_amqp_events import ConfigurationError, handler
+from django_amqp_events.archive import retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.message.encoding import event_message
-from django_amqp_events.models import InboxEntry
+from django_amqp_events.models import InboxEntry, State
 from django_amqp_events.publish.outbox_rows import insert, rows
 from django_amqp_events.publish.relay import Relay
 from django_amqp_events.testing import override_events
@@ -60,5 +61,8 @@ def test_waiting_publishes_fail_with_the_commit() -> None:
     with pytest.raises(ConfigurationError, match=REFUSED):
         # It would never end, so the broker is not even asked.
         Relay(app=app, settings=get_settings(), alias=ALIAS).run(until_empty=True)
+    for name in ("outbox", "inbox", State.SUCCEEDED):
+        with pytest.raises(ConfigurationError, match=REFUSED):
+            retention.prune({name: 31 * 86400}, service="billing")
     assert rows(ALIAS).count() == 1
     assert not InboxEntry.objects.using(ALIAS).exists()

@@ -547,3 +547,5 @@ def test_the_command_shows_groups_with_open_events(command: Any) -> None:
     code, out = command("--rebuild")
     assert (code, "4 events checked, 1 moved to another group" in out) == (0, True)
     assert "0 moved to another group" in command("--rebuild")[1]
+    code, error = command("--rebuild", "--format", "json")
+    assert (code, "--rebuild prints text only" in error) == (2, True)

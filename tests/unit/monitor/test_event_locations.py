@@ -68,7 +68,7 @@ def test_rows_of_every_table_are_found_by_every_id() -> None:
     row = make(1, State.REPLAYING, replays=1)
     other = make(1, State.ARCHIVED, handler="ship")
     replay = add_replay(row, state=Replay.State.PUBLISHED)
-    batch_states.freeze(Selection(handlers=["ship"]).queryset(), by="ada")
+    batch = batch_states.freeze(Selection(handlers=["ship"]).queryset(), by="ada")
     expected = {
         ("outbox", "", "overdue"),
         ("archive", "send_invoice", "replaying"),
@@ -81,6 +81,8 @@ def test_rows_of_every_table_are_found_by_every_id() -> None:
         found = find(value)
         assert len(found) == 1, value
         assert set(kinds(found)) == expected, value
+        # events_batches takes the id of a batch.
+        assert [each.id for each in found[0].records if each.kind == "batch"] == [batch.pk]
 
 
 def test_a_row_says_what_to_do_next() -> None:

@@ -36,6 +36,7 @@ def test_a_snapshot_of_another_version_is_left_out(monkeypatch: pytest.MonkeyPat
     newest = Snapshot(at=datetime.now(UTC), document='{"version": 2}')
     monkeypatch.setattr(metrics, "close_old_connections", bool)
     monkeypatch.setattr(snapshots, "rows", lambda _: SimpleNamespace(first=lambda: newest))
+    monkeypatch.setattr(snapshots, "clock", lambda: newest.at)
     assert list(metrics.SnapshotCollector("billing").collect()) == []
 
 
