@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db.models import Q, QuerySet
 
 from ..conf import INBOX_MIN, get_settings
-from ..databases import delete_by_id, with_table
+from ..databases import check_commits, delete_by_id, with_table
 from ..declare.registry import get_registry
 from ..models import ArchivedEvent, InboxEntry, LatestVersion, State
 from ..publish import outbox_rows
@@ -66,6 +66,7 @@ def prune(*, before: datetime, service: str) -> Iterator[int]:
             f"again until then. before= is {before}, and must not be later than {latest}"
         )
     for alias in databases():
+        check_commits(alias)
         rows = _rows(alias, service)
         for gone in _pages(rows, before):
             yield delete_by_id(rows.model, alias, gone) if gone else 0
