@@ -80,7 +80,7 @@ class Command(ReportCommand):
             if begins:
                 self.tell(
                     f"batch {batch.pk}: events_batches runs it, and `events_batches show "
-                    f"{str(batch.pk)[:8]}` prints the progress"
+                    f"{batch.pk}` prints the progress"
                 )
 
         document = {
