@@ -6,14 +6,16 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Vhost
+from broker import Node
+from tests.conftest import _vhost
 
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, until
@@ -36,16 +38,16 @@ def ask(core: Service, query: str) -> Any:
 
 
 @contextmanager
-def publishing(vhost: Vhost, ids: list[str]) -> Iterator[None]:
+def publishing(eyes: Eyes, ids: list[str]) -> Iterator[None]:
     """Publish about twenty events a second."""
     stop = threading.Event()
 
     def publish() -> None:
-        eyes = Eyes(vhost.node, vhost.name)
+        own = Eyes(eyes.node, eyes.vhost)
         while not stop.is_set():
-            ids.append(eyes.event(NAME, {"number": 0}))
+            ids.append(own.event(NAME, {"number": 0}))
             time.sleep(0.05)
-        eyes.close()
+        own.close()
 
     thread = threading.Thread(target=publish)
     thread.start()
@@ -56,11 +58,69 @@ def publishing(vhost: Vhost, ids: list[str]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[list[Node]]:
+    """Three nodes."""
+    nodes: list[Node] = []
+    try:
+        for number in range(3):
+            peer = nodes[0] if nodes else None
+            nodes.append(Node.start(tmp_path / f"member-{number}", peer=peer))
+        yield nodes
+    finally:
+        for node in reversed(nodes):
+            node.stop()
+
+
 def test_every_event_is_handled_once_although_the_runner_is_killed_three_times(
-    empty_database: dict[str, Any], fresh_vhost: Vhost, fresh_eyes: Eyes, service: Make
+    empty_database: dict[str, Any], fresh_eyes: Eyes, service: Make
 ) -> None:
-    eyes = fresh_eyes
-    service(eyes, "other", handlers="none", events=HISTORY).declare()
+    service(fresh_eyes, "other", handlers="none", events=HISTORY).declare()
+    backfilled(fresh_eyes, service, empty_database, [None] * 3)
+
+
+@pytest.mark.slow
+def test_every_event_is_handled_once_although_the_leader_of_the_history_is_killed(
+    cluster: list[Node], service: Make, tmp_path: Path
+) -> None:
+    with _vhost(cluster[0], "history") as vhost:
+        first = Eyes(cluster[0], vhost.name)
+        service(first, "other", handlers="none", events=HISTORY).declare()
+        until(lambda: led(first), 20, "the history has a leader")
+        leader = next(node for node in cluster if node.nodename == led(first))
+        first.close()
+        # All connections are to a node that stays.
+        eyes = Eyes(next(node for node in cluster if node is not leader), vhost.name)
+
+        def lose() -> None:
+            leader.kill()
+            until(lambda: led(eyes) not in ("", leader.nodename), 60, "another node leads")
+            time.sleep(3)
+            leader.start_again()
+
+        database = {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": str(tmp_path / "backfill.sqlite3"),
+        }
+        backfilled(eyes, service, database, [lose, None])
+        eyes.close()
+
+
+def led(eyes: Eyes) -> str:
+    return str(eyes.queue("events:history").get("node", ""))
+
+
+def backfilled(
+    eyes: Eyes,
+    service: Make,
+    database: dict[str, Any],
+    faults: Sequence[Callable[[], None] | None],
+) -> None:
+    """Backfill a handler while events are published, and count its runs.
+
+    Args:
+        faults: what happens while the history is read; ``None`` kills the runner.
+    """
     ids: list[str] = []
     for start in range(0, EVENTS, 1000):
         messages = [
@@ -73,7 +133,7 @@ def test_every_event_is_handled_once_although_the_runner_is_killed_three_times(
         eyes,
         handlers="late",
         events=HISTORY,
-        environ={"TESTPROJECT_DATABASE": json.dumps(empty_database)},
+        environ={"TESTPROJECT_DATABASE": json.dumps(database)},
         # A killed runner's lease ends after a second.
         constants={"archive.batches.runner.LEASE": -14.0, "archive.replay.LEASE": -14.0},
     )
@@ -84,7 +144,7 @@ def test_every_event_is_handled_once_although_the_runner_is_killed_three_times(
         "call_command('migrate', verbosity=0)\n"
         "connection.cursor().execute(TABLE)"
     )
-    with publishing(fresh_vhost, ids):
+    with publishing(eyes, ids):
         code, out = core.command("events_declare")
         assert code == 0, out
         core.worker().wait_ready()
@@ -93,9 +153,12 @@ def test_every_event_is_handled_once_although_the_runner_is_killed_three_times(
             "events_backfill", "testproject.count", "--comment", "new", "--format", "json"
         )
         assert code == 0, out
-        for part in (0.2, 0.4, 0.6):
+        for number, fault in enumerate(faults, 1):
+            part = 0.2 * number
             runner = core.start("events_batches")
             until(partial(is_read, core, part), 300 + EVENTS / 50, f"{part:.0%} are read")
+            if fault is not None:
+                fault()
             runner.kill()
         core.start("events_batches")
         until(
