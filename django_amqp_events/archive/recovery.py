@@ -184,8 +184,8 @@ def _archive(
         if error is not None and error.scope == "broker":
             [again] = pool.publish([messages[place]], mandatory=True)
             errors[place] = again
-            if isinstance(again, BrokerUnavailableError):
-                break
+            if again is not None and again.scope == "broker":
+                break  # each further message would wait for the whole time, too
     reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
     general: PublishError | None = None
     for error, (reason, message) in zip(errors, built, strict=True):

@@ -444,7 +444,7 @@ class Jobs:
         try:
             self._accepted(job, 0, job.began)
             return run_job(options, items, lambda: job.deliveries[0].acks.lost)
-        except BaseException as exc:  # the pool would drop it  # noqa: BLE001
+        except BaseException as exc:  # noqa: BLE001 - the pool would drop it
             return repr(exc)
 
     # -- from the pool; in a thread of it, or in a timer's while it stops ----------------------

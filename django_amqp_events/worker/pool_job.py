@@ -252,7 +252,7 @@ def _publish(engine: Engine, options: JobOptions, decided: Sequence[Decided]) ->
             one.outcome = one.outcome._replace(error=str(error), unconfirmed=late)
 
     try:
-        _publish_each(engine, decided, record)
+        _publish_windows(engine, decided, record)
     except Exception as exc:
         logger.exception("the messages of a job could not be published")
         for one in decided:
@@ -263,11 +263,12 @@ def _publish(engine: Engine, options: JobOptions, decided: Sequence[Decided]) ->
             _announce(engine.settings, one.reading, one.verdict)
 
 
-def _publish_each(
+def _publish_windows(
     engine: Engine,
     decided: Sequence[Decided],
     record: Callable[[int, PublishError | None], object],
 ) -> None:
+    """Publish the messages of verdicts in a window for each exchange, and record the answers."""
     settings = engine.settings
     if any(one.outcome.unconfirmed for one in decided) and not accepts_publishes(
         celery_app(settings), settings.confirm_timeout

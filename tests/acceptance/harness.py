@@ -152,7 +152,7 @@ class Project:
         return self.run("-c", f"import django; django.setup()\n{code}", **environ)
 
     def start(self, name: str, *arguments: str, ready: str = " ready.", **environ: str) -> Worker:
-        """Start a program that goes on, and wait until its log says that it is ready."""
+        """Start a program that does not end, and wait until its log says that it is ready."""
         env = {**self.environ, **environ}
         worker = Worker.start([sys.executable, *arguments], env=env, where=self.where, name=name)
         self.started.append(worker)

@@ -1,4 +1,4 @@
-"""A handler that is added afterwards gets every event once, while publishing goes on."""
+"""A handler that is added afterwards gets every event once, while further ones are published."""
 
 from __future__ import annotations
 
@@ -95,7 +95,6 @@ def test_every_event_is_handled_once_although_the_leader_of_the_history_is_kille
         def lose() -> None:
             leader.kill()
             until(lambda: led(eyes) not in ("", leader.nodename), 60, "another node leads")
-            time.sleep(3)
             leader.start_again()
 
         database = {

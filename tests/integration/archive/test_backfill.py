@@ -1,4 +1,4 @@
-"""Past events for a handler that is new or was wrong: each once, whoever is killed."""
+"""Past events for a handler that is new or was wrong: each once, although runners are killed."""
 
 from __future__ import annotations
 
