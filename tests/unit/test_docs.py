@@ -94,6 +94,18 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in slugs, f"{page}: {target}"
 
 
+def test_each_page_is_in_one_menu_of_the_site() -> None:
+    docs = ROOT / "docs"
+    listed = ["index"]
+    for page in docs.rglob("*.md"):
+        for menu in re.findall(
+            r"^```{toctree}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+        ):
+            listed += (line for line in menu.split() if not line.startswith(":"))
+    pages = sorted(str(page.relative_to(docs).with_suffix("")) for page in docs.rglob("*.md"))
+    assert sorted(name for name in listed if (docs / f"{name}.md").exists()) == pages
+
+
 def slug(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
