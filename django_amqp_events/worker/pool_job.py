@@ -189,6 +189,8 @@ def run_job(
 
     The messages of all verdicts are published after the last run. If they were published before
     it, and its handler ended the process, RabbitMQ would deliver the originals again beside them.
+    Those of archived events are left to jobs of their own, since log handlers and receivers run
+    after them: they must not delay the acks of other events.
 
     Args:
         lost: returns true if the connection of the deliveries is lost. RabbitMQ delivers them
@@ -205,7 +207,11 @@ def run_job(
         logger.exception("event %d of %d in a job failed", len(decided) + 1, len(items))
         if not decided:
             return f"{type(exc).__name__}: {exc}"
-    unpublished = [one for one in decided if one.outcome.kind == "publish"]
+    unpublished = [
+        one
+        for one in decided
+        if one.outcome.kind == "publish" and (len(decided) == 1 or one.verdict.kind != "archive")
+    ]
     if unpublished and not (lost() or (items[0].runs and options.limited)):
         _publish(engine(options.worker), options, unpublished)
     return [one.outcome for one in decided]
@@ -214,7 +220,7 @@ def run_job(
 def _run(
     engine: Engine, options: JobOptions, items: Sequence[Item], decided: list[Decided]
 ) -> None:
-    """Decide on deliveries, until one is archived or the time of a job is over."""
+    """Decide on deliveries, until the time of a job is over."""
     began = time.perf_counter()
     for index, item in enumerate(items):
         since = time.perf_counter()
@@ -235,8 +241,6 @@ def _run(
             kind: Literal["ack", "requeue"] = "requeue" if verdict.kind == "requeue" else "ack"
             outcome = Outcome(kind, seconds, verdict if options.observed else None)
         decided.append(Decided(reading, verdict, outcome))
-        if verdict.kind == "archive":
-            return  # its log handlers and receivers must not delay the acks of further events
 
 
 def _publish(engine: Engine, options: JobOptions, decided: Sequence[Decided]) -> None:
@@ -278,12 +282,10 @@ def _publish_windows(
             one.outcome = one.outcome._replace(error="RabbitMQ accepts no messages")
         return
     messages = [engine.message(one.reading, one.verdict, utc_now()) for one in decided]
-    windows: dict[object, list[int]] = {}
+    # A missing exchange costs the messages of its window their confirms.
+    windows: dict[str, list[int]] = {}
     for index, message in enumerate(messages):
-        # A missing exchange, or an archive message that is too large, costs those of its window
-        # their confirms.
-        own = decided[index].verdict.kind == "archive"
-        windows.setdefault(index if own else message.exchange, []).append(index)
+        windows.setdefault(message.exchange, []).append(index)
     publish = partial(publisher_pool(settings).publish, mandatory=True)
     publish_each(publish, messages, record, windows=list(windows.values()))
 

@@ -85,10 +85,25 @@ def test_messages_are_published_after_the_last_run(counting: Service) -> None:
     counting.wait_for_ready(DELAY, 3)
 
 
-def test_an_archived_event_ends_its_job(counting: Service) -> None:
+def test_an_archived_event_is_published_in_a_job_of_its_own(counting: Service) -> None:
     """Its log handlers and the receivers of its signal would delay the acks of others."""
-    items = deliver(counting, "retry", "archive", "", "")
-    assert kinds(run_job(JobOptions(worker="w"), items)) == ["published", "published"]
+    archived: list[Any] = []
+
+    def receiver(sender: Any, *, event: Any, **_: Any) -> None:
+        archived.append(event.id)
+
+    signals.event_archived.connect(receiver)
+    try:
+        items = deliver(counting, "retry", "archive", "", "archive")
+        outcomes = run_job(JobOptions(worker="w"), items)
+        assert kinds(outcomes) == ["published", "publish", "ack", "publish"]
+        assert archived == []
+        verdict = outcomes[1].verdict  # type: ignore[union-attr]
+        again = run_job(JobOptions(worker="w"), [items[1]._replace(verdict=verdict)])
+    finally:
+        signals.event_archived.disconnect(receiver)
+    assert kinds(again) == ["published"]
+    assert archived == ["event-1"]
     counting.wait_for_ready("billing:archive", 1)
 
 
@@ -134,8 +149,10 @@ def test_a_log_handler_that_raises_decides_nothing(counting: Service) -> None:
     logger.setLevel(logging.INFO)
     try:
         items = deliver(counting, "retry", "", "archive")
-        outcomes = run_job(JobOptions(worker="w"), items)
+        outcomes = run_job(JobOptions(worker="w"), items[:2])
+        archived = run_job(JobOptions(worker="w"), items[2:])
     finally:
         logger.removeHandler(broken)
         logger.setLevel(level)
-    assert kinds(outcomes) == ["published", "ack", "published"]
+    assert kinds(outcomes) == ["published", "ack"]
+    assert kinds(archived) == ["published"]
