@@ -189,8 +189,8 @@ def run_job(
 
     The messages of all verdicts are published after the last run. If they were published before
     it, and its handler ended the process, RabbitMQ would deliver the originals again beside them.
-    Those of archived events are left to jobs of their own, since log handlers and receivers run
-    after them: they must not delay the acks of other events.
+    That of an archived event behind others is left to a job of its own, since log handlers and
+    receivers run after it: they must not delay the acks of the others.
 
     Args:
         lost: returns true if the connection of the deliveries is lost. RabbitMQ delivers them
@@ -220,7 +220,7 @@ def run_job(
 def _run(
     engine: Engine, options: JobOptions, items: Sequence[Item], decided: list[Decided]
 ) -> None:
-    """Decide on deliveries, until the time of a job is over."""
+    """Decide on deliveries, until one is archived or the time of a job is over."""
     began = time.perf_counter()
     for index, item in enumerate(items):
         since = time.perf_counter()
@@ -241,6 +241,8 @@ def _run(
             kind: Literal["ack", "requeue"] = "requeue" if verdict.kind == "requeue" else "ack"
             outcome = Outcome(kind, seconds, verdict if options.observed else None)
         decided.append(Decided(reading, verdict, outcome))
+        if verdict.kind == "archive":
+            return  # the next job publishes its message
 
 
 def _publish(engine: Engine, options: JobOptions, decided: Sequence[Decided]) -> None:
