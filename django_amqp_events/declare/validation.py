@@ -163,27 +163,50 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        items = {_plain(key): _plain(item) for key, item in value.items()}
+        if len(items) < len(value):
+            raise ValueError("two keys of a dict are equal in JSON")
+        return items
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(map(_plain, value))
     if isinstance(value, Enum):
         return _plain(value.value)
     with suppress(TypeError):
         return _ENCODER.default(value)
-    from pydantic_core import to_jsonable_python
+    from pydantic_core import ValidationError, to_jsonable_python
 
     kind: Any = type(value)
     adapter = _adapter(kind)
     # Without warnings: values of other types are errors when the whole is read.
-    dumped = adapter.dump_python(
-        value, by_alias=True, round_trip=True, serialize_as_any=True, warnings=False
+    dump = partial(
+        adapter.dump_python, by_alias=True, round_trip=True, serialize_as_any=True, warnings=False
     )
+    dumped = dump(value)
     if type(dumped) is not kind:
+        with suppress(ValidationError):  # it comes with its path when the whole is read
+            # A field may be read under another name, and would get its default.
+            if not _same(dumped, dump(adapter.validate_python(dumped))):
+                raise ValueError(f"the fields of a {kind.__name__} are not read back as written")
         return _plain(dumped)
     written = to_jsonable_python(value)
     if adapter.validate_python(written) != value:
         raise ValueError(f"JSON has no value for a {kind.__name__}")
     return written
+
+
+def _same(written: Any, read: Any) -> bool:
+    """Return True if fields that are read have the values that were written.
+
+    A value may be read as one of another type: a dataclass can have a text as its Decimal. A base
+    class reads fewer fields than its subclass has.
+    """
+    if isinstance(written, dict) and isinstance(read, dict):
+        return all(key in written and _same(written[key], read[key]) for key in read)
+    if isinstance(written, (list, tuple)) and isinstance(read, (list, tuple)):
+        return len(written) == len(read) and all(map(_same, written, read))
+    if read is None or type(written) is type(read):
+        return bool(written == read)
+    return True
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -8,13 +8,13 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NotRequired, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NotRequired, TypeVar
 from uuid import UUID
 
 import pydantic
@@ -400,7 +400,7 @@ def no_schema(value: inspect.Signature) -> None: ...
 
 
 MODULE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -486,3 +486,107 @@ def test_pydantic_is_imported_for_validation_only() -> None:
     for validate in (False, True):
         program = PROGRAM.format(validate=validate)
         assert run_python(program).stdout == f"handled 5\n{validate}\n"
+
+
+# -- fields that are written under one name and read under another --------------------------------
+
+
+class ByChoice(pydantic.BaseModel):
+    number: int | None = pydantic.Field(
+        None, validation_alias=pydantic.AliasChoices("orderNumber", "order_number")
+    )
+
+
+class ByTwo(pydantic.BaseModel):
+    number: int = pydantic.Field(0, validation_alias="in", serialization_alias="out")
+
+
+class ByName(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(validate_by_alias=False, validate_by_name=True)
+    number: int = pydantic.Field(0, alias="orderNumber")
+
+
+class ByAlias(pydantic.BaseModel):
+    number: int = pydantic.Field(0, alias="orderNumber")
+
+
+class ByGenerator(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(alias_generator=str.upper, validate_by_name=True)
+    number: int = 0
+
+
+@pydantic.dataclasses.dataclass
+class ByDataclass:
+    number: int = pydantic.Field(0, validation_alias="in")
+
+
+class Doubled(pydantic.BaseModel):
+    number: Annotated[int, pydantic.BeforeValidator(lambda value: 2 * int(value))]
+
+
+class Encoded(pydantic.BaseModel):
+    number: pydantic.Base64Bytes
+
+
+@dataclass
+class Computed:
+    number: int = field(init=False, default=0)
+
+
+@dataclass
+class Loose:
+    """Nothing has validated its fields."""
+
+    number: int
+    at: datetime
+    lines: tuple[Line, ...] = ()
+
+
+def computed() -> Computed:
+    made = Computed()
+    made.number = 5
+    return made
+
+
+@pytest.mark.parametrize("nested", ["", "list", "dict", "model", "dataclass"])
+@pytest.mark.parametrize(
+    ("value", "is_read"),
+    [
+        (ByChoice(order_number=5), False),
+        (ByChoice(), True),
+        (ByTwo(**{"in": 5}), False),
+        (ByTwo(), True),
+        (ByName(number=5), False),
+        (ByAlias(orderNumber=5), True),
+        (ByGenerator(number=5), True),
+        (ByDataclass(**{"in": 5}), False),
+        (Doubled(number=5), False),
+        (Encoded(number=b"YWJjZA=="), False),
+        (computed(), False),
+        (Loose("5", "2026-03-01", [Line("s", "1.5")]), True),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_fields_that_are_not_read_as_written(value: Any, is_read: bool, nested: str) -> None:
+    hint: Any = type(value)
+    if nested == "list":
+        hint, value = list[hint], [value]
+    elif nested == "dict":
+        hint, value = dict[str, hint], {"a": value}
+    elif nested == "model":
+        model = pydantic.create_model("Around", inner=(hint, ...), at=(datetime, NOON))
+        hint, value = model, model.model_construct(inner=value, at=NOON)
+    elif nested == "dataclass":
+        made = make_dataclass("Around", [("inner", hint)])
+        hint, value = made, made(value)
+    if not is_read:
+        with pytest.raises(InvalidEventError, match="not read back as written"):
+            both_ways(hint, value)
+        return
+    _, received = both_ways(hint, value)
+    assert both_ways(hint, received)[1] == received
+
+
+def test_keys_that_would_be_one() -> None:
+    with pytest.raises(InvalidEventError, match="two keys of a dict"):
+        both_ways(dict[Color | str, int], {Color.RED: 1, "red": 2})
