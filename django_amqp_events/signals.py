@@ -43,6 +43,7 @@ from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from django import dispatch
+from django.db import connections
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +68,25 @@ class Signal(dispatch.Signal):
             # It would end no more than this thread, such as that of the relay, and silently.
             logger.exception("a receiver of a signal raised SystemExit")
             return []
+        if responses:
+            _close_broken()
         for _receiver, response in responses:
             # It is meant for the handler that publishes, and comes only once.
             if isinstance(response, SoftTimeLimitExceeded):
                 raise response
         return responses
+
+
+def _close_broken() -> None:
+    """Close this thread's connections that receivers have lost, on all databases.
+
+    The thread may be one of ours, in which no request ends: each later query would fail too.
+    """
+    for connection in connections.all(initialized_only=True):
+        # One in a transaction belongs to the caller.
+        held = connection.in_atomic_block or not connection.autocommit
+        if connection.errors_occurred and not held and not connection.is_usable():
+            connection.close()
 
 
 event_published = Signal()

@@ -6,13 +6,13 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from celery import Celery
-from django.db import transaction
+from django.db import connections, transaction
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -25,6 +25,7 @@ from django_amqp_events import (
     UnroutableError,
     publish_event,
     publish_many,
+    signals,
 )
 from django_amqp_events.broker import connection
 from django_amqp_events.declare import contracts
@@ -35,7 +36,7 @@ from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
 from django_amqp_events.publish.pending import Backend
 from django_amqp_events.reasons import Reason
-from django_amqp_events.signals import event_published, event_unrouted
+from django_amqp_events.signals import Signal, event_published, event_unrouted
 from tests.commands import run_python
 from tests.doubles.receivers import connected
 
@@ -301,3 +302,35 @@ def test_events_of_a_savepoint_are_rolled_back_with_it(outcomes: Outcomes):
     assert outcomes.calls == 3
     publish_event(NAME, {}, options=ON_COMMIT)
     assert outcomes.calls == 4
+
+
+SIGNALS = {name: value for name, value in vars(signals).items() if isinstance(value, Signal)}
+
+
+@pytest.mark.parametrize("state", ["", "transaction", "usable", "autocommit off"])
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_connection_that_a_receiver_has_lost_is_closed(
+    db: None, monkeypatch: pytest.MonkeyPatch, name: str, state: str
+):
+    """The threads of relay, mirror and direct publisher end no requests, at which Django does so.
+
+    A transaction of the sender is its own.
+    """
+
+    def receiver(**_: Any) -> None:
+        connections["default"].ensure_connection()
+        connections["default"].errors_occurred = True
+
+    def send() -> list[Any]:
+        block = transaction.atomic() if state == "transaction" else nullcontext()
+        with block:
+            if state == "autocommit off":
+                connections["default"].set_autocommit(False)
+            SIGNALS[name].send_robust("shop")
+            left = [one.alias for one in connections.all() if one.connection is not None]
+        connections.close_all()
+        return left
+
+    monkeypatch.setattr(type(connections["default"]), "is_usable", lambda _: state == "usable")
+    with connected(receiver, SIGNALS[name]), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(send).result() == ([] if state == "" else ["default"])
