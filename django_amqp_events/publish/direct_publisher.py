@@ -228,7 +228,6 @@ class DirectPublisher:
                 [row.message for row in rows], mandatory=self.settings.unrouted != "ignore"
             )
             answers = list(map(Answer, rows, errors))
-            self._switch(answers)
         mine: dict[str, list[Answer]] = {}
         published = iter(answers)
         for commit in commits:
@@ -239,7 +238,9 @@ class DirectPublisher:
                 mine.setdefault(commit.alias, []).extend(own)
         for alias, own in mine.items():
             self._record(alias, own)
-        # Receivers may take their time.
+        # Log handlers and receivers may take their time.
+        if answers:
+            self._switch(answers)
         for own in mine.values():
             self._report(own)
 

@@ -31,7 +31,7 @@ from django_amqp_events import (
 from django_amqp_events.conf import Settings
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import OutboxEvent
-from django_amqp_events.publish import outbox, outbox_rows
+from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
 from django_amqp_events.publish.direct_publisher import CommittedRows, DirectPublisher
 from django_amqp_events.publish.outbox import UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
@@ -123,8 +123,14 @@ def test_an_event_whose_row_is_not_deleted_yet_is_announced(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_receivers_run_when_all_answers_are_recorded(monkeypatch: pytest.MonkeyPatch, late: bool):
-    """They may take longer than a lease: other events would be published twice, or late."""
+@pytest.mark.parametrize("reported", [False, True])
+def test_receivers_run_when_all_answers_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, late: bool, reported: bool
+):
+    """They may take longer than a lease: other events would be published twice, or late.
+
+    So may a handler of the log, which records that RabbitMQ is reachable again.
+    """
     done: list[str] = []
 
     def published(event_id: str, **_: Any) -> None:
@@ -136,6 +142,8 @@ def test_receivers_run_when_all_answers_are_recorded(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(outbox_rows, "record_answers", lambda alias, *_, **__: done.append(alias))
     publisher = DirectPublisher(app, Settings(service="shop"))
+    publisher._reported = reported
+    monkeypatch.setattr(direct_publisher.logger, "warning", lambda _: done.append("log"))
     monkeypatch.setattr(publisher._channel, "publish", publish)
     commits: list[CommittedRows] = []
     for alias in ("a", "b", "c"):
@@ -147,7 +155,7 @@ def test_receivers_run_when_all_answers_are_recorded(monkeypatch: pytest.MonkeyP
     with connected(published, event_published, event_postponed):
         publisher._publish(commits)
     receivers = [f"receiver of {alias}" for alias in ("a", "b", "c")]
-    assert done == ["publish", "a", "b", "c", *receivers]
+    assert done == ["publish", "a", "b", "c", *["log"] * reported, *receivers]
 
 
 @pytest.mark.django_db
