@@ -69,8 +69,8 @@ class EventFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "event_id"):
-            event = getattr(current_task, "event", None)
-            event = event if isinstance(event, ReceivedEvent) else None
+            # Not by the task's attribute, which a class of the project may have for itself.
+            event = getattr(getattr(current_task, "request", None), "amqp_event", None)
             handler = current_task.name if event else None
             record.__dict__.update(event_fields(event, handler))
         return True

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import sentry_sdk
+from celery import Task
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
@@ -221,3 +222,24 @@ def test_each_record_about_an_event_has_the_fields(package: str) -> None:
     about = re.compile(r"\b(event|event_id|delivery|message|self\.name)\b|(?<!self\.)\btitle\b")
     named = [call for call in bare if about.search(" ".join(map(ast.unparse, call.args[1:])))]
     assert not [ast.unparse(call) for call in named]
+
+
+class Own(Task):
+    """A class of a project, which has names of its own."""
+
+    event = "theirs"
+
+    def run(self, **_: Any) -> None:
+        logging.getLogger("project").info("from the handler")
+
+
+def test_a_class_with_an_event_of_its_own(
+    backend: MemoryBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler("shop.order.created", name="t.own")(Own)
+    caplog.set_level(logging.INFO, "project")
+    event_id = publish_event("shop.order.created", {}, options=NOW)
+    with caplog.filtering(EventFilter()):
+        backend.run()
+    (record,) = [record for record in caplog.records if record.name == "project"]
+    assert (record.event_id, record.handler) == (event_id, "t.own")  # type: ignore[attr-defined]
