@@ -85,7 +85,7 @@ def used_databases(settings: Settings, registry: Registry) -> list[str]:
 def check_outbox(project: Project) -> Iterator[Problem]:
     """An outbox without a table (E025)."""
     settings = project.settings
-    if settings.publish != "outbox" or settings.backend != "amqp":
+    if settings.publish != "outbox":
         return
     if why := _lacks(settings.database, OutboxEvent):
         yield Problem(
