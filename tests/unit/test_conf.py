@@ -9,6 +9,7 @@ import pytest
 from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf, options
+from django_amqp_events.broker import topology
 from django_amqp_events.conf import (
     AlertSettings,
     ArchiveSettings,
@@ -17,6 +18,7 @@ from django_amqp_events.conf import (
     Settings,
     parse,
 )
+from django_amqp_events.declare.registry import Registry
 from django_amqp_events.exceptions import ConfigurationError
 
 
@@ -309,8 +311,18 @@ def test_long_names(keys: dict[str, Any]) -> None:
 
 def test_the_prefix_counts() -> None:
     assert "E005" in codes({"SERVICE": "b", "PREFIX": "x" * 250, "EXCHANGE": "events"})
-    assert codes({"SERVICE": "b" * 255}) == []
-    assert codes({"SERVICE": "b" * 256}) == ["E005"]
+
+
+def test_each_name_on_the_broker_fits() -> None:
+    """A check finds what `events_declare`, or the start of a worker, would find."""
+    settings = parse({"SERVICE": "b" * 207, "EXCHANGE": "e"})[0]
+    declared = topology.build(settings, Registry(events={}, handlers={}))
+    queue = f"{settings.service}.{'q' * 47}"
+    names = {declared.names.shadow(queue), declared.names.window(queue)}
+    names |= {queue.name for queue in declared.queues}
+    assert max(map(len, names)) == conf.MAX_NAME
+    assert codes({"SERVICE": settings.service}) == []
+    assert codes({"SERVICE": f"{settings.service}b"}) == ["E005"]
 
 
 # -- the process's settings ---------------------------------------------------------------
