@@ -12,6 +12,7 @@ from ..broker.connection import build_connection, current_celery_app, is_default
 from ..exceptions import ConfigurationError
 from ..options import Problem
 from ..worker.bootstrap import check_libraries
+from ..worker.pools import pool_problem
 from ..worker.prefetch import RUNNING, WAITING, events_per_second, lowest_rate, run_limit
 from ..worker.task import new_task
 from .project import Project
@@ -34,7 +35,7 @@ def check_transport(project: Project) -> Iterator[Problem]:
 
 
 def check_worker(project: Project) -> Iterator[Problem]:
-    """Celery options with which a worker exits, or events are repeated (E018, W003, W025)."""
+    """Celery options with which a worker exits, or events are repeated (E018, W003, W025, W075)."""
     if project.app is None or not project.registry.handlers:
         return
     celery = project.app.conf
@@ -61,6 +62,13 @@ def check_worker(project: Project) -> Iterator[Problem]:
             f"balancer may not notice it.",
             "Set it to 60, or remove it: the default is 120.",
         )
+    if problem := pool_problem(celery.worker_pool):
+        yield Problem(
+            "W075",
+            f"Celery's worker_pool is {celery.worker_pool!r}: a worker of the handlers exits, "
+            f"unless it is started with another --pool. {problem}",
+            "docs/pools.md has the pools that can handle events.",
+        )
 
 
 def check_start(project: Project) -> Iterator[Problem]:
@@ -75,7 +83,7 @@ def check_start(project: Project) -> Iterator[Problem]:
     try:
         check_libraries()
         for handler in handlers.values():
-            new_task(app, handler)
+            new_task(app, handler).bind(app)
     except Exception as exc:  # noqa: BLE001 - it runs the project's modules and classes
         yield Problem(
             "E013",

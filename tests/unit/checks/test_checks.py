@@ -188,6 +188,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
         *of_celery("broker_heartbeat", 0, HANDLERS={}),
         *of_celery("task_queues", [SimpleNamespace(name="billing2.images")], [], 5, [5, None]),
         *of_celery("task_default_queue", None),
+        *of_celery("worker_pool", "prefork", "threads", "solo"),
+        *of_celery("worker_pool", "gevent", HANDLERS={}),
     ],
     "E002": [{"HANDLER": {}}],
     "E003": [{"PUBLISH": "later"}],
@@ -249,6 +251,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "W009": [{"QUEUE_TYPE": "classic"}],
     "W029": [{"HISTORY": {"MAX_AGE": 60}, "UNROUTED": mode} for mode in ("raise", "hold")],
     "W025": of_celery("broker_heartbeat", 0, None),
+    "W075": of_celery("worker_pool", "gevent", "eventlet", "celery.concurrency.base:BasePool"),
 }  # fmt: skip
 
 
@@ -544,6 +547,14 @@ class Picky(Task):
     def run(self, order_id: int) -> None: ...
 
 
+class Unbound(Task):
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        raise LookupError("it needs a setting")
+
+    def run(self, order_id: int) -> None: ...
+
+
 def fits(order_id: int) -> None: ...
 
 
@@ -557,6 +568,7 @@ def fits(order_id: int) -> None: ...
         (partial(fits), {}, ""),
         (NeedsArguments, {}, "E013"),
         (Picky, {}, "E013"),
+        (Unbound, {}, "E013"),
         (fits, {"name": "celery.chord"}, "E013"),
         (fits, {"name": "project.tasks.send"}, "E013"),
         *(
