@@ -136,8 +136,9 @@ class ConfirmChannel:
         self._amqp = self._conn.connection
         self._transport = self._amqp.transport
         try:
-            self._transport.sock.settimeout(max(LEAST, self._deadline - time.monotonic()))
+            self._limit_answer()
             self._channel = self._amqp.channel()
+            self._limit_answer()
             self._channel.confirm_select()
         except AMQP_ERRORS as exc:
             error = f"{type(exc).__name__}: {exc}"
@@ -147,6 +148,10 @@ class ConfirmChannel:
         self._channel.events["basic_ack"].add(self._on_ack)
         self._channel.events["basic_nack"].add(self._on_nack)
         self._channel.events["basic_return"].add(self._on_return)
+
+    def _limit_answer(self) -> None:
+        """Let the next answer come until the deadline."""
+        self._transport.sock.settimeout(max(LEAST, self._deadline - time.monotonic()))
 
     def healthy(self) -> bool:
         """Read what has arrived, such as a close, and return True if the channel can be used."""

@@ -6,11 +6,13 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 
+from django_amqp_events.broker import confirms
 from django_amqp_events.broker.confirms import ConfirmChannel, accepts_publishes
 from django_amqp_events.broker.connection import connect
 from django_amqp_events.broker.publisher_pool import PublisherPool
@@ -84,3 +86,23 @@ def test_a_time_out_is_for_the_whole(
         assert not way(app)
     assert watch.seconds < 1.8 * TIMEOUT
     assert len(tried) == addresses * len(urls)
+
+
+def test_answers_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RabbitMQ opens a channel late, and gives no answer after that."""
+    limits: list[float] = []
+
+    def channel() -> Any:
+        time.sleep(0.9 * TIMEOUT)
+        return SimpleNamespace(confirm_select=silence)
+
+    def silence() -> None:
+        raise TimeoutError("timed out")
+
+    sock = SimpleNamespace(settimeout=limits.append)
+    amqp = SimpleNamespace(transport=SimpleNamespace(sock=sock), channel=channel)
+    conn = SimpleNamespace(connection=amqp)
+    monkeypatch.setattr(confirms, "connect", lambda *_, **__: conn)
+    with pytest.raises(AmqpEventsError, match="opened no channel"):
+        publish(ConfirmChannel(Celery(set_as_current=False), timeout=TIMEOUT))
+    assert limits[0] > TIMEOUT / 2 > limits[1]
