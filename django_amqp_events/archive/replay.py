@@ -332,12 +332,13 @@ def _publish(claimed: list[Replay], report: Report) -> None:
     if confirmed:
         report.published += [replay.event_id for replay in confirmed]
         _record(lambda: states.published(confirmed, now=tables.clock()))
-        for replay in confirmed:
-            signals.event_replayed.send_robust(
-                get_settings().service, handler=replay.handler, event=replay.event.event
-            )
     if back:
         _record(lambda: states.returned(back, now=tables.clock()))
+    # Receivers may take longer than the lease of what is still queued.
+    for replay in confirmed:
+        signals.event_replayed.send_robust(
+            get_settings().service, handler=replay.handler, event=replay.event.event
+        )
     if sent and all(error is not None and error.scope in _GENERAL for error in answers):
         report.stopped = report.returned[-len(sent)].why
 

@@ -12,7 +12,7 @@ from django.db import InterfaceError, InternalError, OperationalError, connectio
 from django.test.utils import CaptureQueriesContext
 from psycopg.errors import ReadOnlySqlTransaction
 
-from django_amqp_events import conf, service_loop
+from django_amqp_events import conf, service_loop, signals
 from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
@@ -31,6 +31,7 @@ from tests import archive_rows
 from tests.archive_rows import NOW, Clock, again, build, make, seen
 from tests.commands import run_command
 from tests.doubles.broker import Broker
+from tests.doubles.receivers import connected
 
 # A replay works in the transaction of a TestCase, which is never committed.
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("broker")]
@@ -432,3 +433,16 @@ def test_the_database_knows_what_is_overdue(settings: Any, name: str) -> None:
     found = set(ArchivedEvent.objects.filter(eligibility.overdue(NOW)))
     assert found == {row for row in rows if eligibility.is_overdue(row, NOW)}
     assert min(limits) - second < NOW - max(row.state_since for row in found) <= max(limits)
+
+
+def test_receivers_run_when_all_answers_are_recorded(broker: Broker) -> None:
+    """They may outlast the lease: another process would publish again what is still queued."""
+    left: list[int] = []
+
+    def hear(**_: Any) -> None:
+        left.append(Replay.objects.filter(state=Replay.State.QUEUED).count())
+
+    broker.errors = [UnroutableError("no"), None, PublishNackedError("no"), None]
+    with connected(hear, signals.event_replayed):
+        report = run(*(make(number) for number in range(4)))
+    assert (len(report.published), left) == (2, [0, 0])
