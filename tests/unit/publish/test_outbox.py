@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -32,6 +33,7 @@ from django_amqp_events.conf import Settings
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
+from django_amqp_events.publish import relay as relay_module
 from django_amqp_events.publish.direct_publisher import CommittedRows, DirectPublisher
 from django_amqp_events.publish.outbox import UnreachableOutbox
 from django_amqp_events.publish.outbox_rows import Answer, Row
@@ -257,3 +259,17 @@ def test_only_a_database_that_needs_no_outbox_is_left_for_a_while(
             relay._step(until_empty=False)
     else:
         assert relay._step(until_empty=False) == NO_OUTBOX_SECONDS
+
+
+@pytest.mark.parametrize("seconds", [0.0, outbox_rows.BEGIN_WITHIN + 1])
+def test_a_relay_leaves_rows_that_it_has_claimed_too_long_ago(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+):
+    """A handler of the log may hang between the claim and the publish, and outlast the lease."""
+    row = Row(outbox_rows.new_id(), MESSAGE, claim="mine")
+    now = time.monotonic()
+    times = iter([now, now + seconds])
+    relay = Relay(app=app, settings=Settings(service="shop"), alias="default")
+    monkeypatch.setattr(outbox_rows, "claim", lambda *_, **__: [row])
+    monkeypatch.setattr(relay_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    assert relay._claim(10, failed=False) == ([] if seconds else [row])
