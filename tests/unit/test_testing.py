@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import product
 from typing import Any
 from uuid import UUID
 
@@ -257,6 +258,33 @@ class MemoryInsideTestCase(TestCase):
             with capture_events() as events:
                 assert broker.run() == 1
         assert events.names == ["a.again"]
+
+
+class CallbacksInsideTestCase(TestCase):
+    """captureOnCommitCallbacks() executes what was published in its block, and nothing before."""
+
+    def setUp(self) -> None:
+        self.seen = seen = []  # type: list[Any]
+
+        @handler("a.#", name="t.x")
+        def x(n: int) -> None:
+            seen.append(n)
+
+    def test_after_other_events_of_the_transaction(self) -> None:
+        for backend, mode in product(("inline", "memory"), (ON_COMMIT, Options(mode="outbox"))):
+            with self.subTest(backend=backend, mode=mode), override_events(BACKEND=backend):
+                self.seen.clear()
+                publish_event("a.before", {"n": 1}, options=mode)
+                for n in (2, 3):
+                    with self.captureOnCommitCallbacks(execute=True):
+                        publish_event("a.b", {"n": n}, options=mode)
+                        publish_event("a.b", {"n": 10 * n}, options=mode)
+                if backend == "memory":
+                    memory: Any = publisher.backend(get_settings())
+                    assert list(memory.depths.values()) == [4]
+                    memory.clear()
+                else:
+                    assert self.seen == [2, 20, 3, 30]
 
 
 # -- override_events ----------------------------------------------------------------------
