@@ -552,11 +552,11 @@ def computed() -> Computed:
 @pytest.mark.parametrize(
     ("value", "is_read"),
     [
-        (ByChoice(order_number=5), False),
-        (ByChoice(), True),
-        (ByTwo(**{"in": 5}), False),
-        (ByTwo(), True),
-        (ByName(number=5), False),
+        (ByChoice.model_validate({"order_number": 5}), False),
+        (ByChoice.model_validate({}), True),
+        (ByTwo.model_validate({"in": 5}), False),
+        (ByTwo.model_validate({}), True),
+        (ByName.model_validate({"number": 5}), False),
         (ByAlias(orderNumber=5), True),
         (ByGenerator(number=5), True),
         (ByDataclass(**{"in": 5}), False),
