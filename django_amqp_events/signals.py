@@ -85,7 +85,12 @@ def _close_broken() -> None:
     for connection in connections.all(initialized_only=True):
         # One in a transaction belongs to the caller.
         held = connection.in_atomic_block or not connection.autocommit
-        if connection.errors_occurred and not held and not connection.is_usable():
+        if held or connection.connection is None or not connection.errors_occurred:
+            continue
+        # As Django does at the end of a request.
+        if connection.is_usable():
+            connection.errors_occurred = False
+        else:
             connection.close()
 
 
