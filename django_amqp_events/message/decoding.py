@@ -58,7 +58,7 @@ def decode(received: Received, max_body: int) -> Payload:
     celery = form in formats.CELERY
     if celery and received.headers.get("compression"):
         raise Malformed(f"the body is compressed ({received.headers['compression']!r:.80})")
-    encoding = str(received.properties.get("content_encoding") or CONTENT_ENCODING).lower()
+    encoding = str(received.properties.get("content_encoding") or CONTENT_ENCODING).strip().lower()
     if not encoding.startswith(_ENCODINGS):
         raise Malformed(f"the content encoding is {encoding!r:.80}, not 'utf-8'")
     # Celery sets the content type of its own messages, and pickles some.

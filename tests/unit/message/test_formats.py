@@ -236,7 +236,7 @@ def test_our_own_messages_are_not_guessed_at(
     "headers", [{}, {"task": "x"}, {"task": 5, "id": 5, "compression": "none", "event-format": 7}]
 )
 @pytest.mark.parametrize(
-    "encoding", [None, "", "utf-8", "UTF-8", "identity", "binary", "8bit", "7bit"]
+    "encoding", [None, "", "utf-8", " UTF-8 ", "identity", "binary", "8bit", "7bit"]
 )
 @pytest.mark.parametrize(
     "content_type", [None, "", "application/json", "text/plain", "application/octet-stream"]
