@@ -517,6 +517,7 @@ class Jobs:
             self._lost(job, deliveries, outcomes)
             return
         acked: list[Delivery] = []
+        unpublished: list[tuple[Delivery, Outcome]] = []
         changed = False
         if job.expected and job.began is not None:
             took = time.monotonic() - job.began
@@ -532,18 +533,24 @@ class Jobs:
             elif outcome.kind == "requeue":
                 self.requeue([delivery])
             else:
-                item = delivery.item._replace(verdict=outcome.verdict, exceeded=None)
-                self.settle(delivery, item, error=outcome.error, unconfirmed=outcome.unconfirmed)
+                unpublished.append((delivery, outcome))
         for delivery in acked:
             self._close(delivery)
         if acked:
             acked[0].acks.ack([delivery.tag for delivery in acked])
         self._put_back(deliveries[len(outcomes) :])
+        for delivery, outcome in unpublished:  # last, since it logs
+            item = delivery.item._replace(verdict=outcome.verdict, exceeded=None)
+            self.settle(delivery, item, error=outcome.error, unconfirmed=outcome.unconfirmed)
         if changed and self.on_change is not None:
             self.on_change()
 
     def _lost(self, job: Job, deliveries: list[Delivery], error: str) -> None:
         """Settle deliveries whose process has ended, or whose job failed by a bug of ours."""
+        if deliveries[0].item.runs:
+            self._on_lost(deliveries, job.exceeded, error)
+        else:
+            self.requeue(deliveries)
         if job.exceeded is None:
             logger.error(
                 "the pool process that handled %s ended or failed: %s",
@@ -551,10 +558,6 @@ class Jobs:
                 printable(error),
                 extra=deliveries[0].log_fields,
             )
-        if not deliveries[0].item.runs:
-            self.requeue(deliveries)
-            return
-        self._on_lost(deliveries, job.exceeded, error)
 
     def _put_back(self, deliveries: list[Delivery]) -> None:
         """Hand out deliveries again, before all others of their queue."""
