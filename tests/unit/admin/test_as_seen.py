@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,6 +18,7 @@ from django.db import InterfaceError, OperationalError
 from django.test import Client
 from django.urls import reverse
 
+import django_amqp_events
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
@@ -287,3 +291,50 @@ def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
     shown = page(root.get(world.url("change", row.pk))).words
     assert "of the replay" in shown
     assert "of the first run" not in shown
+
+
+# -- what refreshes -----------------------------------------------------------------------
+
+TEMPLATES = Path(str(django_amqp_events.__file__)).parent / "templates"
+
+
+def source(path: Path) -> str:
+    """Return a template with those that it includes, without tags of templates."""
+    text = path.read_text(encoding="utf-8")
+    included = re.sub(r'{% include "([^"]+)".*?%}', lambda m: source(TEMPLATES / m[1]), text)
+    return re.sub(r"{%.*?%}|{{.*?}}", "", included)
+
+
+class LiveParts(HTMLParser):
+    """Finds the controls in the parts of a template that refresh by themselves."""
+
+    VOID = frozenset({"br", "input", "link"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.around: list[tuple[str, bool]] = []
+        self.parts = 0
+        self.controls: list[str] = []
+        self.feed(html)
+        assert not self.around
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        live = any(name == "data-live" for name, _ in attrs)
+        self.parts += live
+        if tag in {"button", "form", "input", "select", "textarea"} and (
+            live or any(within for _, within in self.around)
+        ):
+            self.controls.append(tag)
+        if tag not in self.VOID:
+            self.around.append((tag, live))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.around.pop()[0] == tag
+
+
+def test_no_part_that_refreshes_has_a_control() -> None:
+    """What a click does must not change under the pointer."""
+    pages = [path for path in TEMPLATES.rglob("*.html") if "data-live" in path.read_text()]
+    found = {path.name: LiveParts(source(path)) for path in pages}
+    assert sum(parts.parts for parts in found.values()) > 5
+    assert {name: parts.controls for name, parts in found.items() if parts.controls} == {}
