@@ -338,3 +338,44 @@ def test_no_part_that_refreshes_has_a_control() -> None:
     found = {path.name: LiveParts(source(path)) for path in pages}
     assert sum(parts.parts for parts in found.values()) > 5
     assert {name: parts.controls for name, parts in found.items() if parts.controls} == {}
+
+
+# -- "Select all": filters to which rows come without a change of state --------------------
+
+
+def becomes_overdue() -> object:
+    return world.overdue()
+
+
+def fails_in_another_way() -> object:
+    return make(exception="billing.errors.LateError", state_since=PAST)
+
+
+def fails_to_be_published() -> object:
+    return make_outbox(attempts=1, created_at=PAST)
+
+
+PAST = datetime.now(UTC) - timedelta(days=1)
+#: The list with its filter, the action, and a row that matches since the list was shown.
+COMES: list[tuple[str, str, str, Callable[[], object]]] = [
+    ("archivedevent", "state=overdue", "resolve", becomes_overdue),
+    ("archivedevent", "exception=billing.errors.LateError", "discard", fails_in_another_way),
+    ("archivedevent", "exception=billing.errors.LateError", "background", fails_in_another_way),
+    ("outboxevent", "state=failed", "discard", fails_to_be_published),
+]
+
+
+@pytest.mark.parametrize(("model", "query", "action", "come"), COMES)
+def test_all_rows_are_those_that_the_list_showed(
+    root: Client, model: str, query: str, action: str, come: Callable[[], Any]
+) -> None:
+    rows = [come() for _ in range(51)]
+    address = f"{url(model, 'changelist')}?{query}"
+    shown = page(root.get(address))
+    form = {**shown.fields, **select(rows[:50], action, select_across="1")}
+    if action != "background":
+        assert root.post(address, form).context["total"] == 51
+    come()
+    answer = root.post(address, form)
+    assert said(root.get(answer["Location"]))[0].startswith("Other events match the filters")
+    assert not batch_states.rows().exists()
