@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -205,12 +204,13 @@ def _policies(
             by = [actual.get("policy"), actual.get("operator_policy")]
             who = " and ".join(repr(name) for name in by if name)
             _collect(hits, who, actual.get("effective_policy_definition"), queue.name)
+    harmful = frozenset({_ALTERNATE})
     for exchange in topology.exchanges:
         # One in the arguments wins. Of the exchange that services share, it takes no event.
         if exchange.role != "events" and _ALTERNATE not in exchange.arguments:
             for policy in _effective(policies or (), exchange):
                 definition = policy.get("definition")
-                _collect(hits, repr(policy["name"]), definition, exchange.name, {_ALTERNATE})
+                _collect(hits, repr(policy["name"]), definition, exchange.name, harmful)
     problems = [
         BrokerProblem(
             message=f"policy {who} sets {keys} on {some(names)}, which changes how events are "
@@ -238,7 +238,7 @@ def _collect(
     who: str,
     definition: object,
     name: str,
-    harmful: AbstractSet[str] = drift.POLICY_CONFLICTS,
+    harmful: frozenset[str] = drift.POLICY_CONFLICTS,
 ) -> None:
     # The definition of a queue without a policy is an empty list.
     keys = harmful.intersection(definition if isinstance(definition, Mapping) else ())
