@@ -16,6 +16,9 @@ TEXTS: Final[Mapping[str, Any]] = {
     "interrupted": "interrupted",
     "filtered": "it does not match the filters",
     "overdue": "its replay is overdue; --force replays it again, and it may be handled twice",
+    "list-changed": _(
+        "Other events match the filters than when the list was shown. Select the events again."
+    ),
     # -- replay
     "backend": _(
         "a replay needs AMQP_EVENTS['BACKEND'] to be 'amqp', but it is %(backend)s; nothing was "

@@ -34,6 +34,7 @@ from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
 from .base import Pages, Refused, problem
 from .formatting import MORE, counted, number
+from .lists import CAP
 
 #: Events that one action can take.
 LIMIT: Final = 2_000
@@ -185,15 +186,24 @@ def across(request: HttpRequest) -> bool:
 
 
 def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: Any) -> QuerySet[Any]:
-    """Return the selected rows; for *Select all*, those that the list had when it was shown."""
+    """Return the selected rows; for *Select all*, those that the list had when it was shown.
+
+    Raises:
+        AmqpEventsError: other rows match the filters by now, such as events that are overdue since.
+    """
     if not across(request):
         return rows
     try:
         listed = datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
     except (ValueError, OverflowError):
         listed = tables.clock()
-    since: QuerySet[Any] = rows.alias(came=changed)
-    return since.filter(came__lte=listed)
+    since: QuerySet[Any] = rows.alias(came=changed).filter(came__lte=listed)
+    shown = request.POST.get("listed", "")
+    count = int(shown) if re.fullmatch("[0-9]{1,9}", shown) else CAP
+    # A list that is full ends at its cap.
+    if count < CAP and len(since.values_list("pk")[: count + 1]) > count:
+        raise AmqpEventsError(Reason("list-changed"))
+    return since
 
 
 class ActionPages(Pages):

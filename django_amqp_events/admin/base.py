@@ -58,7 +58,7 @@ class Refused(PermissionDenied):
 
 
 class ListActionForm(ActionForm):
-    """The choice of an action, and when the list was made."""
+    """The choice of an action, when the list was made, and how many rows it counted."""
 
     listed_at = forms.CharField(
         label="",
@@ -66,6 +66,7 @@ class ListActionForm(ActionForm):
         widget=forms.HiddenInput,
         initial=lambda: tables.clock().isoformat(),
     )
+    listed = forms.CharField(label="", required=False, widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -233,7 +234,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             "lacking": quoted(self.lacking_here(request)),
             **_without_messages(request),
         }
-        return super().changelist_view(request, {**context, **(extra_context or {})})
+        response = super().changelist_view(request, {**context, **(extra_context or {})})
+        shown = getattr(response, "context_data", None) or {}
+        if (form := shown.get("action_form")) is not None:
+            form.initial["listed"] = shown["cl"].result_count
+        return response
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from celery import Celery
+
 from ..broker import connection, history
 from ..broker.history import Record, Start, StreamReader
 from ..callables import nothing
@@ -50,11 +52,6 @@ class PastFilter:
         """Return where to begin to read."""
         return "first" if self.since is None else self.since - CLOCKS
 
-    def is_after(self, record: Record) -> bool:
-        """Return True if no later record can match."""
-        late = self.until is not None and record.at is not None and record.at > self.until + LATE
-        return bool(late)
-
     def matches(self, record: Record) -> bool:
         """Return True if a record matches; one that cannot be read never does."""
         event, at = record.event, record.at
@@ -83,6 +80,22 @@ class PastFilter:
             ):
                 return False
         return True
+
+
+def offsets_of(app: Celery, settings: Settings, queue: str, wanted: PastFilter) -> range:
+    """Return the offsets of the events of now that can match.
+
+    By the time at which RabbitMQ has stored them: the clock of one publisher ends no range.
+    """
+    last = history.last(app, settings, queue)
+    first = history.first(app, settings, queue, wanted.start) if last is not None else None
+    if first is None or last is None:
+        return range(0)
+    end = last.offset + 1
+    if wanted.until is not None:
+        after = history.first(app, settings, queue, wanted.until + LATE)
+        end = end if after is None else min(end, after.offset)
+    return range(first.offset, max(first.offset, end))
 
 
 def shown_payload(record: Record) -> Mapping[str, Any] | Reason:
@@ -126,13 +139,15 @@ class Scan:
         """
         queue = history.require(self.settings)
         app = connection.broker_app(self.settings)
-        end = history.last(app, self.settings, queue)
-        start: Start = self.wanted.start
+        offsets = range(0)
+        if follow:
+            start = "next" if self.wanted.since is None else self.wanted.start
+        else:
+            offsets = offsets_of(app, self.settings, queue, self.wanted)
+            start = offsets.start
+            self.complete = not offsets
         wait = history.LULL if follow else self.settings.confirm_timeout
-        if follow and self.wanted.since is None:
-            start = "next"
-        elif end is None and not follow:
-            self.complete = True
+        if self.complete:
             return
         with closing(StreamReader(app, queue, self.settings, start=start)) as reader:
             while not stop():
@@ -143,7 +158,7 @@ class Scan:
                         yield record
                     if follow:
                         continue
-                    if self.wanted.is_after(record) or (end and record.offset >= end.offset):
+                    if record.offset >= offsets[-1]:
                         self.complete = True
                         return
                     if self.read >= self.budget:

@@ -7,10 +7,14 @@ a companion serves. docs/metrics.md lists the metrics.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -27,7 +31,6 @@ from ..context import ReceivedEvent
 from ..databases import error_line
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
-from ..worker.celery_internals import current_process
 from ..worker.task import HandlerTask, event_of
 from . import snapshots
 
@@ -43,11 +46,29 @@ _EVENT: Final = ("event", "handler")
 def _process() -> str:
     """Return what names this process in the files of the folder.
 
-    A pool process continues the files of the one that it replaces: prometheus_client keeps those of
-    each process until the end. No other metrics may be in the same file.
+    prometheus_client keeps the files of each process until the end, so a process continues those of
+    one that has ended. No other metrics may be in the same file.
     """
-    place = getattr(current_process(), "index", None)
-    return f"{os.getpid()}-events" if place is None else f"{os.getppid()}-{place}"
+    return _take_place(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _take_place(pid: int) -> str:
+    """Return the first place in the folder that no running process has locked, and lock it."""
+    for number in count():
+        place = f"events-{number}"
+        try:
+            # The kernel closes it when the process and those that it has forked are gone.
+            lock = os.open(Path(os.environ[FOLDER]) / f"{place}.lock", os.O_CREAT | os.O_RDWR)
+        except OSError:
+            break  # the folder is missing, which events_companion tells
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+        else:
+            return place
+    return f"{pid}-events"
 
 
 #: Not for the metrics of a project: two such classes that write one file destroy it.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, Final
 
-from billiard import current_process as current_process
 from billiard.common import TERM_SIGNAME as TERM_SIGNAME
 from celery.app import trace
 from celery.worker import state as state

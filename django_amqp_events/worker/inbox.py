@@ -18,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
-from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import (
     IntegrityError,
     InternalError,
@@ -124,19 +123,18 @@ def once(
             if superseded:
                 break
             return results[0]
-        except SoftTimeLimitExceeded:
-            # It may interrupt the commit, or come right after it.
+        except Exception as exc:
+            # A soft time limit may interrupt the commit, or a cut take its answer. Django may then
+            # raise another error, since it cannot end the transaction.
             if results and not nested and _committed(alias, entry):
                 return results[0]
-            raise
-        except IntegrityError:
-            if inserted or not _found(alias, entry):
+            if inserted:
                 raise
-            break
-        except OperationalError as exc:
+            if isinstance(exc, IntegrityError) and _found(alias, entry):
+                break
             # MySQL ends all but one of those that wait for a transaction that is rolled back.
             waits = is_conflict(exc) or (is_locked(exc) and time.monotonic() < deadline)
-            if inserted or nested or not waits:
+            if nested or not isinstance(exc, OperationalError) or not waits:
                 raise
             time.sleep(LOCK_PAUSE_SECONDS)
     logger.info(

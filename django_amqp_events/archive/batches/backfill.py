@@ -40,7 +40,7 @@ from ...worker import inbox
 from .. import replay, row_writer, search_values, states, tables
 from ..eligibility import BACKFILL
 from ..entries import Entry
-from ..history import PastFilter
+from ..history import PastFilter, offsets_of
 from . import batch_states
 
 #: Most events that are read in one step of a batch, and for a preview.
@@ -150,9 +150,8 @@ def freeze(handler_name: str, wanted: PastFilter, *, by: str, again: bool = Fals
     handler = _handler(handler_name, wanted)
     check_commits(using)
     app = connection.broker_app(settings)
-    last = history.last(app, settings, queue)
-    first = history.first(app, settings, queue) if last is not None else None
-    if first is None or last is None:
+    first = history.first(app, settings, queue)
+    if first is None:
         raise ValueError("the history is empty: it has the events that are published from now on")
     # Of one event, the page knows only about when it was published.
     if wanted.since and first.at and wanted.since < first.at and not wanted.ids:
@@ -160,13 +159,13 @@ def freeze(handler_name: str, wanted: PastFilter, *, by: str, again: bool = Fals
             f"the history begins at {first.at:%Y-%m-%dT%H:%M:%SZ}; begin there, or leave the begin "
             f"out"
         )
-    begin = first if wanted.since is None else history.first(app, settings, queue, wanted.start)
+    offsets = offsets_of(app, settings, queue, wanted)
     plan = Backfill(
         handler=handler.name,
         wanted=wanted,
         again=again,
-        begin=begin.offset if begin is not None else last.offset + 1,
-        end=last.offset,
+        begin=offsets.start,
+        end=offsets.stop - 1,
         bindings=() if again else _bindings(app, settings, queue, handler),
     )
     title = Reason("batch-backfill", handler=handler.name, filters=_filters(wanted))
@@ -249,12 +248,14 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
     handler = plan.receiver
     app, queue = connection.broker_app(settings), history.require(settings)
     chunk, size = Chunk(next=batch.next_offset), 0
+    if not unread(batch):
+        return chunk
     with closing(StreamReader(app, queue, settings, start=chunk.next)) as reader:
         for read, record in enumerate(reader.records(wait=settings.confirm_timeout)):
             if not read:
                 chunk.expired = _expired(app, settings, queue, chunk.next, record.offset, plan.end)
             chunk.next = record.offset + 1
-            if record.offset > plan.end or plan.wanted.is_after(record):
+            if record.offset > plan.end:
                 chunk.next = plan.end + 1
                 break
             why = plan.why_left_out(record, handler)

@@ -13,6 +13,7 @@ from ...conf import Settings
 from ..connection import build_connection
 from ..reply_texts import Difference
 from ..topology import (
+    Binding,
     Exchange,
     Names,
     Queue,
@@ -20,7 +21,7 @@ from ..topology import (
     Topology,
 )
 from . import drift
-from .amqp_api import missing_requirement, session
+from .amqp_api import ALTERNATE, missing_requirement, session
 from .drift import (
     BrokerProblem,
     Item,
@@ -28,6 +29,7 @@ from .drift import (
 )
 from .management_api import ManagementApi
 
+_ALTERNATE: Final = "alternate-exchange"
 REMEDY: Final = "run manage.py events_declare"
 
 #: No method of AMQP shows a policy, and a probe would have to wait for as long as a queue's limits.
@@ -105,7 +107,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
     queues = {queue["name"]: queue for queue in api.queues()}
     exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
     bindings = dict(api.bindings())
-    seen = [_with_arguments(item, queues) for item in items]
+    seen = [_with_alternate(_with_arguments(item, queues), policies or ()) for item in items]
     declared_queues = {queue.name for queue in topology.queues}
     declared_exchanges = {exchange.name for exchange in topology.exchanges}
     declared_bindings = set(topology.bindings)
@@ -165,6 +167,15 @@ def _with_arguments(item: Item, queues: Mapping[str, Mapping[str, Any]]) -> Item
     return replace(item, state="ok", note=note)
 
 
+def _with_alternate(item: Item, policies: Iterable[Mapping[str, Any]]) -> Item:
+    """Return the shared exchange with a note, if a policy gives it an alternate exchange."""
+    if item.role != "events" or item.state != "ok" or isinstance(item.entity, Binding):
+        return item
+    applied = _effective(policies, item.entity)
+    found = any(_ALTERNATE in (policy.get("definition") or ()) for policy in applied)
+    return replace(item, note=ALTERNATE) if found else item
+
+
 def _text(values: Mapping[str, Any], key: str) -> str:
     value = values.get(key)
     if value is None:
@@ -193,12 +204,19 @@ def _policies(
             by = [actual.get("policy"), actual.get("operator_policy")]
             who = " and ".join(repr(name) for name in by if name)
             _collect(hits, who, actual.get("effective_policy_definition"), queue.name)
+    harmful = frozenset({_ALTERNATE})
+    for exchange in topology.exchanges:
+        # One in the arguments wins. Of the exchange that services share, it takes no event.
+        if exchange.role != "events" and _ALTERNATE not in exchange.arguments:
+            for policy in _effective(policies or (), exchange):
+                definition = policy.get("definition")
+                _collect(hits, repr(policy["name"]), definition, exchange.name, harmful)
     problems = [
         BrokerProblem(
             message=f"policy {who} sets {keys} on {some(names)}, which changes how events are "
             f"handled (one queue that refuses or drops messages affects all)",
-            remedy="change its pattern so that it does not match this service's queues, or clear "
-            "it",
+            remedy="change its pattern so that it does not match this service's queues and "
+            "exchanges, or clear it",
         )
         for (who, keys), names in hits.items()
     ]
@@ -216,25 +234,31 @@ def _policies(
 
 
 def _collect(
-    hits: dict[tuple[str, str], list[str]], who: str, definition: object, queue: str
+    hits: dict[tuple[str, str], list[str]],
+    who: str,
+    definition: object,
+    name: str,
+    harmful: frozenset[str] = drift.POLICY_CONFLICTS,
 ) -> None:
     # The definition of a queue without a policy is an empty list.
-    keys = drift.POLICY_CONFLICTS.intersection(
-        definition if isinstance(definition, Mapping) else ()
-    )
+    keys = harmful.intersection(definition if isinstance(definition, Mapping) else ())
     if keys:
-        hits.setdefault((who, ", ".join(sorted(keys))), []).append(queue)
+        hits.setdefault((who, ", ".join(sorted(keys))), []).append(name)
 
 
-def _effective(policies: Iterable[Mapping[str, Any]], queue: Queue) -> list[Mapping[str, Any]]:
-    """Return the policy and the operator policy that will apply to a queue."""
-    kind = queue.arguments.get("x-queue-type", "quorum")
+def _effective(
+    policies: Iterable[Mapping[str, Any]], entity: Exchange | Queue
+) -> list[Mapping[str, Any]]:
+    """Return the policy and the operator policy that will apply to a queue or exchange."""
+    kinds = ["all", "exchanges"]
+    if isinstance(entity, Queue):
+        kinds = ["all", "queues", f"{entity.arguments.get('x-queue-type', 'quorum')}_queues"]
     chosen: dict[bool, Mapping[str, Any]] = {}
     for policy in sorted(policies, key=lambda policy: policy.get("priority") or 0):
-        if policy.get("apply-to") not in ("all", "queues", f"{kind}_queues"):
+        if policy.get("apply-to") not in kinds:
             continue
         try:
-            matches = re.search(policy["pattern"], queue.name)
+            matches = re.search(policy["pattern"], entity.name)
         except re.error:  # PCRE syntax that Python does not have: report it rather than miss it
             matches = True  # type: ignore[assignment]
         if matches:

@@ -359,3 +359,27 @@ def test_the_streams_are_no_backlog(late: Service) -> None:
     code, out, _err = late.command("events_find", "e7")
     assert code == 1
     assert "events:history" not in out
+
+
+@ONE
+def test_the_clock_of_one_publisher_ends_no_range(late: Service) -> None:
+    """RabbitMQ's order bounds what is read, and a range in which nothing was stored is empty."""
+    until = datetime.now(UTC) + timedelta(minutes=5)
+    ahead = encoding.event_message(
+        exchange="events",
+        name=KEY,
+        body=encoding.encode_payload(KEY, {"order_id": 7}),
+        event_id="ahead",
+        service="shop",
+        published_at=until + 3 * DAY,
+    )
+    publish(late, ahead)
+    send(late, 600, 620)
+    assert run(late, begun(again=True, wanted=PastFilter(until=until))).total == 520
+    assert late.command("events_history", "--until", "0s")[2].startswith("521 events read")
+    # The events were stored a moment ago, whatever times they have.
+    past = ("--since", "20d", "--until", "10d")
+    assert late.command("events_history", *past) == (0, "", "0 events read, 0 found\n")
+    batch = backfill.freeze("send_invoice", PastFilter(until=until - 10 * DAY), by="ada")
+    plan = preview.preview_batch(batch)
+    assert (plan["eligible"], plan["undecided"], backfill.unread(batch)) == (0, 0, False)

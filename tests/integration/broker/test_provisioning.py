@@ -117,6 +117,7 @@ class TestSeeing:
             ({"max-length": 10}, "^billing[.]"),
             ({"message-ttl": 10}, ".*"),
             ({"delivery-limit": 2}, "book"),
+            ({"alternate-exchange": "amq.fanout"}, ".*"),
         ],
     )
     def test_harmful_policy_is_reported(self, billing, definition, pattern):
@@ -127,6 +128,10 @@ class TestSeeing:
         assert "'limits'" in trouble.message
         assert next(iter(definition)) in trouble.message
         assert "billing.book" in trouble.message or "and" in trouble.message
+        # What others share may have it.
+        [shared] = [item for item in report.items if item.name == "events"]
+        assert shared.state == "ok"
+        assert ("UNROUTED has no effect" in shared.note) is ("alternate-exchange" in definition)
 
     def test_policy_is_refused_before_anything_is_declared(self, service, fresh_vhost):
         made = service(fresh_vhost, HANDLERS=HANDLERS)

@@ -16,7 +16,9 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import (
     DatabaseError,
     IntegrityError,
+    InterfaceError,
     OperationalError,
+    ProgrammingError,
     connections,
     transaction,
 )
@@ -410,3 +412,40 @@ def test_forced_replay_stays_forced_after_takeover(
     second = billing.take("billing.send_invoice")
     assert second.headers["event-replay-forced"] is True
     assert second.headers["event-replay-id"] == message.headers["event-replay-id"]
+
+
+@pytest.mark.parametrize(
+    ("error", "committed"),
+    [
+        (SoftTimeLimitExceeded, True),
+        (OperationalError, True),
+        (InterfaceError, True),
+        (ProgrammingError, True),  # of psycopg, which cannot end an interrupted transaction
+        (OperationalError, False),
+    ],
+)
+def test_an_answer_to_the_commit_that_is_lost(
+    books: Handler, error: type[Exception], monkeypatch: pytest.MonkeyPatch, *, committed: bool
+) -> None:
+    """The row tells whether the run counts: one that is committed has not failed."""
+    connection, event = connections[ALIAS], received()
+    commit = connection.commit
+
+    def cut() -> None:
+        if committed:
+            commit()
+        raise error
+
+    def work() -> str:
+        monkeypatch.setattr(connection, "commit", cut)
+        return effect(event)
+
+    if committed:
+        assert inbox.once(books, event, work) == "done"
+    else:
+        with pytest.raises(error):
+            inbox.once(books, event, work)
+    monkeypatch.undo()
+    assert effects() == [event.id] * committed
+    assert run(books, event) == (None if committed else "done")
+    assert effects() == [event.id]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,6 +18,7 @@ from django.db import InterfaceError, OperationalError
 from django.test import Client
 from django.urls import reverse
 
+import django_amqp_events
 from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
@@ -287,3 +291,91 @@ def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
     shown = page(root.get(world.url("change", row.pk))).words
     assert "of the replay" in shown
     assert "of the first run" not in shown
+
+
+# -- what refreshes -----------------------------------------------------------------------
+
+TEMPLATES = Path(str(django_amqp_events.__file__)).parent / "templates"
+
+
+def source(path: Path) -> str:
+    """Return a template with those that it includes, without tags of templates."""
+    text = path.read_text(encoding="utf-8")
+    included = re.sub(r'{% include "([^"]+)".*?%}', lambda m: source(TEMPLATES / m[1]), text)
+    return re.sub(r"{%.*?%}|{{.*?}}", "", included)
+
+
+class LiveParts(HTMLParser):
+    """Finds the controls in the parts of a template that refresh by themselves."""
+
+    VOID = frozenset({"br", "input", "link"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.around: list[tuple[str, bool]] = []
+        self.parts = 0
+        self.controls: list[str] = []
+        self.feed(html)
+        assert not self.around
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        live = any(name == "data-live" for name, _ in attrs)
+        self.parts += live
+        if tag in {"button", "form", "input", "select", "textarea"} and (
+            live or any(within for _, within in self.around)
+        ):
+            self.controls.append(tag)
+        if tag not in self.VOID:
+            self.around.append((tag, live))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.around.pop()[0] == tag
+
+
+def test_no_part_that_refreshes_has_a_control() -> None:
+    """What a click does must not change under the pointer."""
+    pages = [path for path in TEMPLATES.rglob("*.html") if "data-live" in path.read_text()]
+    found = {path.name: LiveParts(source(path)) for path in pages}
+    assert sum(parts.parts for parts in found.values()) > 5
+    assert {name: parts.controls for name, parts in found.items() if parts.controls} == {}
+
+
+# -- "Select all": filters to which rows come without a change of state --------------------
+
+
+def becomes_overdue() -> object:
+    return world.overdue()
+
+
+def fails_in_another_way() -> object:
+    return make(exception="billing.errors.LateError", state_since=PAST)
+
+
+def fails_to_be_published() -> object:
+    return make_outbox(attempts=1, created_at=PAST)
+
+
+PAST = datetime.now(UTC) - timedelta(days=1)
+#: The list with its filter, the action, and a row that matches since the list was shown.
+COMES: list[tuple[str, str, str, Callable[[], object]]] = [
+    ("archivedevent", "state=overdue", "resolve", becomes_overdue),
+    ("archivedevent", "exception=billing.errors.LateError", "discard", fails_in_another_way),
+    ("archivedevent", "exception=billing.errors.LateError", "background", fails_in_another_way),
+    ("outboxevent", "state=failed", "discard", fails_to_be_published),
+]
+
+
+@pytest.mark.parametrize(("model", "query", "action", "come"), COMES)
+def test_all_rows_are_those_that_the_list_showed(
+    root: Client, model: str, query: str, action: str, come: Callable[[], Any]
+) -> None:
+    rows = [come() for _ in range(51)]
+    address = f"{url(model, 'changelist')}?{query}"
+    shown = page(root.get(address))
+    form = {**shown.fields, **select(rows[:50], action, select_across="1")}
+    if action != "background":
+        assert root.post(address, form).context["total"] == 51
+    come()
+    answer = root.post(address, form)
+    assert said(root.get(answer["Location"]))[0].startswith("Other events match the filters")
+    assert not batch_states.rows().exists()
