@@ -210,7 +210,7 @@ class ReplayBatchAdmin(Pages):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         may = self.has_run_permission(request)
-        form = backfill_pages.empty_form() if may else None
+        form = backfill_pages.empty_form(self, request) if may else None
         return super().changelist_view(request, {"backfill_form": form, **(extra_context or {})})
 
     def backfill_view(self, request: HttpRequest) -> HttpResponse:

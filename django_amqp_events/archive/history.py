@@ -36,6 +36,9 @@ class PastFilter:
         ids, correlation_ids: of events.
         search: values in the redacted payload, such as ``order_id=17``; all have to match.
         since, until: when it was published; *until* is excluded.
+
+    Raises:
+        ValueError: *search* has something else.
     """
 
     events: tuple[str, ...] = ()
@@ -44,6 +47,10 @@ class PastFilter:
     search: tuple[str, ...] = ()
     since: datetime | None = None
     until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for term in self.search:
+            SearchTerm.parse(term)
 
     @property
     def start(self) -> Start:

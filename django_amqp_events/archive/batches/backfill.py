@@ -41,6 +41,7 @@ from .. import replay, row_writer, search_values, states, tables
 from ..eligibility import BACKFILL
 from ..entries import Entry
 from ..history import PastFilter
+from ..selection import SearchTerm
 from . import batch_states
 
 #: Most events that are read in one step of a batch, and for a preview.
@@ -179,7 +180,8 @@ def _filters(wanted: PastFilter) -> list[Reason]:
     for name in ("since", "until"):
         if at := getattr(wanted, name):
             filters.append(Reason(f"published-{name}", value=f"{at:%Y-%m-%d %H:%M %Z}"))
-    filters += [Reason("filter-value", value=term.partition("=")[0]) for term in wanted.search]
+    paths = (SearchTerm.parse(term).path for term in wanted.search)
+    filters += [Reason("filter-value", value=path) for path in paths]
     return filters or [Reason("batch-past")]
 
 

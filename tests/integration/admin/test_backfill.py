@@ -49,10 +49,13 @@ def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Service:
     return made
 
 
+PAYLOAD = "view_payload_archivedevent"
+
+
 @pytest.fixture
 def ada(transactional_db: None) -> Iterator[Client]:
     with override_settings(**world.SETTINGS):
-        yield world.client_of(world.staff(*VIEWS, "bulk_replay_archivedevent"))
+        yield world.client_of(world.staff(*VIEWS, PAYLOAD, "bulk_replay_archivedevent"))
 
 
 def page(name: str) -> str:
@@ -93,6 +96,28 @@ def test_a_range_runs_again(billing: Service, ada: Client) -> None:
     assert handled(billing) == [f"e{number}" for number in range(9, 20)]
 
 
+def test_the_events_with_a_value_run_again(billing: Service, ada: Client) -> None:
+    form = {"handler": "send_invoice", "again": "on", "match": "order_id=1*"}
+    draft = ada.post(page("replaybatch_backfill"), form, follow=True)
+    assert "value of order_id" in str(ReplayBatch.objects.get().title)
+    start(ada, draft)
+    assert handled(billing) == ["e1", *(f"e{number}" for number in range(10, 20))]
+
+
+def test_only_those_who_may_view_payloads_search_them(
+    billing: Service, transactional_db: None
+) -> None:
+    with override_settings(**world.SETTINGS):
+        client = world.client_of(world.staff(*VIEWS, "bulk_replay_archivedevent"))
+        shown = client.get(page("replaybatch_changelist")).text
+        assert "Published since" in shown
+        assert "Value in the payload" not in shown
+        form = {"handler": "send_invoice", "again": "on", "match": "order_id=1"}
+        refused = client.post(page("replaybatch_backfill"), form)
+        assert (refused.status_code, PAYLOAD in refused.text) == (403, True)
+        assert not ReplayBatch.objects.exists()
+
+
 def test_a_found_event_runs_again(billing: Service, ada: Client) -> None:
     found = ada.get(page("dashboard_find"), {"q": "e7"})
     assert "Search the history of the last day" in found.text
@@ -113,6 +138,7 @@ def test_a_found_event_runs_again(billing: Service, ada: Client) -> None:
         ({"handler": "nobody"}, "Handler: "),
         ({"handler": "send_invoice", "since": "2999-01-01"}, "is in the future"),
         ({"handler": "send_invoice", "event": "shop..x"}, "does not handle"),
+        ({"handler": "send_invoice", "match": "17"}, "is not a search such as order_id=17"),
         ({"handler": "send_invoice"}, "has received all events of the history"),
         ({"handler": "send_invoice", "event": "shop.stock"}, "does not handle"),
     ],
