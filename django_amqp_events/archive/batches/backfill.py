@@ -251,7 +251,9 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
     handler = plan.receiver
     app, queue = connection.broker_app(settings), history.require(settings)
     chunk, size = Chunk(next=batch.next_offset), 0
-    with closing(StreamReader(app, queue, settings, start=chunk.next)) as reader:
+    # RabbitMQ delivers up to twice as many, which closing reads too.
+    together = min(room, history.SIZE)
+    with closing(StreamReader(app, queue, settings, start=chunk.next, size=together)) as reader:
         for read, record in enumerate(reader.records(wait=settings.confirm_timeout)):
             if not read:
                 chunk.expired = _expired(app, settings, queue, chunk.next, record.offset, plan.end)
