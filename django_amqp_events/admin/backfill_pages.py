@@ -38,7 +38,7 @@ class BackfillForm(forms.Form):
         label=gettext_lazy("Value in the payload"),
         max_length=LENGTH,
         required=False,
-        help_text=gettext_lazy("Such as order_id=17, or email=ann@* for its start. Empty: any."),
+        help_text=gettext_lazy("Such as order_id=17, or name=Ann* for its start. Empty: any."),
     )
     since = forms.DateTimeField(
         label=gettext_lazy("Published since"),
