@@ -107,10 +107,6 @@ class _Window:
         """Let no further event go to the second queue."""
         session.call(lambda channel: channel.exchange_delete(self.name))
 
-    def delete(self, session: Amqp) -> None:
-        self.close(session)
-        session.call(lambda channel: channel.queue_delete(self.name))
-
     def read(self, app: Celery, settings: Settings) -> Counter[str]:
         """Return the digests of the events that the second queue has."""
         seen: Counter[str] = Counter()
@@ -121,10 +117,20 @@ class _Window:
         return seen
 
 
+def delete_window(session: Amqp, name: str) -> None:
+    """Delete a temporary exchange and the second queue, whose copies nothing handles."""
+    session.call(lambda channel: channel.exchange_delete(name))
+    session.call(lambda channel: channel.queue_delete(name))
+
+
 def record_bound(
     app: Celery, settings: Settings, session: Amqp, bindings: Iterable[Binding]
 ) -> None:
-    """Record that queues are bound, for those without a record: they missed nothing that counts."""
+    """Record that queues are bound, for those without a record: they missed nothing that counts.
+
+    Another process may have bound them a moment ago, and be recording it: with both records, the
+    queue counts as having everything.
+    """
     known = {
         (record.queue, pattern)
         for record in read_records(app, settings)
@@ -162,7 +168,7 @@ def bind_recorded(
         passed = {window.queue: window.read(app, settings) for window in recorded}
     finally:
         for window in recorded:
-            window.delete(session)
+            delete_window(session, window.name)
     offset = before.offset if before is not None else -1
     end = after.offset if after is not None else -1
     missed = _missed(app, settings, recorded, passed, range(offset + 1, end + 1))
