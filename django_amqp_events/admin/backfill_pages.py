@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext_lazy
 
 from ..archive.batches import backfill, preview
-from ..archive.history import PastFilter
+from ..archive.history import PastSelection
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
 from ..models import LENGTH, ArchivedEvent, ReplayBatch
@@ -67,14 +67,14 @@ class BackfillForm(forms.Form):
         handler.choices = [(name, name) for name in names]
 
     @property
-    def wanted(self) -> PastFilter:
+    def selection(self) -> PastSelection:
         """The filter of a valid form.
 
         Raises:
             ValueError: the value in the payload is none.
         """
         given = self.cleaned_data
-        return PastFilter(
+        return PastSelection(
             events=tuple(filter(None, [given["event"]])),
             ids=tuple(filter(None, [given["id"]])),
             search=tuple(filter(None, [given.get("match")])),
@@ -115,7 +115,7 @@ def backfill_view(pages: Pages, request: HttpRequest) -> HttpResponse:
         return HttpResponseRedirect(list_url)
     handler, by = form.cleaned_data["handler"], request.user.get_username()
     try:
-        batch = backfill.freeze(handler, form.wanted, by=by, again=form.cleaned_data["again"])
+        batch = backfill.freeze(handler, form.selection, by=by, again=form.cleaned_data["again"])
     except ValueError as exc:
         messages.error(request, code(text(exc, 1_000)))
         return HttpResponseRedirect(list_url)

@@ -28,7 +28,7 @@ BUDGET: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastFilter:
+class PastSelection:
     """A filter on past events; an empty field matches everything.
 
     Attributes:
@@ -113,7 +113,7 @@ class Scan:
     """
 
     settings: Settings
-    wanted: PastFilter
+    selection: PastSelection
     budget: int = BUDGET
     read: int = 0
     last: Record | None = None
@@ -134,9 +134,9 @@ class Scan:
         queue = history.require(self.settings)
         app = connection.broker_app(self.settings)
         end = history.last(app, self.settings, queue)
-        start: Start = self.wanted.start
+        start: Start = self.selection.start
         wait = history.LULL if follow else self.settings.confirm_timeout
-        if follow and self.wanted.since is None:
+        if follow and self.selection.since is None:
             start = "next"
         elif end is None and not follow:
             self.complete = True
@@ -146,11 +146,11 @@ class Scan:
                 for record in reader.records(wait=wait, stop=stop):
                     self.read += 1
                     self.last = record
-                    if self.wanted.matches(record):
+                    if self.selection.matches(record):
                         yield record
                     if follow:
                         continue
-                    if self.wanted.is_after(record) or (end and record.offset >= end.offset):
+                    if self.selection.is_after(record) or (end and record.offset >= end.offset):
                         self.complete = True
                         return
                     if self.read >= self.budget:

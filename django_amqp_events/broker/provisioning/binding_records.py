@@ -171,17 +171,24 @@ def bind_recorded(
             delete_window(session, window.name)
     offset = before.offset if before is not None else -1
     end = after.offset if after is not None else -1
-    missed = _missed(app, settings, recorded, passed, range(offset + 1, end + 1))
+    routed = _routed(app, settings, range(offset + 1, end + 1))
     for window in recorded:
-        found = missed[window.queue]
-        witness = digest(before.received) if before is not None else next(iter(found.values()), "")
+        missed: dict[int, str] = {}
+        for place, key, seen in routed:
+            if not any(pattern_matches(pattern, key) for pattern in window.patterns):
+                continue
+            if passed[window.queue][seen]:
+                passed[window.queue][seen] -= 1
+            else:
+                missed[place] = seen
+        witness = next(iter(missed.values()), "") if before is None else digest(before.received)
         _publish(
             session,
             settings,
             window.queue,
             window.patterns,
             offset=offset,
-            missed=list(found),
+            missed=list(missed),
             witness=witness,
         )
 
@@ -193,32 +200,19 @@ def _by_queue(bindings: Iterable[Binding]) -> dict[str, list[str]]:
     return patterns
 
 
-def _missed(
-    app: Celery,
-    settings: Settings,
-    windows: Iterable[_Window],
-    passed: dict[str, Counter[str]],
-    offsets: range,
-) -> dict[str, dict[int, str]]:
-    """Return the events at these offsets that each queue has not, with their digests."""
-    missed: dict[str, dict[int, str]] = {window.queue: {} for window in windows}
+def _routed(app: Celery, settings: Settings, offsets: range) -> list[tuple[int, str, str]]:
+    """Return the events that the history has at these offsets: offset, routing key, digest."""
+    routed: list[tuple[int, str, str]] = []
     if not offsets:
-        return missed
+        return routed
     queue = Names.of(settings).history
     with closing(StreamReader(app, queue, settings, start=offsets.start)) as reader:
         for record in reader.records(wait=settings.confirm_timeout):
-            key, seen = record.received.routing_key, digest(record.received)
-            for window in windows:
-                if record.offset not in offsets or not any(
-                    pattern_matches(pattern, key) for pattern in window.patterns
-                ):
-                    continue
-                if passed[window.queue][seen]:
-                    passed[window.queue][seen] -= 1
-                else:
-                    missed[window.queue][record.offset] = seen
+            if record.offset in offsets:
+                received = record.received
+                routed.append((record.offset, received.routing_key, digest(received)))
             if record.offset >= offsets[-1]:
-                return missed
+                return routed
     raise BrokerUnavailableError(Reason("history-silent", queue=repr(queue)))
 
 

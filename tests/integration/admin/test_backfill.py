@@ -12,12 +12,11 @@ from django.urls import reverse
 from django.utils.timezone import localtime
 
 from django_amqp_events.archive.batches.runner import Runner
-from django_amqp_events.message import encoding
 from django_amqp_events.models import ReplayBatch
 from tests.conftest import Vhost
 from tests.unit.admin import admin_world as world
 
-from ..archiving import publish
+from ..archiving import publish_past
 from ..conftest import Service
 
 KEY = "shop.order.created"
@@ -32,19 +31,7 @@ def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Service:
     """A service whose handler has 20 past events, one a minute, and whose queue is empty."""
     made = service(fresh_vhost, HISTORY={"MAX_AGE": "14d"}, HANDLERS={"send_invoice": [KEY]})
     made.declare()
-    now = datetime.now(UTC)
-    messages = [
-        encoding.event_message(
-            exchange="events",
-            name=KEY,
-            body=encoding.encode_payload(KEY, {"order_id": number}),
-            event_id=f"e{number}",
-            service="shop",
-            published_at=now - timedelta(minutes=19 - number),
-        )
-        for number in range(20)
-    ]
-    publish(made, *messages)
+    publish_past(made, 0, 20)
     made.take_all(QUEUE)
     return made
 
