@@ -20,6 +20,7 @@ from selenium.common.exceptions import WebDriverException
 
 from chromium import Chromium
 from django_amqp_events.message import encoding
+from django_amqp_events.message.types import Message
 from machine import free_ports
 from tests.acceptance.harness import Eyes, Project, until
 from tests.conftest import Vhost
@@ -307,7 +308,7 @@ def test_two_hours_run_again_in_five_clicks(
     assert browser.complaints() == []
 
 
-def placed(order: int, at: datetime) -> encoding.Message:
+def placed(order: int, at: datetime) -> Message:
     """An order of then."""
     name = "shop.order.created"
     payload = {"order": order, "country": "DE", "customer": "Zoë"}
