@@ -119,6 +119,11 @@ def backfill_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     except ValueError as exc:
         messages.error(request, code(text(exc, 1_000)))
         return HttpResponseRedirect(list_url)
+    return show_draft(pages, request, batch)
+
+
+def show_draft(pages: Pages, request: HttpRequest, batch: ReplayBatch) -> HttpResponse:
+    """Preview a draft, and redirect to its page."""
     try:
         preview.preview_batch(batch)
     except (AmqpEventsError, Error) as exc:
