@@ -4,6 +4,8 @@
     .venv/bin/python scripts/screenshots.py [name ...]    # into .run/screenshots
     .venv/bin/python scripts/screenshots.py --docs        # those of docs/images
 
+Those of a backfill show a real run: STORY_PICTURES=docs/images with tests/browser/test_story.py.
+
 Serves the project of tests/browser/web.py, with events of every kind and real replays, from a
 private RabbitMQ. A warning in the browser's console is an error; the pages are served under a
 strict Content-Security-Policy.

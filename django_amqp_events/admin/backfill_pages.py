@@ -12,12 +12,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext_lazy
 
 from ..archive.batches import backfill, preview
-from ..archive.history import PastFilter
+from ..archive.history import PastSelection
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
-from ..models import LENGTH, ReplayBatch
+from ..models import LENGTH, ArchivedEvent, ReplayBatch
 from ..templatetags.amqp_events import code, text
-from .base import Pages, problem
+from .base import Pages, Refused, problem
 from .filters import settings_and_registry
 
 #: Time before a row of an event in which the event may have been published.
@@ -33,6 +33,12 @@ class BackfillForm(forms.Form):
         max_length=LENGTH,
         required=False,
         help_text=gettext_lazy("Name or pattern, such as shop.order.*. Empty: all of the handler."),
+    )
+    match = forms.CharField(
+        label=gettext_lazy("Value in the payload"),
+        max_length=LENGTH,
+        required=False,
+        help_text=gettext_lazy("Such as order_id=17, or name=Ann* for its start. Empty: any."),
     )
     since = forms.DateTimeField(
         label=gettext_lazy("Published since"),
@@ -51,19 +57,27 @@ class BackfillForm(forms.Form):
     )
     id = forms.CharField(max_length=LENGTH, required=False, widget=forms.HiddenInput)
 
-    def __init__(self, data: Any = None) -> None:
+    def __init__(self, data: Any = None, *, searches: bool) -> None:
+        """Create a form; only users who may view payloads may search them."""
         super().__init__(data)
+        if not searches:
+            del self.fields["match"]
         names = sorted(get_registry().handlers)
         handler: Any = self.fields["handler"]
         handler.choices = [(name, name) for name in names]
 
     @property
-    def wanted(self) -> PastFilter:
-        """The filter of a valid form."""
+    def selection(self) -> PastSelection:
+        """The filter of a valid form.
+
+        Raises:
+            ValueError: the value in the payload is none.
+        """
         given = self.cleaned_data
-        return PastFilter(
+        return PastSelection(
             events=tuple(filter(None, [given["event"]])),
             ids=tuple(filter(None, [given["id"]])),
+            search=tuple(filter(None, [given.get("match")])),
             since=given["since"] and _aware(given["since"]),
             until=given["until"] and _aware(given["until"]),
         )
@@ -74,15 +88,25 @@ def _aware(at: datetime) -> datetime:
     return at.astimezone(UTC)
 
 
-def empty_form() -> BackfillForm | None:
+def empty_form(pages: Pages, request: HttpRequest) -> BackfillForm | None:
     """Return the form for a range, ``None`` without a history."""
     configured = settings_and_registry()
-    return BackfillForm() if configured and configured[0].history else None
+    if not (configured and configured[0].history):
+        return None
+    return BackfillForm(searches=_may_search(pages, request))
+
+
+def _may_search(pages: Pages, request: HttpRequest) -> bool:
+    archive = pages.pages_of(request, ArchivedEvent)
+    return archive is not None and archive.allows(request, None, "view_payload")
 
 
 def backfill_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Freeze a range and show its preview."""
-    form = BackfillForm(request.POST)
+    searches = _may_search(pages, request)
+    if request.POST.get("match") and not searches:
+        raise Refused(["view_payload_archivedevent"])
+    form = BackfillForm(request.POST, searches=searches)
     list_url = pages.url_of(ReplayBatch, "changelist")
     if not form.is_valid():
         for name, errors in form.errors.items():
@@ -91,10 +115,15 @@ def backfill_view(pages: Pages, request: HttpRequest) -> HttpResponse:
         return HttpResponseRedirect(list_url)
     handler, by = form.cleaned_data["handler"], request.user.get_username()
     try:
-        batch = backfill.freeze(handler, form.wanted, by=by, again=form.cleaned_data["again"])
+        batch = backfill.freeze(handler, form.selection, by=by, again=form.cleaned_data["again"])
     except ValueError as exc:
         messages.error(request, code(text(exc, 1_000)))
         return HttpResponseRedirect(list_url)
+    return show_draft(pages, request, batch)
+
+
+def show_draft(pages: Pages, request: HttpRequest, batch: ReplayBatch) -> HttpResponse:
+    """Preview a draft, and redirect to its page."""
     try:
         preview.preview_batch(batch)
     except (AmqpEventsError, Error) as exc:

@@ -11,9 +11,8 @@ from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
-from django.db import Error
 from django.db.models import F, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.html import format_html
@@ -24,7 +23,6 @@ from django.utils.translation import gettext_lazy
 from ..archive import states, tables
 from ..archive.batches import batch_states, preview
 from ..archive.groups import failure_groups
-from ..exceptions import AmqpEventsError
 from ..models import (
     ArchivedEvent,
     FailureGroup,
@@ -33,10 +31,10 @@ from ..models import (
     ReplayBatchAction,
 )
 from ..reasons import Reason
-from ..templatetags.amqp_events import ago, code, line, text
+from ..templatetags.amqp_events import ago, line
 from . import backfill_pages
 from .action_pages import as_listed
-from .base import WAITING_SECONDS, Pages, Refused, problem
+from .base import WAITING_SECONDS, Pages, Refused
 from .formatting import number
 from .lists import CAP, ValueFilter
 
@@ -210,7 +208,7 @@ class ReplayBatchAdmin(Pages):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         may = self.has_run_permission(request)
-        form = backfill_pages.empty_form() if may else None
+        form = backfill_pages.empty_form(self, request) if may else None
         return super().changelist_view(request, {"backfill_form": form, **(extra_context or {})})
 
     def backfill_view(self, request: HttpRequest) -> HttpResponse:
@@ -357,9 +355,4 @@ def freeze(
     if not batch.total:
         messages.warning(request, _("None of the selected events can be replayed now."))
         return None
-    try:
-        preview.preview_batch(batch)
-    except (AmqpEventsError, Error) as exc:
-        # The page of the batch has a button for it.
-        messages.error(request, code(text(problem(exc, partly=True), 1_000)))
-    return HttpResponseRedirect(pages.url_of(ReplayBatch, "change", batch.pk))
+    return backfill_pages.show_draft(pages, request, batch)

@@ -30,7 +30,7 @@ BUDGET: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastFilter:
+class PastSelection:
     """A filter on past events; an empty field matches everything.
 
     Attributes:
@@ -38,6 +38,9 @@ class PastFilter:
         ids, correlation_ids: of events.
         search: values in the redacted payload, such as ``order_id=17``; all have to match.
         since, until: when it was published; *until* is excluded.
+
+    Raises:
+        ValueError: *search* has something else.
     """
 
     events: tuple[str, ...] = ()
@@ -46,6 +49,10 @@ class PastFilter:
     search: tuple[str, ...] = ()
     since: datetime | None = None
     until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for term in self.search:
+            SearchTerm.parse(term)
 
     @property
     def start(self) -> Start:
@@ -82,18 +89,18 @@ class PastFilter:
         return True
 
 
-def offsets_of(app: Celery, settings: Settings, queue: str, wanted: PastFilter) -> range:
+def offsets_of(app: Celery, settings: Settings, queue: str, selection: PastSelection) -> range:
     """Return the offsets of the events of now that can match.
 
     By the time at which RabbitMQ has stored them: the clock of one publisher ends no range.
     """
     last = history.last(app, settings, queue)
-    first = history.first(app, settings, queue, wanted.start) if last is not None else None
+    first = history.first(app, settings, queue, selection.start) if last is not None else None
     if first is None or last is None:
         return range(0)
     end = last.offset + 1
-    if wanted.until is not None:
-        after = history.first(app, settings, queue, wanted.until + LATE)
+    if selection.until is not None:
+        after = history.first(app, settings, queue, selection.until + LATE)
         end = end if after is None else min(end, after.offset)
     return range(first.offset, max(first.offset, end))
 
@@ -119,7 +126,7 @@ class Scan:
     """
 
     settings: Settings
-    wanted: PastFilter
+    selection: PastSelection
     budget: int = BUDGET
     read: int = 0
     last: Record | None = None
@@ -141,9 +148,9 @@ class Scan:
         app = connection.broker_app(self.settings)
         offsets = range(0)
         if follow:
-            start = "next" if self.wanted.since is None else self.wanted.start
+            start = "next" if self.selection.since is None else self.selection.start
         else:
-            offsets = offsets_of(app, self.settings, queue, self.wanted)
+            offsets = offsets_of(app, self.settings, queue, self.selection)
             start = offsets.start
             self.complete = not offsets
         wait = history.LULL if follow else self.settings.confirm_timeout
@@ -154,7 +161,7 @@ class Scan:
                 for record in reader.records(wait=wait, stop=stop):
                     self.read += 1
                     self.last = record
-                    if self.wanted.matches(record):
+                    if self.selection.matches(record):
                         yield record
                     if follow:
                         continue

@@ -18,7 +18,7 @@ from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from ..archive import eligibility, inbox_retention, tables
-from ..archive.history import PastFilter, Scan
+from ..archive.history import PastSelection, Scan
 from ..archive.selection import SearchTerm, matching, parse_uuid, sort_few
 from ..callables import nothing
 from ..conf import Settings
@@ -185,10 +185,10 @@ def _add_past(
 ) -> int:
     """Add the events that the history has; return how many were read."""
     by_value = by_value and "=" in value
-    wanted = PastFilter(
+    selection = PastSelection(
         ids=() if by_value else (value,), search=(value,) if by_value else (), since=since
     )
-    scan = Scan(settings=settings, wanted=wanted, budget=PAST)
+    scan = Scan(settings=settings, selection=selection, budget=PAST)
     for record in islice(scan.records(), ROWS):
         key = (record.event.id, record.event.name) if record.event else ("", "")
         event = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))

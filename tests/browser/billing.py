@@ -26,6 +26,7 @@ AMQP_EVENTS = {
     "CELERY_APP": "tests.browser.billing_urls.app",
     "CONFIRM_TIMEOUT": 20,
     "EDITING": True,
+    "HISTORY": {"MAX_AGE": "1d"},
     "HANDLERS": {
         "invoice": {
             "EVENTS": ["shop.order.*"],
@@ -50,9 +51,9 @@ def invoice(order: int, country: str, customer: str | None = None) -> None:
     if customer is None:
         raise KeyError("customer")
     check(country)
-    rate(country)
+    written = {"order": order, "country": country, "rate": rate(country)}
     # One write to the end of a file is whole, whichever process does it.
-    line = json.dumps({"order": order, "country": country, "pid": os.getpid()}) + "\n"
+    line = json.dumps(written) + "\n"
     with (WHERE / "ledger.jsonl").open("ab", buffering=0) as ledger:
         ledger.write(line.encode())
 

@@ -1,4 +1,4 @@
-"""One night of somebody on call: forty failures and two odd ones, put right in a browser.
+"""What somebody on call fixes in a browser: a night of failures, and a handler that was wrong.
 
 Real: RabbitMQ, ``events_worker`` with its runner of batches, ``events_mirror``, the web server, the
 browser. The ledger says what was handled.
@@ -10,12 +10,17 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from selenium.common.exceptions import WebDriverException
 
 from chromium import Chromium
+from django_amqp_events.message import encoding
+from django_amqp_events.message.types import Message
 from machine import free_ports
 from tests.acceptance.harness import Eyes, Project, until
 from tests.conftest import Vhost
@@ -23,6 +28,9 @@ from tests.conftest import Vhost
 from .console import ROOT
 
 NUMBER = 40
+#: Where to write the pictures of the backfill, such as docs/images.
+PICTURES = os.environ.get("STORY_PICTURES")
+SCALE = 0.75
 
 
 class Billing(Project):
@@ -48,11 +56,16 @@ class Billing(Project):
         new.rename(self.where / "rates.json")
 
     @property
-    def invoiced(self) -> list[tuple[int, str]]:
-        """Orders with their countries, as often as they were invoiced."""
+    def ledger(self) -> list[dict[str, Any]]:
+        """The orders, as often as they were invoiced."""
         ledger = self.where / "ledger.jsonl"
         lines = ledger.read_text().splitlines() if ledger.exists() else []
-        return [(line["order"], line["country"]) for line in map(json.loads, lines)]
+        return list(map(json.loads, lines))
+
+    @property
+    def invoiced(self) -> list[tuple[int, str]]:
+        """Orders with their countries."""
+        return [(line["order"], line["country"]) for line in self.ledger]
 
 
 @pytest.fixture
@@ -121,6 +134,16 @@ class Person:
             if words in (each.get_attribute("value") or "", each.text)
         ]
         self.browser.leave_by(button)
+
+    def photograph(self, name: str, height: int) -> None:
+        """Write pictures of the page for its documentation, if they are wanted."""
+        if PICTURES is None:
+            return
+        for theme in ("light", "dark"):
+            self.browser.look(theme, 1280)
+            target = Path(PICTURES) / f"{name}-{theme}-1280.webp"
+            self.browser.photograph(target, scale=SCALE, height=height)
+        self.browser.look("light", 1280)
 
     def write(self, field: str, words: str) -> None:
         element = self.browser.find(f"[name={field}]")
@@ -237,3 +260,63 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     expected = {(n, "XX"): 1 for n in range(NUMBER)} | {(100, "DE"): 1}
     assert Counter(billing.invoiced) == expected
     assert browser.complaints() == []
+
+
+@pytest.mark.timeout(300)
+def test_two_hours_run_again_in_five_clicks(
+    browser: Chromium, billing: Billing, fresh_vhost: Vhost
+) -> None:
+    ada = Person(browser)
+
+    # An order every three minutes for four hours, while the rate was wrong.
+    billing.mend(DE=16)
+    begin = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=4)
+    times = {number: begin + timedelta(minutes=3 * number) for number in range(80)}
+    eyes = Eyes(fresh_vhost.node, fresh_vhost.name)
+    eyes.send(*(placed(order, at) for order, at in times.items()))
+    eyes.close()
+    until(lambda: len(billing.ledger) == len(times), 60, "all are invoiced")
+
+    browser.open(f"{billing.url}/admin/")
+    ada.write("username", "ada")
+    ada.write("password", "secret")
+    ada.press("Log in")
+
+    # It is fixed now, and those of two hours run again.
+    billing.mend(DE=19)
+    ada.follow("Replay batches")
+    browser.find("summary").click()
+    since, until_ = begin + timedelta(hours=1), begin + timedelta(hours=3)
+    ada.write("since", f"{since:%Y-%m-%d %H:%M}")
+    ada.write("until", f"{until_:%Y-%m-%d %H:%M}")
+    browser.find("[name=again]").click()
+    ada.photograph("backfill-form", 780)
+    ada.press("Preview")
+    assert f"{NUMBER} past events will be given to the handler" in ada.page
+    ada.write("reason", "the rate of DE was 16")
+    ada.photograph("backfill-preview", 1010)
+    assert len(billing.ledger) == len(times)
+    ada.press("Start in the background")
+    ada.wait_for(f"succeeded\n{NUMBER}", reload=False)
+    ada.wait_for("done")
+    ada.photograph("backfill-done", 740)
+
+    rates = Counter((line["order"], line["rate"]) for line in billing.ledger)
+    again = {order for order, at in times.items() if since <= at < until_}
+    assert len(again) == NUMBER
+    assert rates == {(order, 16): 1 for order in times} | {(order, 19): 1 for order in again}
+    assert browser.complaints() == []
+
+
+def placed(order: int, at: datetime) -> Message:
+    """An order of then."""
+    name = "shop.order.created"
+    payload = {"order": order, "country": "DE", "customer": "Zoë"}
+    return encoding.event_message(
+        exchange="events",
+        name=name,
+        body=encoding.encode_payload(name, payload),
+        event_id=str(uuid4()),
+        service="shop",
+        published_at=at,
+    )

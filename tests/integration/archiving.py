@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -82,6 +82,23 @@ def received(
         headers=message.headers,
         properties=message.properties,
     )
+
+
+def publish_past(made: Service, first: int, end: int) -> None:
+    """Publish orders with these numbers, one a minute, the last one now."""
+    now, name = datetime.now(UTC), "shop.order.created"
+    messages = [
+        encoding.event_message(
+            exchange="events",
+            name=name,
+            body=encoding.encode_payload(name, {"order_id": number}),
+            event_id=f"e{number}",
+            service="shop",
+            published_at=now - timedelta(minutes=end - 1 - number),
+        )
+        for number in range(first, end)
+    ]
+    publish(made, *messages)
 
 
 def archived(

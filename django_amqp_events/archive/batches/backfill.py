@@ -40,7 +40,8 @@ from ...worker import inbox
 from .. import replay, row_writer, search_values, states, tables
 from ..eligibility import BACKFILL
 from ..entries import Entry
-from ..history import PastFilter, offsets_of
+from ..history import PastSelection, offsets_of
+from ..selection import SearchTerm
 from . import batch_states
 
 #: Most events that are read in one step of a batch, and for a preview.
@@ -61,7 +62,7 @@ class Backfill:
     """
 
     handler: str
-    wanted: PastFilter
+    selection: PastSelection
     again: bool
     begin: int
     end: int
@@ -70,12 +71,12 @@ class Backfill:
     @classmethod
     def of(cls, batch: ReplayBatch) -> Self:
         document = dict(batch.backfill or {})
-        wanted: dict[str, Any] = {
+        selection: dict[str, Any] = {
             name: datetime.fromisoformat(value) if isinstance(value, str) else value
-            for name, value in document.pop("wanted").items()
+            for name, value in document.pop("selection").items()
         }
         bindings = tuple(BindingRecord(**record) for record in document.pop("bindings"))
-        return cls(wanted=PastFilter(**wanted), bindings=bindings, **document)
+        return cls(selection=PastSelection(**selection), bindings=bindings, **document)
 
     @property
     def receiver(self) -> Handler:
@@ -93,8 +94,8 @@ class Backfill:
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
         for name in ("since", "until"):
-            at = document["wanted"][name]
-            document["wanted"][name] = at and at.isoformat()
+            at = document["selection"][name]
+            document["selection"][name] = at and at.isoformat()
         return document
 
     def why_left_out(self, record: Record, handler: Handler) -> str | None:
@@ -104,7 +105,7 @@ class Backfill:
             return ""
         if record.event is None or len(record.received.body) > get_settings().max_body:
             return "unreadable"
-        if not self.wanted.matches(record):
+        if not self.selection.matches(record):
             return ""
         return "received" if not self.again and self._received(record.offset, key) else None
 
@@ -136,7 +137,9 @@ class Chunk:
 # -- creating -----------------------------------------------------------------------------
 
 
-def freeze(handler_name: str, wanted: PastFilter, *, by: str, again: bool = False) -> ReplayBatch:
+def freeze(
+    handler_name: str, selection: PastSelection, *, by: str, again: bool = False
+) -> ReplayBatch:
     """Create a draft that gives the matching events of now to a handler of this service.
 
     Raises:
@@ -147,54 +150,55 @@ def freeze(handler_name: str, wanted: PastFilter, *, by: str, again: bool = Fals
     """
     settings, using = get_settings(), tables.database()
     queue = history.require(settings)
-    handler = _handler(handler_name, wanted)
+    handler = _handler(handler_name, selection)
     check_commits(using)
     app = connection.broker_app(settings)
     first = history.first(app, settings, queue)
     if first is None:
         raise ValueError("the history is empty: it has the events that are published from now on")
     # Of one event, the page knows only about when it was published.
-    if wanted.since and first.at and wanted.since < first.at and not wanted.ids:
+    if selection.since and first.at and selection.since < first.at and not selection.ids:
         raise ValueError(
             f"the history begins at {first.at:%Y-%m-%dT%H:%M:%SZ}; begin there, or leave the begin "
             f"out"
         )
-    offsets = offsets_of(app, settings, queue, wanted)
+    offsets = offsets_of(app, settings, queue, selection)
     plan = Backfill(
         handler=handler.name,
-        wanted=wanted,
+        selection=selection,
         again=again,
         begin=offsets.start,
         end=offsets.stop - 1,
         bindings=() if again else _bindings(app, settings, queue, handler),
     )
-    title = Reason("batch-backfill", handler=handler.name, filters=_filters(wanted))
+    title = Reason("batch-backfill", handler=handler.name, filters=_filters(selection))
     return batch_states.draft(by=by, title=title, backfill=plan.as_json(), next_offset=plan.begin)
 
 
-def _filters(wanted: PastFilter) -> list[Reason]:
+def _filters(selection: PastSelection) -> list[Reason]:
     """Describe a range, without searched values, which not everyone may see."""
-    filters = [Reason("filter-event", value=name) for name in wanted.events]
+    filters = [Reason("filter-event", value=name) for name in selection.events]
     for name in ("since", "until"):
-        if at := getattr(wanted, name):
+        if at := getattr(selection, name):
             filters.append(Reason(f"published-{name}", value=f"{at:%Y-%m-%d %H:%M %Z}"))
-    filters += [Reason("filter-value", value=term.partition("=")[0]) for term in wanted.search]
+    paths = (SearchTerm.parse(term).path for term in selection.search)
+    filters += [Reason("filter-value", value=path) for path in paths]
     return filters or [Reason("batch-past")]
 
 
-def _handler(name: str, wanted: PastFilter) -> Handler:
+def _handler(name: str, selection: PastSelection) -> Handler:
     handlers = get_registry().handlers
     handler = handlers.get(name)
     if handler is None:
         hint = suggestion(name, handlers) or "; see `manage.py events_declare`"
         raise ValueError(f"there is no handler {name!r}{hint}")
-    for event in wanted.events:
+    for event in selection.events:
         if not any(patterns_overlap(event, pattern) for pattern in handler.bindings):
             events = ", ".join(handler.bindings)
             raise ValueError(f"{name} does not handle {event!r}; its events are {events}")
-    if wanted.since and wanted.since > datetime.now(UTC):
+    if selection.since and selection.since > datetime.now(UTC):
         raise ValueError("the begin of the range is in the future")
-    if wanted.since and wanted.until and wanted.since >= wanted.until:
+    if selection.since and selection.until and selection.since >= selection.until:
         raise ValueError("the begin of the range is not before its end")
     return handler
 
@@ -250,7 +254,9 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
     chunk, size = Chunk(next=batch.next_offset), 0
     if not unread(batch):
         return chunk
-    with closing(StreamReader(app, queue, settings, start=chunk.next)) as reader:
+    # RabbitMQ delivers up to twice as many, which closing reads too.
+    together = min(room, history.SIZE)
+    with closing(StreamReader(app, queue, settings, start=chunk.next, size=together)) as reader:
         for read, record in enumerate(reader.records(wait=settings.confirm_timeout)):
             if not read:
                 chunk.expired = _expired(app, settings, queue, chunk.next, record.offset, plan.end)
@@ -275,15 +281,15 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
 
 
 def _expired(
-    app: Celery, settings: Settings, queue: str, wanted: int, offset: int, end: int
+    app: Celery, settings: Settings, queue: str, expected: int, offset: int, end: int
 ) -> int:
     """Return how many events RabbitMQ has deleted between an offset and the first one read."""
-    if offset == wanted:
+    if offset == expected:
         return 0
     # RabbitMQ's own entries have offsets too, so a gap alone tells nothing.
     first = history.first(app, settings, queue)
     is_cut = first is None or first.offset >= offset
-    return min(offset, end + 1) - wanted if is_cut else 0
+    return min(offset, end + 1) - expected if is_cut else 0
 
 
 def _leave_out_handled(chunk: Chunk, handler: Handler, settings: Settings, *, again: bool) -> None:

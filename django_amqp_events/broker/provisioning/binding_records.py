@@ -107,10 +107,6 @@ class _Window:
         """Let no further event go to the second queue."""
         session.call(lambda channel: channel.exchange_delete(self.name))
 
-    def delete(self, session: Amqp) -> None:
-        self.close(session)
-        session.call(lambda channel: channel.queue_delete(self.name))
-
     def read(self, app: Celery, settings: Settings) -> Counter[str]:
         """Return the digests of the events that the second queue has."""
         seen: Counter[str] = Counter()
@@ -121,10 +117,20 @@ class _Window:
         return seen
 
 
+def delete_window(session: Amqp, name: str) -> None:
+    """Delete a temporary exchange and the second queue, whose copies nothing handles."""
+    session.call(lambda channel: channel.exchange_delete(name))
+    session.call(lambda channel: channel.queue_delete(name))
+
+
 def record_bound(
     app: Celery, settings: Settings, session: Amqp, bindings: Iterable[Binding]
 ) -> None:
-    """Record that queues are bound, for those without a record: they missed nothing that counts."""
+    """Record that queues are bound, for those without a record: they missed nothing that counts.
+
+    Another process may have bound them a moment ago, and be recording it: with both records, the
+    queue counts as having everything.
+    """
     known = {
         (record.queue, pattern)
         for record in read_records(app, settings)
@@ -162,20 +168,27 @@ def bind_recorded(
         passed = {window.queue: window.read(app, settings) for window in recorded}
     finally:
         for window in recorded:
-            window.delete(session)
+            delete_window(session, window.name)
     offset = before.offset if before is not None else -1
     end = after.offset if after is not None else -1
-    missed = _missed(app, settings, recorded, passed, range(offset + 1, end + 1))
+    routed = _routed(app, settings, range(offset + 1, end + 1))
     for window in recorded:
-        found = missed[window.queue]
-        witness = digest(before.received) if before is not None else next(iter(found.values()), "")
+        missed: dict[int, str] = {}
+        for place, key, seen in routed:
+            if not any(pattern_matches(pattern, key) for pattern in window.patterns):
+                continue
+            if passed[window.queue][seen]:
+                passed[window.queue][seen] -= 1
+            else:
+                missed[place] = seen
+        witness = next(iter(missed.values()), "") if before is None else digest(before.received)
         _publish(
             session,
             settings,
             window.queue,
             window.patterns,
             offset=offset,
-            missed=list(found),
+            missed=list(missed),
             witness=witness,
         )
 
@@ -187,32 +200,19 @@ def _by_queue(bindings: Iterable[Binding]) -> dict[str, list[str]]:
     return patterns
 
 
-def _missed(
-    app: Celery,
-    settings: Settings,
-    windows: Iterable[_Window],
-    passed: dict[str, Counter[str]],
-    offsets: range,
-) -> dict[str, dict[int, str]]:
-    """Return the events at these offsets that each queue has not, with their digests."""
-    missed: dict[str, dict[int, str]] = {window.queue: {} for window in windows}
+def _routed(app: Celery, settings: Settings, offsets: range) -> list[tuple[int, str, str]]:
+    """Return the events that the history has at these offsets: offset, routing key, digest."""
+    routed: list[tuple[int, str, str]] = []
     if not offsets:
-        return missed
+        return routed
     queue = Names.of(settings).history
     with closing(StreamReader(app, queue, settings, start=offsets.start)) as reader:
         for record in reader.records(wait=settings.confirm_timeout):
-            key, seen = record.received.routing_key, digest(record.received)
-            for window in windows:
-                if record.offset not in offsets or not any(
-                    pattern_matches(pattern, key) for pattern in window.patterns
-                ):
-                    continue
-                if passed[window.queue][seen]:
-                    passed[window.queue][seen] -= 1
-                else:
-                    missed[window.queue][record.offset] = seen
+            if record.offset in offsets:
+                received = record.received
+                routed.append((record.offset, received.routing_key, digest(received)))
             if record.offset >= offsets[-1]:
-                return missed
+                return routed
     raise BrokerUnavailableError(Reason("history-silent", queue=repr(queue)))
 
 

@@ -22,7 +22,7 @@ from .amqp_api import (
     to_declare,
     to_unbind,
 )
-from .binding_records import bind_recorded, record_bound
+from .binding_records import bind_recorded, delete_window, record_bound
 from .drift import Plan, PlanStep, Report
 from .inspection import REMEDY
 from .management_api import ManagementApi
@@ -84,7 +84,8 @@ def apply(
             progress(step, len(done) + len(refused), len(plan.steps))
 
     with session(app, settings) as amqp:
-        now = [step for step in plan.steps if step.action not in _LATER]
+        now = [step for step in plan.steps if step.action in ("declare", "bind")]
+        unbinds = [step for step in plan.steps if step.action == "unbind"]
         later = [step for step in plan.steps if step.action in _LATER]
         current = plan.steps[0]
         try:
@@ -102,6 +103,10 @@ def apply(
                 bind_recorded(app, settings, amqp, cast("list[Binding]", bindings))
                 for step in unbound:
                     finish(step)
+            # Last, so that each event is routed by the old binding or by the new one.
+            for current in unbinds:
+                amqp.call(_request(current))
+                finish(current)
             if later:
                 current = later[0]
                 if api is None:
@@ -168,15 +173,17 @@ def _request(step: PlanStep) -> Request:
 def _replace(
     replacement: Replacement, steps: Sequence[PlanStep], finish: Callable[[PlanStep, str], None]
 ) -> None:
-    topology = replacement.topology
+    topology, names = replacement.topology, replacement.topology.names
     declared = {queue.name: queue for queue in topology.queues}
-    origins = {topology.names.shadow(name): queue for name, queue in declared.items()}
+    origins = {names.shadow(name): queue for name, queue in declared.items()}
     # Together, since each waits for statistics.
     reasons = replacement.delete(
         {
             step.item.name: declared[step.item.name] if step.action == "recreate" else None
             for step in steps
-            if step.item.kind == "queue" and step.action != "drain"
+            if step.item.kind == "queue"
+            and step.action != "drain"
+            and not names.is_window(step.item.name)
         }
     )
     # drift.plan() has sorted them: an exchange comes after the queue of its name.
@@ -184,6 +191,8 @@ def _replace(
         name = step.item.name
         if step.action == "drain":
             replacement.drain(origins[name])
+        elif names.is_window(name):
+            delete_window(replacement.session, name)
         elif step.item.kind == "exchange":
             reasons[name] = _delete_exchange(replacement.session, name)
         finish(step, reasons.get(name, ""))

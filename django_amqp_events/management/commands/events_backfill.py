@@ -23,7 +23,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_amqp_events.archive.batches import backfill, batch_states, preview
-from django_amqp_events.archive.history import PastFilter
+from django_amqp_events.archive.history import PastSelection
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, requested_by
 from django_amqp_events.models import clean
@@ -55,8 +55,8 @@ class Command(ReportCommand):
         try:
             if not options["dry_run"]:
                 batch_states.check(**chosen)
-            wanted = PastFilter(**arguments.past_filters(options))
-            batch = backfill.freeze(options["handler"], wanted, by=by, again=options["again"])
+            selection = PastSelection(**arguments.past_filters(options))
+            batch = backfill.freeze(options["handler"], selection, by=by, again=options["again"])
         except ValueError as exc:
             raise self.wrong(str(exc)) from exc
         try:

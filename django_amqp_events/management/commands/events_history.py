@@ -22,7 +22,7 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 
 from django_amqp_events import conf
-from django_amqp_events.archive.history import BUDGET, PastFilter, Scan, shown_payload
+from django_amqp_events.archive.history import BUDGET, PastSelection, Scan, shown_payload
 from django_amqp_events.broker.history import Record
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand
@@ -53,12 +53,12 @@ class Command(ReportCommand):
         )
 
     def run(self, options: dict[str, Any]) -> int:
-        wanted = PastFilter(
+        selection = PastSelection(
             **arguments.past_filters(options),
             ids=tuple(options["id"]),
             correlation_ids=tuple(options["correlation_id"]),
         )
-        scan = Scan(settings=conf.get_settings(), wanted=wanted, budget=options["scan"])
+        scan = Scan(settings=conf.get_settings(), selection=selection, budget=options["scan"])
         found = 0
         with self.interruptible():
             for record in scan.records(follow=options["follow"], stop=self._ended):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 
@@ -25,10 +28,13 @@ pytestmark = pytest.mark.timeout(3_600)
 #: Events before the handler; 200000 for the full run.
 EVENTS = int(os.environ.get("BACKFILL_EVENTS", "600"))
 HISTORY = {"HISTORY": {"MAX_AGE": "1d"}}
+DOCUMENTED = Path(__file__).parents[3] / "docs" / "history.md"
 NAME, QUEUE = "late.happened", "core.testproject.count"
 
 
 def ask(core: Service, query: str) -> Any:
+    """Run a query in a process of its own, which is not cheap."""
+    time.sleep(EVENTS / 40_000)
     return json.loads(
         core.python(
             f"import json\nfrom django.db import connection\ncursor = connection.cursor()\n"
@@ -77,6 +83,55 @@ def test_every_event_is_handled_once_although_the_runner_is_killed_three_times(
 ) -> None:
     service(fresh_eyes, "other", handlers="none", events=HISTORY).declare()
     backfilled(fresh_eyes, service, empty_database, [None] * 3)
+
+
+def test_each_role_may_do_its_part(
+    empty_database: dict[str, Any], fresh_eyes: Eyes, service: Make
+) -> None:
+    """With the permissions of docs/history.md, each a user of its own."""
+    eyes = fresh_eyes
+    permissions = dict(permissions_of_roles())
+
+    def acting(role: str, handlers: str = "late") -> Service:
+        user, (configure, write, read) = f"{role}-{uuid4().hex[:8]}", permissions[role]
+        eyes.http("PUT", f"/api/users/{user}", {"password": "secret", "tags": ""})
+        allowed = {"configure": configure, "write": write, "read": read}
+        eyes.http("PUT", f"/api/permissions/{{vhost}}/{user}", allowed)
+        made = late(service, eyes, empty_database, handlers)
+        made.events = {**HISTORY, "TOPOLOGY": "external"}
+        given = urlsplit(eyes.url)
+        netloc = f"{user}:secret@{given.hostname}:{given.port}"
+        made.url = given._replace(netloc=netloc).geturl()
+        return made
+
+    def done(core: Service, name: str, *arguments: str) -> None:
+        code, out = core.command(name, *arguments)
+        assert code == 0, out
+
+    prepare(acting("declare"))
+    done(acting("declare", "none"), "events_declare")
+    publish = "from django_amqp_events import publish_many\nprint(publish_many({!r}, {!r}))"
+    acting("publish").python(publish.format(NAME, [{"number": n} for n in range(20)]))
+    done(acting("declare"), "events_declare")
+    worker = acting("work")
+    worker.celery = {"worker_enable_remote_control": False}
+    worker.worker("prefork", 1, "-Q", QUEUE).wait_ready()
+    operator = acting("operate")
+    operator.start("events_mirror")
+    done(operator, "events_history", "--since", "1h")
+    done(operator, "events_backfill", "testproject.count", "--comment", "new")
+    operator.start("events_batches")
+    until(lambda: state(operator) == "done", 60, "the batch is done")
+    ((count,),) = ask(operator, "SELECT count(*) FROM counted")
+    assert count == 20
+
+
+def permissions_of_roles() -> Iterator[tuple[str, list[str]]]:
+    """Yield the user of each role with what the documentation lets it configure, write and read."""
+    for line in DOCUMENTED.read_text().splitlines():
+        if line.startswith("$ rabbitmqctl set_permissions "):
+            user, *patterns = shlex.split(line)[3:]
+            yield user, [pattern.replace("billing", "core") for pattern in patterns]
 
 
 @pytest.mark.slow
@@ -128,25 +183,13 @@ def backfilled(
         ]
         eyes.send(*messages)
         ids += [message.event_id for message in messages]
-    core = service(
-        eyes,
-        handlers="late",
-        events=HISTORY,
-        environ={"TESTPROJECT_DATABASE": json.dumps(database)},
-        # A killed runner's lease ends after a second.
-        constants={"archive.batches.runner.LEASE": -14.0, "archive.replay.LEASE": -14.0},
-    )
-    core.python(
-        "from django.core.management import call_command\n"
-        "from django.db import connection\n"
-        "from testproject.late import TABLE\n"
-        "call_command('migrate', verbosity=0)\n"
-        "connection.cursor().execute(TABLE)"
-    )
+    core = late(service, eyes, database)
+    prepare(core)
     with publishing(eyes, ids):
         code, out = core.command("events_declare")
         assert code == 0, out
-        core.worker().wait_ready()
+        for worker in [core.worker() for _ in range(2)]:
+            worker.wait_ready()
         core.start("events_mirror")
         code, out = core.command(
             "events_backfill", "testproject.count", "--comment", "new", "--format", "json"
@@ -160,16 +203,40 @@ def backfilled(
                 fault()
             runner.kill()
         core.start("events_batches")
-        until(
-            lambda: ask(core, "SELECT state FROM django_amqp_events_replaybatch") == [["done"]],
-            300 + EVENTS / 50,
-            "the batch is done",
-        )
+        until(lambda: state(core) == "done", 300 + EVENTS / 50, "the batch is done")
     until(lambda: not eyes.totals(QUEUE)[QUEUE], 60, "the queue is empty")
     ran = [event for (event,) in ask(core, "SELECT event FROM counted")]
     assert len(ran) == len(ids)
     assert set(ran) == set(ids)
     assert not Archive(eyes).collect()
+
+
+def late(service: Make, eyes: Eyes, database: dict[str, Any], handlers: str = "late") -> Service:
+    return service(
+        eyes,
+        handlers=handlers,
+        events=HISTORY,
+        environ={"TESTPROJECT_DATABASE": json.dumps(database)},
+        # Celery would close the database connection after each task.
+        celery={"CELERY_DB_REUSE_MAX": 1_000_000},
+        # A killed runner's lease ends after a second.
+        constants={"archive.batches.runner.LEASE": -14.0, "archive.replay.LEASE": -14.0},
+    )
+
+
+def prepare(core: Service) -> None:
+    """Create the tables."""
+    core.python(
+        "from django.core.management import call_command\n"
+        "from django.db import connection\n"
+        "from testproject.late import TABLE\n"
+        "call_command('migrate', verbosity=0)\n"
+        "connection.cursor().execute(TABLE)"
+    )
+
+
+def state(core: Service) -> str:
+    return str(ask(core, "SELECT state FROM django_amqp_events_replaybatch")[0][0])
 
 
 def is_read(core: Service, part: float) -> bool:

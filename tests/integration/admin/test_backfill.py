@@ -12,12 +12,11 @@ from django.urls import reverse
 from django.utils.timezone import localtime
 
 from django_amqp_events.archive.batches.runner import Runner
-from django_amqp_events.message import encoding
 from django_amqp_events.models import ReplayBatch
 from tests.conftest import Vhost
 from tests.unit.admin import admin_world as world
 
-from ..archiving import publish
+from ..archiving import publish_past
 from ..conftest import Service
 
 KEY = "shop.order.created"
@@ -32,27 +31,18 @@ def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Service:
     """A service whose handler has 20 past events, one a minute, and whose queue is empty."""
     made = service(fresh_vhost, HISTORY={"MAX_AGE": "14d"}, HANDLERS={"send_invoice": [KEY]})
     made.declare()
-    now = datetime.now(UTC)
-    messages = [
-        encoding.event_message(
-            exchange="events",
-            name=KEY,
-            body=encoding.encode_payload(KEY, {"order_id": number}),
-            event_id=f"e{number}",
-            service="shop",
-            published_at=now - timedelta(minutes=19 - number),
-        )
-        for number in range(20)
-    ]
-    publish(made, *messages)
+    publish_past(made, 0, 20)
     made.take_all(QUEUE)
     return made
+
+
+PAYLOAD = "view_payload_archivedevent"
 
 
 @pytest.fixture
 def ada(transactional_db: None) -> Iterator[Client]:
     with override_settings(**world.SETTINGS):
-        yield world.client_of(world.staff(*VIEWS, "bulk_replay_archivedevent"))
+        yield world.client_of(world.staff(*VIEWS, PAYLOAD, "bulk_replay_archivedevent"))
 
 
 def page(name: str) -> str:
@@ -93,6 +83,28 @@ def test_a_range_runs_again(billing: Service, ada: Client) -> None:
     assert handled(billing) == [f"e{number}" for number in range(9, 20)]
 
 
+def test_the_events_with_a_value_run_again(billing: Service, ada: Client) -> None:
+    form = {"handler": "send_invoice", "again": "on", "match": "order_id=1*"}
+    draft = ada.post(page("replaybatch_backfill"), form, follow=True)
+    assert "value of order_id" in str(ReplayBatch.objects.get().title)
+    start(ada, draft)
+    assert handled(billing) == ["e1", *(f"e{number}" for number in range(10, 20))]
+
+
+def test_only_those_who_may_view_payloads_search_them(
+    billing: Service, transactional_db: None
+) -> None:
+    with override_settings(**world.SETTINGS):
+        client = world.client_of(world.staff(*VIEWS, "bulk_replay_archivedevent"))
+        shown = client.get(page("replaybatch_changelist")).text
+        assert "Published since" in shown
+        assert "Value in the payload" not in shown
+        form = {"handler": "send_invoice", "again": "on", "match": "order_id=1"}
+        refused = client.post(page("replaybatch_backfill"), form)
+        assert (refused.status_code, PAYLOAD in refused.text) == (403, True)
+        assert not ReplayBatch.objects.exists()
+
+
 def test_a_found_event_runs_again(billing: Service, ada: Client) -> None:
     found = ada.get(page("dashboard_find"), {"q": "e7"})
     assert "Search the history of the last day" in found.text
@@ -113,6 +125,7 @@ def test_a_found_event_runs_again(billing: Service, ada: Client) -> None:
         ({"handler": "nobody"}, "Handler: "),
         ({"handler": "send_invoice", "since": "2999-01-01"}, "is in the future"),
         ({"handler": "send_invoice", "event": "shop..x"}, "does not handle"),
+        ({"handler": "send_invoice", "match": "17"}, "is not a search such as order_id=17"),
         ({"handler": "send_invoice"}, "has received all events of the history"),
         ({"handler": "send_invoice", "event": "shop.stock"}, "does not handle"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from django_amqp_events.archive import replay, tables
 from django_amqp_events.archive.batches import backfill, batch_states, preview
 from django_amqp_events.archive.batches.runner import Runner
-from django_amqp_events.archive.history import PastFilter
+from django_amqp_events.archive.history import PastSelection
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import encoding
 from django_amqp_events.models import InboxEntry, ReplayBatch
@@ -23,7 +23,7 @@ from django_amqp_events.worker.inbox import inbox_key
 from tests.acceptance import harness
 from tests.conftest import EACH, ONE, Database, Vhost
 
-from ..archiving import archived, mirror_all, outcome, publish, received
+from ..archiving import archived, mirror_all, outcome, publish, publish_past, received
 from ..conftest import Service
 
 HISTORY = {"MAX_AGE": "14d"}
@@ -41,10 +41,10 @@ def late(service: Made, fresh_vhost: Vhost, archive_database: Database) -> Servi
     """A service whose handler was added after 450 events; its queue has another 50."""
     before = service(fresh_vhost, HISTORY=HISTORY)
     before.declare()
-    send(before, 0, 450)
+    publish_past(before, 0, 450)
     made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": [KEY]})
     made.declare()
-    send(made, 450, 500)
+    publish_past(made, 450, 500)
     return made
 
 
@@ -54,26 +54,10 @@ def billing(late: Service) -> Service:
     return late
 
 
-def send(made: Service, first: int, end: int, **more: Any) -> None:
-    """Publish events, one an hour, the last one now."""
-    now = datetime.now(UTC)
-    messages = [
-        encoding.event_message(
-            exchange="events",
-            name=KEY,
-            body=encoding.encode_payload(KEY, {"order_id": number}),
-            event_id=f"e{number}",
-            service="shop",
-            published_at=now - timedelta(minutes=end - 1 - number),
-            **more,
-        )
-        for number in range(first, end)
-    ]
-    publish(made, *messages)
-
-
-def begun(*, again: bool = False, wanted: PastFilter | None = None, **options: Any) -> ReplayBatch:
-    batch = backfill.freeze("send_invoice", wanted or PastFilter(), by="ada", again=again)
+def begun(
+    *, again: bool = False, selection: PastSelection | None = None, **options: Any
+) -> ReplayBatch:
+    batch = backfill.freeze("send_invoice", selection or PastSelection(), by="ada", again=again)
     assert batch_states.start(batch.pk, by="ada", reason="new", **{"threshold": None, **options})
     return batch
 
@@ -133,7 +117,7 @@ def test_rows_that_have_not_failed_are_no_failures(late: Service) -> None:
 
 @ONE
 def test_one_that_fails_is_a_failure_like_others(late: Service) -> None:
-    run(late, begun(wanted=PastFilter(search=("order_id=7",))))
+    run(late, begun(selection=PastSelection(search=("order_id=7",))))
     (message,) = [m for m in late.take_all(QUEUE) if "event-replay-id" in m.headers]
     delivery = received("e7", payload={"order_id": 7})
     publish(late, archived(delivery, replay_id=message.headers["event-replay-id"]))
@@ -202,7 +186,7 @@ def test_again_runs_everything_of_the_range_and_twice(late: Service) -> None:
     taken(late)
     since = datetime.now(UTC) - timedelta(minutes=30, seconds=30)
     for _ in range(2):
-        batch = run(late, begun(again=True, wanted=PastFilter(since=since)))
+        batch = run(late, begun(again=True, selection=PastSelection(since=since)))
         assert batch.total == 31 + 31
         (forced,) = batch_states.events(batch.pk).values_list("forced", flat=True).distinct()
         assert forced
@@ -232,13 +216,13 @@ def test_a_batch_whose_handler_is_gone_waits(
 @ONE
 def test_later_events_are_not_in_the_range(late: Service) -> None:
     batch = begun(again=True)
-    send(late, 500, 520)
+    publish_past(late, 500, 520)
     assert run(late, batch).total == 500
 
 
 @ONE
 def test_a_preview_counts_and_changes_nothing(late: Service) -> None:
-    batch = backfill.freeze("send_invoice", PastFilter(), by="ada")
+    batch = backfill.freeze("send_invoice", PastSelection(), by="ada")
     plan = preview.preview_batch(batch)
     assert (plan["eligible"], plan["undecided"]) == (450, 0)
     assert [(each["count"], each["why"]["code"]) for each in plan["skipped"]] == [
@@ -249,7 +233,7 @@ def test_a_preview_counts_and_changes_nothing(late: Service) -> None:
 
 @ONE
 @pytest.mark.parametrize(
-    ("handler", "wanted", "text"),
+    ("handler", "selection", "text"),
     [
         ("send_invoices", {}, "there is no handler 'send_invoices'; did you mean 'send_invoice'?"),
         ("send_invoice", {"events": ("shop.stock.#",)}, "its events are shop.order.created"),
@@ -258,14 +242,14 @@ def test_a_preview_counts_and_changes_nothing(late: Service) -> None:
     ],
 )
 def test_a_wrong_range_is_refused(
-    late: Service, handler: str, wanted: dict[str, Any], text: str
+    late: Service, handler: str, selection: dict[str, Any], text: str
 ) -> None:
     days: dict[str, Any] = {
         name: datetime.now(UTC) + value * DAY if isinstance(value, int) else value
-        for name, value in wanted.items()
+        for name, value in selection.items()
     }
     with pytest.raises(ValueError, match=text):
-        backfill.freeze(handler, PastFilter(**days), by="ada")
+        backfill.freeze(handler, PastSelection(**days), by="ada")
     assert not batch_states.rows().exists()
 
 
@@ -275,7 +259,7 @@ def test_a_queue_that_has_everything_is_refused(
 ) -> None:
     made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": [KEY]})
     made.declare()
-    send(made, 0, 3)
+    publish_past(made, 0, 3)
     code, _out, err = made.command("events_backfill", "send_invoice", "--comment", "new")
     assert code == 2
     assert "has received all events of the history" in err
@@ -314,9 +298,9 @@ def test_a_history_that_was_declared_again_has_nothing_that_the_queue_missed(
     """Its offsets begin at 0, like those that the record has."""
     late.channel().queue_delete(late.names.history)
     late.declare()
-    send(late, 0, 5)
+    publish_past(late, 0, 5)
     with pytest.raises(ValueError, match="has received all events of the history"):
-        backfill.freeze("send_invoice", PastFilter(), by="ada")
+        backfill.freeze("send_invoice", PastSelection(), by="ada")
 
 
 @ONE
@@ -326,7 +310,7 @@ def test_what_expires_before_it_is_read_is_counted(
     history = {"MAX_BYTES": 1_000_000}
     before = service(fresh_vhost, HISTORY=history)
     before.declare()
-    send(before, 0, 450)
+    publish_past(before, 0, 450)
     made = service(fresh_vhost, HISTORY=history, HANDLERS={"send_invoice": [KEY]})
     made.declare()
     batch = begun()
@@ -374,12 +358,12 @@ def test_the_clock_of_one_publisher_ends_no_range(late: Service) -> None:
         published_at=until + 3 * DAY,
     )
     publish(late, ahead)
-    send(late, 600, 620)
-    assert run(late, begun(again=True, wanted=PastFilter(until=until))).total == 520
+    publish_past(late, 600, 620)
+    assert run(late, begun(again=True, selection=PastSelection(until=until))).total == 520
     assert late.command("events_history", "--until", "0s")[2].startswith("521 events read")
     # The events were stored a moment ago, whatever times they have.
     past = ("--since", "20d", "--until", "10d")
     assert late.command("events_history", *past) == (0, "", "0 events read, 0 found\n")
-    batch = backfill.freeze("send_invoice", PastFilter(until=until - 10 * DAY), by="ada")
+    batch = backfill.freeze("send_invoice", PastSelection(until=until - 10 * DAY), by="ada")
     plan = preview.preview_batch(batch)
     assert (plan["eligible"], plan["undecided"], backfill.unread(batch)) == (0, 0, False)

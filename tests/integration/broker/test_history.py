@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import amqp
 import pytest
@@ -16,6 +17,7 @@ from django_amqp_events.broker.history import StreamReader
 from django_amqp_events.broker.provisioning import startup
 from django_amqp_events.broker.provisioning.binding_records import read_records
 from django_amqp_events.exceptions import TopologyError
+from tests.acceptance import harness
 from tests.conftest import Vhost
 
 from ..conftest import Service, wait_until
@@ -157,3 +159,52 @@ def test_a_queue_that_was_bound_before_missed_nothing(
         assert made.command("events_declare")[0] == 0
         (record,) = read_records(made.app, made.settings)
         assert record.received(0)
+
+
+def test_no_event_is_missed_while_a_pattern_replaces_another(
+    billing: Service, service: Callable[..., Service]
+) -> None:
+    assert with_handler(service, billing.vhost).command("events_declare")[0] == 0
+    with publishing(billing) as published:
+        keys = ["shop.order.*"]
+        late = service(billing.vhost, HISTORY=HISTORY, HANDLERS={"late": keys})
+        code, _out, err = late.command("events_declare", delete_stale=True)
+        assert not code, err
+    received = Counter(m.headers["event-id"] for m in late.take_all(QUEUE))
+    assert received == Counter(published)
+    assert late.inspect().result == "identical"
+
+
+def test_what_a_killed_declare_leaves_is_deleted_and_no_event_is_missed(
+    billing: Service, service: Callable[..., Service], tmp_path: Path
+) -> None:
+    late = with_handler(service, billing.vhost)
+    process = harness.Service(
+        url=billing.vhost.url,
+        where=tmp_path,
+        name="billing",
+        handlers="steps",
+        events={
+            "HISTORY": HISTORY,
+            "HANDLERS": {"late": {"EVENTS": [KEY], "HANDLER": "testproject.steps.perform"}},
+        },
+    )
+    window = late.names.window(QUEUE)
+    with publishing(billing) as published:
+        declaring = process.start("events_declare")
+        wait_until(lambda: late.exists(QUEUE) and late.ready(QUEUE), "events pass the window")
+        declaring.kill()
+        assert late.exists(window)
+        assert late.command("events_declare")[0] == 0
+        assert not read_records(late.app, late.settings), "it is not known what the queue missed"
+        code, out, err = late.command("events_declare", delete_stale=True)
+        assert not code, out + err
+    assert late.inspect().result == "identical"
+    assert not late.exists(window)
+    received = Counter(m.headers["event-id"] for m in late.take_all(QUEUE))
+    assert set(received.values()) == {1}
+    # Of each publisher, all since its first one.
+    for name in ("0", "1"):
+        own = [event_id for event_id in published if event_id.split("-")[0] == name]
+        first = next(place for place, event_id in enumerate(own) if event_id in received)
+        assert set(own[first:]) <= received.keys()
