@@ -120,7 +120,7 @@ def _by_hour(rows: QuerySet[Any], column: str, hours: list[datetime]) -> dict[in
         rows.filter(**{f"{column}__gte": hour, f"{column}__lt": hour + HOUR})
         .order_by()
         .values_list(Value(number, IntegerField()))
-        .annotate(count=Count("pk"))
+        .annotate(count=Count("*"))
         for number, hour in enumerate(hours)
     ]
     return dict(counts[0].union(*counts[1:], all=True))

@@ -213,9 +213,9 @@ def _move(ids: Collection[UUID]) -> int:
         moved = [event for event in events.values() if event.group_id != fingerprint_of(event).id]
         before = {event.pk: event.group_id for event in moved}
         assign_groups(moved)
-        together: defaultdict[UUID | None, list[UUID]] = defaultdict(list)
+        together: defaultdict[UUID, list[UUID]] = defaultdict(list)
         for event in moved:
-            together[event.group_id].append(event.pk)
+            together[fingerprint_of(event).id].append(event.pk)
         for group, members in together.items():
             tables.rows().filter(pk__in=members).update(group=group)
             _copy_notes({before[pk] for pk in members}, group)
@@ -225,7 +225,7 @@ def _move(ids: Collection[UUID]) -> int:
 def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
     """Copy note, assignee and ticket of groups to one that has none."""
     noted = groups().filter(pk__in=[pk for pk in old if pk is not None])
-    for group in noted.exclude(note="", assignee="", ticket="").order_by("last_seen"):
+    for group in noted.exclude(note="", assignee="", ticket="").order_by("first_seen"):
         groups().filter(pk=new, note="", assignee="", ticket="").update(
             note=group.note, assignee=group.assignee, ticket=group.ticket, edits=F("edits") + 1
         )

@@ -63,7 +63,7 @@ def _events() -> QuerySet[ArchivedEvent]:
 
 def _number(*states: State) -> Any:
     events = _events().filter(state__in=states)
-    number = Subquery(events.values("group").annotate(number=Count("pk")).values("number"))
+    number = Subquery(events.values("group").annotate(number=Count("*")).values("number"))
     return Coalesce(number, 0)
 
 

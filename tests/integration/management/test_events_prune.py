@@ -225,7 +225,6 @@ def test_a_group_without_events_goes_with_the_last_of_them(prune):
     event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100))
     event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100), exception="Noted")
     failure_groups.rebuild()
-    failure_groups.fold_all_counts()
     noted = FailureGroup.objects.get(exception="Noted")
     failure_groups.write(noted.pk, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
     code, out = prune()
