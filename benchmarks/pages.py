@@ -520,7 +520,7 @@ def _of_groups(got: Any, posted: Any, address: Any) -> dict[str, Callable[[], An
     return {
         "groups: open": got(url),
         "groups: all": got(url, state="all"),
-        "groups: most open first": got(url, o="-2"),
+        "groups: most open first": got(url, o="-1"),
         "groups: page 20": got(url, p="20" if FailureGroup.objects.count() > 1000 else "1"),
         "groups: came back": got(url, state="back"),
         "groups: nothing open": got(url, state="right"),

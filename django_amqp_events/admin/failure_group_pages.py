@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
 from django.core.validators import RegexValidator, URLValidator
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Lower
@@ -30,7 +31,7 @@ from .archived_event_actions import ACTIONS
 from .archived_event_pages import ArchivedEventAdmin, last_failure
 from .base import Pages, Refused
 from .formatting import number
-from .lists import ExceptionFilter, HandlerFilter, StateFilter, ValueFilter
+from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 from .replay_batch_pages import freeze
 
 #: Entries of the history that a page shows, the newest.
@@ -66,6 +67,13 @@ class AssigneeFilter(ValueFilter):
     title = gettext_lazy("assignee")
     parameter_name = "assignee"
     nothing = gettext_lazy("(unassigned)")
+
+
+class GroupList(IndexedList):
+    """A list whose first order is that of an annotation, which ``ordering`` may not name."""
+
+    def get_ordering_field_columns(self) -> dict[int, str]:
+        return super().get_ordering_field_columns() or {self.list_display.index("seen"): "desc"}
 
 
 class GroupForm(forms.Form):
@@ -124,6 +132,9 @@ class FailureGroupAdmin(Pages):
         """Return the groups with their counts, the last failure first."""
         groups = group_counts.with_counts(failure_groups.groups())
         return groups.order_by("-last_seen", "-pk")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return GroupList
 
     def column_matches(self, column: str, term: str, alias: str) -> Q:
         # Groups are few: no index is needed. MySQL and MariaDB compare our tables case by case.

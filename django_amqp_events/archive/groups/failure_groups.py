@@ -137,11 +137,11 @@ def write(
         "assignee": clean(assignee, LENGTH),
         "ticket": clean(ticket, LENGTH),
     }
-    shown = groups().filter(pk=pk, edits=seen)
-    if (group := shown.first()) is None:
+    if (group := groups().filter(pk=pk).first()) is None:
         return None
     changed = [name for name, value in given.items() if getattr(group, name) != value]
     with transaction.atomic(using=using):
+        shown = groups().filter(pk=pk, edits=seen)
         if changed and not shown.update(edits=seen + 1, **given):
             return None
         GroupAction.objects.using(using).bulk_create(

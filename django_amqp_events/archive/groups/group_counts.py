@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from django.db.models import Case, Count, Exists, F, OuterRef, QuerySet, Subquery, When
+from django.db.models import Case, Count, Exists, F, OuterRef, Q, QuerySet, Subquery, When
 from django.db.models.functions import Coalesce
 
 from ...models import ArchivedEvent, FailureGroup, State
@@ -37,23 +37,20 @@ def with_counts(groups: QuerySet[FailureGroup]) -> QuerySet[Any]:
     """
     opened = _events().filter(state=State.ARCHIVED)
     settled = _events().filter(
+        Q(state_since__lt=OuterRef("oldest_mirrored")),
+        Q(state_since__lt=OuterRef("oldest_failed")),
         state__in=SETTLED,
-        # The index has it; the rows that it excludes were settled later too.
+        # It follows from the first, and bounds what is read of the index.
         mirrored_at__lt=OuterRef("oldest_mirrored"),
-        state_since__lt=OuterRef("oldest_mirrored"),
     )
-    return groups.annotate(
+    return groups.alias(
+        oldest_mirrored=_first(opened, "mirrored_at"),
+        oldest_failed=_first(opened, "last_failed_at"),
+    ).annotate(
         open=_number(State.ARCHIVED),
         in_progress=_number(*IN_PROGRESS),
         last_seen=Coalesce(_first(_events(), "-last_failed_at"), "first_seen"),
-        oldest_mirrored=_first(opened, "mirrored_at"),
-        oldest_failed=_first(opened, "last_failed_at"),
-        reopened_at=Case(
-            When(
-                Exists(settled.filter(state_since__lt=OuterRef("oldest_failed"))),
-                then=F("oldest_mirrored"),
-            )
-        ),
+        reopened_at=Case(When(Exists(settled), then=F("oldest_mirrored"))),
     )
 
 

@@ -98,6 +98,21 @@ def test_filters_and_search(ada):
         assert listed(ada, **query) == found, query
 
 
+def test_orders(ada):
+    now = datetime.now(UTC)
+    for _ in range(2):
+        make(exception="a.Old", last_failed_at=now - timedelta(hours=5))
+    grouped(make(exception="b.New", last_failed_at=now))
+    for query, found, columns in (
+        ({}, ["b.New", "a.Old"], {2: "desc"}),
+        ({"o": "2"}, ["a.Old", "b.New"], {2: "asc"}),
+        ({"o": "-1"}, ["a.Old", "b.New"], {1: "desc"}),
+    ):
+        shown = ada.get(url("changelist"), query).context["cl"]
+        assert [group.exception for group in shown.result_list] == found, query
+        assert shown.get_ordering_field_columns() == columns, query
+
+
 # -- one group
 
 

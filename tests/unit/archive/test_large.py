@@ -47,8 +47,8 @@ pytestmark = pytest.mark.django_db
 
 #: The event whose pages are opened.
 OPENED = "opened-1"
-#: A count of which SQL bounds what is counted: by LIMIT below it, by ids, or by one batch.
-BOUNDED = re.compile(r'LIMIT \d+\) |\bIN \(|"batch_id" = ')
+#: A count of which SQL bounds what is counted: by LIMIT below it, by ids, by a batch, or by hours.
+BOUNDED = re.compile(r'LIMIT \d+\) |\bIN \(|"batch_id" = |"(failed_at|state_since)" < ')
 
 
 @pytest.fixture(autouse=True)
