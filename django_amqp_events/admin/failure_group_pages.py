@@ -72,7 +72,7 @@ class AssigneeFilter(ValueFilter):
 class GroupList(IndexedList):
     """A list whose first order is that of an annotation, which ``ordering`` may not name."""
 
-    def get_ordering_field_columns(self) -> dict[int, str]:
+    def get_ordering_field_columns(self) -> dict[int, Any]:
         return super().get_ordering_field_columns() or {self.list_display.index("seen"): "desc"}
 
 

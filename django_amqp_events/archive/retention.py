@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from django.db import router, transaction
+from django.db import router
 from django.db.models import QuerySet
 
 from ..callables import nothing
@@ -167,8 +167,7 @@ def _delete_rows(old: QuerySet[Any], ids: list[Any]) -> int:
 def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
     """Delete those of *ids* that are still *old*, and their rows; return how many."""
     using = tables.database()
-    with transaction.atomic(using=using):
-        tables.lock(ids)
+    with tables.locking(ids):
         # Locked: earlier changes are committed, and later ones wait.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
         # Rows that refer to replays first, so that no table is searched twice.

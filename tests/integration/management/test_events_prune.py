@@ -161,11 +161,11 @@ def test_event_restored_during_the_prune_stays(prune, monkeypatch):
     row, other = event(State.DISCARDED, 100), event(State.DISCARDED, 100)
     lock = tables.lock
 
-    def restored(ids):
+    def restored(ids, **options):
         if not ArchiveAction.objects.filter(action="restore").exists():
             monkeypatch.setattr(tables, "lock", lock)
             assert states.restore({row.pk: 0}, by="ada", reason="", now=datetime.now(UTC))
-        return lock(ids)
+        return lock(ids, **options)
 
     monkeypatch.setattr(tables, "lock", restored)
     assert retention.prune({State.DISCARDED: 86400.0}, service="billing").total == 1
