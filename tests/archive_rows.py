@@ -90,8 +90,6 @@ def make_group(**fields: Any) -> FailureGroup:
             "handler": "send_invoice",
             "exception": "billing.errors.TaxError",
             "first_seen": NOW,
-            "last_seen": NOW,
-            "open": 1,
             **fields,
         }
     )

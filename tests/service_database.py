@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,30 +44,6 @@ class Database:
             return self.server.execute(statement, database=self.name)
         with closing(sqlite3.connect(self.name, timeout=20)) as connection:
             return connection.execute(statement).fetchall()
-
-    def group_counts(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        """Return each failure group, what it counts and what its events are.
-
-        These are open, and in progress.
-        """
-        counted: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for group, *numbers in self.query(
-            "SELECT id, open, in_progress FROM django_amqp_events_failuregroup UNION ALL "
-            "SELECT group_id, open, in_progress FROM django_amqp_events_groupcountchange"
-        ):
-            known = counted[hex_id(group)]
-            known[:] = [one + int(other) for one, other in zip(known, numbers, strict=True)]
-        actual: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for group, state in self.query(
-            "SELECT group_id, state FROM django_amqp_events_archivedevent "
-            "WHERE group_id IS NOT NULL"
-        ):
-            numbers = actual[hex_id(group)]
-            numbers[0] += state == "archived"
-            numbers[1] += state in ("queued", "replaying")
-        return [
-            (group, tuple(counted[group]), tuple(actual[group])) for group in {**counted, **actual}
-        ]
 
 
 def hex_id(value: object) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
 from django.core.validators import RegexValidator, URLValidator
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Lower
@@ -30,7 +31,7 @@ from .archived_event_actions import ACTIONS
 from .archived_event_pages import ArchivedEventAdmin, last_failure
 from .base import Pages, Refused
 from .formatting import number
-from .lists import ExceptionFilter, HandlerFilter, StateFilter, ValueFilter
+from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 from .replay_batch_pages import freeze
 
 #: Entries of the history that a page shows, the newest.
@@ -52,9 +53,9 @@ class GroupStateFilter(StateFilter):
         "all": gettext_lazy("all"),
     }
     _CONDITIONS: ClassVar = {
-        "open": Q(open_now__gt=0),
+        "open": group_counts.has_open(),
         "back": Q(reopened_at__isnull=False),
-        "right": Q(open_now=0),
+        "right": ~group_counts.has_open(),
     }
 
     def matching(self, rows: QuerySet[FailureGroup], state: str) -> QuerySet[FailureGroup]:
@@ -66,6 +67,13 @@ class AssigneeFilter(ValueFilter):
     title = gettext_lazy("assignee")
     parameter_name = "assignee"
     nothing = gettext_lazy("(unassigned)")
+
+
+class GroupList(IndexedList):
+    """A list whose first order is that of an annotation, which ``ordering`` may not name."""
+
+    def get_ordering_field_columns(self) -> dict[int, Any]:
+        return super().get_ordering_field_columns() or {self.list_display.index("seen"): "desc"}
 
 
 class GroupForm(forms.Form):
@@ -100,7 +108,6 @@ class FailureGroupAdmin(Pages):
     list_display_links = ("what",)
     list_filter = (GroupStateFilter, HandlerFilter, ExceptionFilter, AssigneeFilter)
     sortable_by = ("opened", "seen")
-    ordering = ("-last_seen", "-pk")
     search_fields = ("exception", "handler")
     search_help_text = gettext_lazy(
         "Start of an exception or handler: its dotted name, or the last part."
@@ -122,16 +129,19 @@ class FailureGroupAdmin(Pages):
     # -- the list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[FailureGroup]:
-        """Return the groups with their exact counts, read where they are written."""
-        groups = super().get_queryset(request).using(tables.database())
-        return group_counts.with_exact_counts(groups)
+        """Return the groups with their counts, the last failure first."""
+        groups = group_counts.with_counts(failure_groups.groups())
+        return groups.order_by("-last_seen", "-pk")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return GroupList
 
     def column_matches(self, column: str, term: str, alias: str) -> Q:
         # Groups are few: no index is needed. MySQL and MariaDB compare our tables case by case.
         return Q(Contains(Lower(column), term.lower()))
 
     @admin.display(description=gettext_lazy("failure, handler"))
-    def what(self, group: FailureGroup) -> str:
+    def what(self, group: Any) -> str:
         back = group.reopened_at
         return format_html(
             '<span class="ae-what ae-exception" title="{}">{}</span> '
@@ -148,13 +158,13 @@ class FailureGroupAdmin(Pages):
             else "",
         )
 
-    @admin.display(description=pgettext_lazy("number of events", "open"), ordering="open_now")
+    @admin.display(description=pgettext_lazy("number of events", "open"), ordering="open")
     def opened(self, group: Any) -> str:
         label = pgettext("number of events", "open")
-        return formatting.labelled(label, int(group.open_now))
+        return formatting.labelled(label, group.open)
 
     @admin.display(description=gettext_lazy("last seen"), ordering="last_seen")
-    def seen(self, group: FailureGroup) -> str:
+    def seen(self, group: Any) -> str:
         now = datetime.now(UTC)
         return format_html(
             '{} <span class="ae-quiet">{}</span>',
@@ -232,14 +242,12 @@ class FailureGroupAdmin(Pages):
             **self._sample(request, group),
             "handled_url": self.list_url(request, ArchivedEvent, handler=group.handler),
             "group": group,
-            "open": group.open_now,
-            "in_progress": group.in_progress_now,
             "now": now,
             "ticket": _ticket(group),
             "steps": failure_groups.history(group, HISTORY),
             "may_write": self.allows(request, None, "assign"),
             "form": form or GroupForm(initial=written),
-            "buttons": self._buttons(request, group.open_now),
+            "buttons": self._buttons(request, group.open),
         }
         return self._render(request, "detail", text(group), context)
 

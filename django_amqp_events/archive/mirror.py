@@ -25,7 +25,6 @@ from ..exceptions import AmqpEventsError
 from ..service_loop import ServiceLoop
 from . import replay, row_writer, tables
 from .entries import Item, read_entries
-from .groups import failure_groups
 from .row_writer import Counts
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,6 @@ BATCH: Final = 500
 #: Seconds between searches for replays of dead processes: while the queue is empty, and while it
 #: is not, since it may contain their outcomes.
 SWEEP: Final = (5.0, 60.0)
-FOLD_COUNTS_SECONDS: Final = 5.0
 #: Seconds until messages that could not be stored are read again.
 REREAD_SECONDS: Final = 60.0
 
@@ -61,7 +59,6 @@ class Mirror:
     total: Counts = field(default_factory=Counts)
     aside: int = 0
     _swept: float = 0.0
-    _folded: float = 0.0
     _loop: ServiceLoop = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,10 +90,8 @@ class Mirror:
                 if batch is not None:
                     self._mirror(reader, batch)
                 elif until_empty and not reader.ready():
-                    self._fold(now=True)
                     return None
                 self._sweep(idle=batch is None)
-                self._fold()
                 self._loop.recovered()
                 if self.aside and time.monotonic() > began + REREAD_SECONDS:
                     # RabbitMQ delivers them again on a new connection.
@@ -153,10 +148,3 @@ class Mirror:
         else:
             if resumed:
                 self.tell(f"published {resumed} replays again, which a dead process left queued")
-
-    def _fold(self, *, now: bool = False) -> None:
-        """Fold the group counts."""
-        if not now and time.monotonic() < self._folded + FOLD_COUNTS_SECONDS:
-            return
-        self._folded = time.monotonic()
-        failure_groups.fold_all_counts(self._loop.stop)

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from django.db import router, transaction
+from django.db import router
 from django.db.models import QuerySet
 
 from ..callables import nothing
@@ -34,7 +34,7 @@ from ..models import (
 from ..publish import outbox, outbox_rows
 from . import inbox_retention, tables
 from .batches import batch_states
-from .groups import failure_groups, group_counts
+from .groups import failure_groups
 
 ROWS_PER_TRANSACTION: Final = 500
 #: States in which an event may be deleted: no replay of it is in progress.
@@ -102,9 +102,7 @@ def prune(
     deletions = _deletions(ages, service, now)
     while not stop():
         if (deletion := next(deletions, None)) is None:
-            age = ages.get(State.DISCARDED)
-            before = None if age is None else now - timedelta(seconds=age)
-            pruned.counts["groups"] = failure_groups.prune(before=before, service=service)
+            pruned.counts["groups"] = failure_groups.prune(service=service)
             return pruned
         name, count = deletion
         pruned.counts[name] += count
@@ -169,8 +167,7 @@ def _delete_rows(old: QuerySet[Any], ids: list[Any]) -> int:
 def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
     """Delete those of *ids* that are still *old*, and their rows; return how many."""
     using = tables.database()
-    with transaction.atomic(using=using):
-        events = tables.lock(ids)
+    with tables.locking(ids):
         # Locked: earlier changes are committed, and later ones wait.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
         # Rows that refer to replays first, so that no table is searched twice.
@@ -182,6 +179,4 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         SearchValue.objects.using(using).filter(event_id__in=ids).delete()
         # Django would read the bodies before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
-        gone = {pk: group_counts.counted_event(events[pk]) for pk in ids if pk in events}
-        group_counts.record_changes(gone, {}, now=tables.clock(), using=using)
     return len(ids)

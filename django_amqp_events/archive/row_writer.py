@@ -26,7 +26,7 @@ from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clea
 from . import search_values, states, tables
 from .eligibility import BACKFILL
 from .entries import Entry, Item, Outcome, bare_entry, valid_moment
-from .groups import failure_groups, group_counts
+from .groups import failure_groups
 from .selection import parse_uuid
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def _together(items: Sequence[Item]) -> Counts:
             without=("body", "headers_raw"),
         )
         if failures:
-            _store_events(list(failures.values()), rows, counts, now)
+            _store_events(list(failures.values()), rows, counts)
         if ends:
             counts.outcomes = states.finish(ends, now=now)
             counts.foreign = len(ends) - counts.outcomes
@@ -163,9 +163,7 @@ def _together(items: Sequence[Item]) -> Counts:
     return counts
 
 
-def _store_events(
-    entries: list[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts, now: datetime
-) -> None:
+def _store_events(entries: list[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
     )
@@ -175,10 +173,8 @@ def _store_events(
         key=lambda entry: (entry.id, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
-    before = {pk: group_counts.counted_event(row) for pk, row in rows.items()}
     changes = _changes(fresh, rows, counts)
-    touched = [*changes.new.values(), *changes.changed.values()]
-    failure_groups.assign_groups(touched, changes.failed, now=now)
+    failure_groups.assign_groups([*changes.new.values(), *changes.changed.values()])
     # Rows of a faster mirror are a conflict, so that they are read.
     for part in tables.statements(changes.new.values(), "body", "headers_raw", "detail"):
         tables.rows().bulk_create(part)
@@ -188,13 +184,6 @@ def _store_events(
         _failures().bulk_create(failed_part)
     for part in tables.statements(changes.changed.values(), "detail"):
         tables.rows().bulk_update(part, _FAILED)
-    group_counts.record_changes(
-        {pk: before[pk] for pk in changes.changed},
-        {row.pk: group_counts.counted_event(row) for row in touched},
-        failed=changes.failed,
-        now=now,
-        using=tables.database(),
-    )
     states.failed_again(
         {entry.replay.pk: entry.failed_at for entry in fresh if entry.replay is not None}
     )
@@ -207,13 +196,11 @@ class _Changes:
     Attributes:
         new, changed: rows of events by id.
         failures: a row for each message.
-        failed: times of the failures that count, by event.
     """
 
     new: dict[UUID, ArchivedEvent] = field(default_factory=dict)
     changed: dict[UUID, ArchivedEvent] = field(default_factory=dict)
     failures: list[ArchivedFailure] = field(default_factory=list)
-    failed: dict[UUID, list[datetime]] = field(default_factory=dict)
 
 
 def _changes(
@@ -234,8 +221,6 @@ def _changes(
             late = not _add_failure(row, entry)
             if not late and entry.id in rows:
                 changes.changed[entry.id] = row
-        if not late:
-            changes.failed.setdefault(entry.id, []).append(entry.failed_at)
         changes.failures.append(_failure(entry, late=late))
     return changes
 

@@ -135,7 +135,7 @@ def claim(
     tables.check_no_transaction()
     before = State.REPLAYING if force else State.ARCHIVED
     by, reason = clean(by, LENGTH), clean(reason)
-    with tables.locking(seen, now=now, without=["detail"]) as events:
+    with tables.locking(seen, without=["detail"]) as events:
         current = _current_replays(events)
         pending = _pending(batch, events)
         claimable = {
@@ -217,7 +217,7 @@ def reclaim(
     if not ids:
         return []
     tables.check_no_transaction()
-    with tables.locking(ids, now=now, without=["detail"]) as events:
+    with tables.locking(ids, without=["detail"]) as events:
         # Of rows that another process has claimed meanwhile, state_since has changed.
         left = {
             pk: event
@@ -238,7 +238,7 @@ def reclaim(
 def published(claimed: Collection[Replay], *, now: datetime) -> None:
     """Record that the broker has confirmed replays; an outcome that came before is kept."""
     ids = [replay.pk for replay in claimed]
-    with tables.locking([replay.event_id for replay in claimed], now=now) as events:
+    with tables.locking([replay.event_id for replay in claimed]) as events:
         _record_published(_replays().filter(pk__in=ids), now=now)
         ended = When(state__in=(_Replay.SUCCEEDED, _Replay.FAILED), then=F("state"))
         _replays().filter(pk__in=ids).update(
@@ -267,7 +267,7 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
     Those with an outcome, and those claimed by another process since, are not changed.
     """
     given = {unsent.replay.event_id: unsent for unsent in unpublished}
-    with tables.locking(given, now=now) as events:
+    with tables.locking(given) as events:
         claimed = {pk: unsent.replay.event.version for pk, unsent in given.items()}
         back = _as_seen(claimed, events, State.QUEUED)
         maybe = [given[pk].replay.pk for pk in back if given[pk].unconfirmed]
@@ -314,7 +314,7 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     ended = {replay.pk: replay for replay in replays().filter(pk__in=list(ends))}
     if not ended:
         return 0
-    with tables.locking({replay.event_id for replay in ended.values()}, now=now) as events:
+    with tables.locking({replay.event_id for replay in ended.values()}) as events:
         _end({pk: ends[pk] for pk in ended}, _Replay.SUCCEEDED)
         unsettled = {
             event.pk: event
@@ -504,7 +504,7 @@ def _decide_part(
     seen: Seen, before: State, action: ArchiveAction.Action, *, by: str, reason: str, now: datetime
 ) -> list[UUID]:
     restored = action == _Action.RESTORE
-    with tables.locking(seen, now=now) as events:
+    with tables.locking(seen) as events:
         changed = _as_seen(seen, events, before)
         after = State.ARCHIVED if restored else State.DISCARDED
         # Of an event that is not settled, the flag is the state of its replay.

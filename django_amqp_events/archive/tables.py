@@ -15,8 +15,6 @@ from .. import databases
 from ..exceptions import ConfigurationError
 from ..models import ArchivedEvent
 from ..reasons import Reason
-from .groups import group_counts
-from .groups.group_counts import counted_event
 
 M = TypeVar("M", bound=Model)
 
@@ -86,18 +84,11 @@ def lock(
 
 @contextmanager
 def locking(
-    ids: Iterable[UUID], *, now: datetime, without: Iterable[str] = ArchivedEvent.LARGE
+    ids: Iterable[UUID], *, without: Iterable[str] = ArchivedEvent.LARGE
 ) -> Iterator[dict[UUID, ArchivedEvent]]:
-    """Lock events in a transaction, and record how the block changes the group counts.
-
-    The block must change the yielded events too, not only their rows.
-    """
+    """Lock events in a transaction."""
     with transaction.atomic(using=database()):
-        events = lock(ids, without=without)
-        before = {pk: counted_event(event) for pk, event in events.items()}
-        yield events
-        after = {pk: counted_event(event) for pk, event in events.items()}
-        group_counts.record_changes(before, after, now=now, using=database())
+        yield lock(ids, without=without)
 
 
 def statements(rows: Iterable[M], *columns: str) -> Iterator[list[M]]:

@@ -48,11 +48,6 @@ class Migration(migrations.Migration):
                 ("frame", models.CharField(max_length=255)),
                 ("reason", models.CharField(max_length=32)),
                 ("first_seen", models.DateTimeField()),
-                ("last_seen", models.DateTimeField()),
-                ("open", models.IntegerField(default=0)),
-                ("in_progress", models.IntegerField(default=0)),
-                ("resolved_at", models.DateTimeField(null=True)),
-                ("reopened_at", models.DateTimeField(null=True)),
                 ("note", models.TextField()),
                 ("assignee", models.CharField(max_length=255)),
                 ("ticket", models.CharField(max_length=255)),
@@ -61,14 +56,10 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "failure group",
                 "verbose_name_plural": "failure groups",
-                "ordering": ["-last_seen", "-pk"],
                 "permissions": [
                     ("assign_failuregroup", "Can write note, assignee and ticket of failure groups")
                 ],
                 "default_permissions": ("view",),
-                "indexes": [
-                    models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
-                ],
             },
         ),
         migrations.CreateModel(
@@ -175,6 +166,10 @@ class Migration(migrations.Migration):
                     models.Index(
                         fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"
                     ),
+                    models.Index(
+                        fields=["group", "state", "mirrored_at", "state_since"],
+                        name="amqp_events_group_state",
+                    ),
                     PartialIndex(
                         where={"state": "archived"},
                         fields=["group", "-last_failed_at", "-id"],
@@ -204,57 +199,6 @@ class Migration(migrations.Migration):
                 "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
-            },
-        ),
-        migrations.CreateModel(
-            name="GroupCountChange",
-            fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("at", models.DateTimeField()),
-                ("hour", models.DateTimeField()),
-                ("open", models.IntegerField(default=0)),
-                ("in_progress", models.IntegerField(default=0)),
-                ("archived", models.PositiveIntegerField(default=0)),
-                ("succeeded", models.PositiveIntegerField(default=0)),
-                ("discarded", models.PositiveIntegerField(default=0)),
-                ("first_at", models.DateTimeField(null=True)),
-                ("last_at", models.DateTimeField(null=True)),
-                (
-                    "group",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="change_set",
-                        to="django_amqp_events.failuregroup",
-                    ),
-                ),
-            ],
-            options={
-                "default_permissions": (),
-                "indexes": [
-                    models.Index(fields=["group"], name="amqp_change_group"),
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            name="GroupHour",
-            fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("hour", models.DateTimeField()),
-                ("archived", models.PositiveIntegerField(default=0)),
-                ("succeeded", models.PositiveIntegerField(default=0)),
-                ("discarded", models.PositiveIntegerField(default=0)),
-                ("group_id", models.UUIDField()),
-            ],
-            options={
-                "default_permissions": (),
-                "indexes": [
-                    models.Index(fields=["hour"], name="amqp_tally_by_hour"),
-                ],
-                "constraints": [
-                    models.UniqueConstraint(fields=("group_id", "hour"), name="amqp_tally_hour"),
-                ],
             },
         ),
         migrations.CreateModel(
@@ -520,6 +464,9 @@ class Migration(migrations.Migration):
             options={
                 "ordering": ["failed_at"],
                 "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["failed_at", "late"], name="amqp_failure_at"),
+                ],
             },
         ),
         migrations.CreateModel(

@@ -13,8 +13,6 @@ from .archive import State as State
 from .base import LENGTH as LENGTH
 from .groups import FailureGroup as FailureGroup
 from .groups import GroupAction as GroupAction
-from .groups import GroupCountChange as GroupCountChange
-from .groups import GroupHour as GroupHour
 from .inbox_entry import InboxEntry as InboxEntry
 from .inbox_entry import LatestVersion as LatestVersion
 from .monitoring import Alert as Alert

@@ -143,6 +143,11 @@ class ArchivedEvent(models.Model):
                 where={"unconfirmed": True},
             ),
             models.Index(fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"),
+            # For the number of a group's events in each state, and the oldest of them.
+            models.Index(
+                fields=["group", "state", "mirrored_at", "state_since"],
+                name="amqp_events_group_state",
+            ),
             # For open events, where nearly all others are settled.
             PartialIndex(
                 fields=["group", "-last_failed_at", "-id"],
@@ -323,6 +328,8 @@ class ArchivedFailure(models.Model):
     class Meta:
         ordering: ClassVar = ["failed_at"]
         default_permissions = ()
+        # For the failures of an hour; no row is read.
+        indexes: ClassVar = [models.Index(fields=["failed_at", "late"], name="amqp_failure_at")]
 
     def __str__(self) -> str:
         return f"{self.exception or self.reason} at {self.failed_at:%Y-%m-%d %H:%M:%S}"

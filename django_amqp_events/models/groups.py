@@ -1,4 +1,4 @@
-"""Failure groups and their counts."""
+"""Failure groups, and what people write about them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from .base import LENGTH, AppendOnly, ChoiceField, Moment
 class FailureGroup(models.Model):
     """Failures of one handler, with one exception, from one place in the project's code.
 
-    The numbers lack the :class:`GroupCountChange` rows that are not folded yet; see
-    :mod:`django_amqp_events.archive.groups.group_counts`.
+    How many of its events are open, and when the last one failed:
+    :func:`django_amqp_events.archive.groups.group_counts.with_counts`.
 
     Attributes:
         id: derived from the next five
             (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
-        open: archived events.
-        in_progress: queued and replaying events.
-        resolved_at: when its last open event was settled; ``None`` after a restore.
-        reopened_at: when it failed again after that.
+        first_seen: of its failures.
         assignee: a user's name.
         ticket: a URL.
         edits: counts changes of note, assignee and ticket; a change names the one that it is about.
@@ -37,12 +34,6 @@ class FailureGroup(models.Model):
     frame = models.CharField(max_length=LENGTH)
     reason = models.CharField(max_length=32)
     first_seen = Moment()
-    last_seen = Moment()
-    # Signed: changes folded out of order may be negative for a moment.
-    open = models.IntegerField(default=0)
-    in_progress = models.IntegerField(default=0)
-    resolved_at = Moment(null=True)
-    reopened_at = Moment(null=True)
     note = models.TextField()
     assignee = models.CharField(max_length=LENGTH)
     ticket = models.CharField(max_length=LENGTH)
@@ -51,13 +42,9 @@ class FailureGroup(models.Model):
     class Meta:
         verbose_name = _("failure group")
         verbose_name_plural = _("failure groups")
-        ordering: ClassVar = ["-last_seen", "-pk"]
         default_permissions = ("view",)
         permissions: ClassVar = [
             ("assign_failuregroup", "Can write note, assignee and ticket of failure groups"),
-        ]
-        indexes: ClassVar = [
-            models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
         ]
 
     def __str__(self) -> str:
@@ -86,63 +73,3 @@ class GroupAction(AppendOnly):
 
     def __str__(self) -> str:
         return f"{self.get_action_display()} by {self.by or 'unknown'}"
-
-
-class GroupHour(models.Model):
-    """The outcomes of a group's events within one hour in UTC.
-
-    Attributes:
-        archived: failures that archived an event or kept it archived, by the time of the failure.
-        succeeded, discarded: events that changed to this state.
-    """
-
-    id = models.BigAutoField(primary_key=True)
-    group_id = models.UUIDField()
-    hour = Moment()
-    archived = models.PositiveIntegerField(default=0)
-    succeeded = models.PositiveIntegerField(default=0)
-    discarded = models.PositiveIntegerField(default=0)
-
-    class Meta:
-        default_permissions = ()
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["group_id", "hour"], name="amqp_tally_hour"),
-        ]
-        indexes: ClassVar = [models.Index(fields=["hour"], name="amqp_tally_by_hour")]
-
-    def __str__(self) -> str:
-        return f"{self.archived} archived at {self.hour:%Y-%m-%d %H:00}"
-
-
-class GroupCountChange(models.Model):
-    """The count changes of one transaction, folded into its group soon after.
-
-    Rows are only inserted, so that transactions on one group do not wait for each other.
-
-    Attributes:
-        hour, archived, succeeded, discarded: as in :class:`GroupHour`.
-        open, in_progress: added to those of the group.
-        first_at, last_at: of the failures among them.
-    """
-
-    id = models.BigAutoField(primary_key=True)
-    # No constraint, since every transaction inserts rows; Django deletes them with their group.
-    group = models.ForeignKey(
-        FailureGroup, models.CASCADE, related_name="change_set", db_constraint=False, db_index=False
-    )
-    at = Moment()
-    hour = Moment()
-    open = models.IntegerField(default=0)
-    in_progress = models.IntegerField(default=0)
-    archived = models.PositiveIntegerField(default=0)
-    succeeded = models.PositiveIntegerField(default=0)
-    discarded = models.PositiveIntegerField(default=0)
-    first_at = Moment(null=True)
-    last_at = Moment(null=True)
-
-    class Meta:
-        default_permissions = ()
-        indexes: ClassVar = [models.Index(fields=["group"], name="amqp_change_group")]
-
-    def __str__(self) -> str:
-        return f"{self.open:+} open at {self.at:%Y-%m-%d %H:%M:%S}"

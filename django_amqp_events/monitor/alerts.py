@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import override
 
 from .. import signals
+from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
 from ..models import (
@@ -26,7 +27,6 @@ from ..models import (
     Alert,
     ArchivedEvent,
     ArchivedFailure,
-    FailureGroup,
     Snapshot,
     clean,
     visible,
@@ -229,12 +229,11 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
     open_now = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
     known = list(open_now.values_list("kind", "key", "since", "details"))
     ids = [pk for _, key, *_ in known if (pk := parse_uuid(key)) is not None]
-    groups = FailureGroup.objects.using(router.db_for_write(FailureGroup)).filter(
-        service=settings.service
-    )
-    # By stored counts, which the mirror updates every few seconds.
-    unsettled = groups.filter(Q(open__gt=0) | Q(in_progress__gt=0), pk__in=ids)
-    lasting = {str(group.pk): group for group in unsettled} if settings.alerts.groups else {}
+    groups = group_counts.with_counts(failure_groups.groups().filter(service=settings.service))
+    lasting: dict[str, Any] = {}
+    if settings.alerts.groups:
+        alerted = groups.filter(pk__in=ids)
+        lasting = {str(group.pk): group for group in alerted if group.open or group.in_progress}
     conditions: dict[Which, Reason | None] = {}
     back = 0
     for kind, key, since, details in known:
@@ -261,7 +260,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
     )
     events = ArchivedEvent.objects.using(groups.db).filter(~Exists(again), group=OuterRef("pk"))
     old = Exists(events.filter(mirrored_at__lte=begin))
-    news = groups.filter(Q(reopened_at__gt=begin) | Q(~old, resolved_at=None), open__gt=0).exclude(
+    news = groups.filter(group_counts.has_open(), Q(reopened_at__gt=begin) | ~old).exclude(
         pk__in=ids
     )
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
@@ -270,7 +269,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
     return conditions
 
 
-def _of_group(group: FailureGroup) -> Reason:
+def _of_group(group: Any) -> Reason:
     params = {"group": group.title, "open": group.open, "what": group.exception or group.reason}
     if not group.frame:
         return Reason("alert-group-unknown-frame", **params)

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 Unit = tuple[str, str]
 Line = Mapping[str, Any]
-#: A failure group, what it counts and what its events are: open, open again, in progress.
-GroupCounts = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 class Replayed(NamedTuple):
@@ -66,7 +64,6 @@ class Ended:
             are there.
         failures: all that were archived.
         sent_malformed: ids of messages that no handler can read.
-        groups: of all failure groups, whenever nothing was on its way.
         troubled: groups that have open events.
         alerts: that are open, without those of growth: kind and key.
         figures: what ``events_status`` says and what the tables have, by name.
@@ -84,7 +81,6 @@ class Ended:
     effects: Sequence[str]
     failures: Sequence[Failed] = ()
     sent_malformed: frozenset[str] = frozenset()
-    groups: Sequence[GroupCounts] = ()
     troubled: frozenset[str] = frozenset()
     alerts: frozenset[tuple[str, str]] = frozenset()
     figures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -281,11 +277,6 @@ def check(lines: Iterable[Line], ended: Ended, policy: Policy) -> tuple[list[Wro
         for handler in sorted(policy.handlers):
             if (event, handler) not in malformed:
                 wrong.append(Wrong("malformed", f"{event} is not archived for {handler}"))
-    wrong += [
-        Wrong("group", f"{group} counts {counted}, it has {actual} (open, again, in progress)")
-        for group, counted, actual in ended.groups
-        if counted != actual
-    ]
     wrong += check_monitoring(ended)
     wrong += [
         Wrong("waiting", f"{event} of {handler}", event) for event, handler in sorted(ended.waiting)

@@ -27,7 +27,7 @@ from tests.waiting import NotInTime, Stopwatch, until
 
 from . import clocks, history
 from .faults import FAULTS, Missed, repair
-from .history import Discarded, Ended, Failed, Figures, GroupCounts, Policy, Replayed, Wrong
+from .history import Discarded, Ended, Failed, Figures, Policy, Replayed, Wrong
 from .schedule import Step
 
 #: As testproject's `faulty` declares.
@@ -115,7 +115,6 @@ class Soak:
         self._locks = {name: threading.Lock() for name in alone}
         self._failed: list[str] = []
         self.sizes: list[str] = []
-        self._counts: list[GroupCounts] = []
 
     # -- what runs
 
@@ -276,7 +275,6 @@ class Soak:
         until(lambda: not any(each.alive for each in alive), "all is published", PATIENCE)
         for _ in range(ROUNDS):
             self._quiet()
-            self._counts += self.world.database.group_counts()
             if not self._open():
                 return
             with suppress(subprocess.TimeoutExpired):
@@ -401,7 +399,6 @@ class Soak:
                     "JOIN django_amqp_events_archivedevent e ON e.id = f.event_id"
                 )
             ],
-            groups=[*self._counts, *self.world.database.group_counts()],
             troubled=frozenset(troubled),
             alerts=frozenset(alerts),
             figures=told,

@@ -80,7 +80,6 @@ def good() -> tuple[list[dict[str, Any]], Ended]:
         effects=everything,
         failures=FAILURES,
         sent_malformed=frozenset({"m"}),
-        groups=[("g", (1, 0, 0), (1, 0, 0))],
         replays=[C, E],
         discarded=[Discarded("D", "d", "call")],
         actions=[("ann", "t1", "D"), ("ann", "t2", "E")],
@@ -165,7 +164,6 @@ PLANTED: dict[str, tuple[Callable[..., Any], str]] = {
         ending(actions=[("ann", "t1", "D")]), "action: edit of E by ann is not recorded"),
     "an action in another user's name": (
         ending(actions=[("bob", "t1", "D"), ("ann", "t2", "E")]), "action"),
-    "a count off by one": (ending(groups=[("g", (2, 0, 0), (1, 0, 0))]), "group: g counts"),
     "a group without an alert": (ending(alerts=frozenset()), "alert: none of group g"),
     "an alert of a group that has recovered": (
         ending(troubled=frozenset()), "alert: group_back g is open"),

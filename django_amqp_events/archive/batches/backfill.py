@@ -330,7 +330,7 @@ def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
     new = {row.pk: row for row in (_row(batch, plan, record, now) for record in chunk.records)}
     left = Counter(batch.backfill_left or {}) + chunk.left
     left["expired"] += chunk.expired
-    with tables.locking(new, now=now, without=["detail"]) as events:
+    with tables.locking(new, without=["detail"]) as events:
         claimed = {}
         for pk, row in new.items():
             event = events.get(pk)

@@ -6,9 +6,9 @@ The mirror assigns each event when it stores it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 from typing import Final
 from uuid import UUID
@@ -20,7 +20,6 @@ from ...callables import nothing
 from ...databases import check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
-from . import group_counts
 from .fingerprint import Fingerprint, fingerprint
 
 #: Most events whose newest decisions a group's history reads.
@@ -45,39 +44,24 @@ def fingerprint_of(event: ArchivedEvent) -> Fingerprint:
     return fingerprint(**{name: getattr(event, name) for name in _PARTS})
 
 
-def assign_groups(
-    events: Iterable[ArchivedEvent], failed: Mapping[UUID, Sequence[datetime]], *, now: datetime
-) -> None:
-    """Set the groups of unsaved events, and insert the groups that are new.
-
-    Args:
-        failed: when each event failed.
-    """
+def assign_groups(events: Iterable[ArchivedEvent]) -> None:
+    """Set the groups of events in memory, and insert the groups that are new."""
     by_id: dict[UUID, FailureGroup] = {}
     for event in events:
         identity = fingerprint_of(event)
         event.group_id = identity.id
-        moments = failed.get(event.pk) or [now]
-        group = by_id.get(identity.id)
-        if group is None:
-            group = by_id[identity.id] = FailureGroup(
-                **asdict(identity),
-                first_seen=moments[0],
-                last_seen=moments[0],
-            )
-        group.first_seen = min(group.first_seen, *moments)
-        group.last_seen = max(group.last_seen, *moments)
+        failed_at = event.last_failed_at
+        group = by_id.setdefault(
+            identity.id, FailureGroup(**asdict(identity), first_seen=failed_at)
+        )
+        group.first_seen = min(group.first_seen, failed_at)
     # In one order, so that concurrent inserts of the same groups do not deadlock.
     groups().bulk_create([by_id[pk] for pk in sorted(by_id)], ignore_conflicts=True)
-
-
-def fold_all_counts(stop: Callable[[], bool] = nothing) -> int:
-    """Fold all group count changes into their groups; return how many were folded."""
-    fold = tables.retry_on_conflict(group_counts.fold_changes)
-    total = 0
-    while not stop() and (done := fold(using=tables.database(), now=tables.clock())):
-        total += done
-    return total
+    # Updated seldom, as events are mirrored about in the order in which they failed.
+    for later in groups().filter(pk__in=list(by_id)).order_by("pk"):
+        first_seen = by_id[later.pk].first_seen
+        if first_seen < later.first_seen:
+            groups().filter(pk=later.pk, first_seen__gt=first_seen).update(first_seen=first_seen)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,12 +71,10 @@ class Rebuilt:
     Attributes:
         seen: examined events.
         moved: events that were in another group.
-        corrected: groups whose numbers were wrong.
     """
 
     seen: int = 0
     moved: int = 0
-    corrected: int = 0
     stopped: bool = False
 
 
@@ -101,14 +83,13 @@ def rebuild(
     progress: Callable[[Rebuilt], object] = nothing,
     stop: Callable[[], bool] = nothing,
 ) -> Rebuilt:
-    """Move every event to its group, and correct the numbers of all groups.
+    """Move every event to its group.
 
     Run it after a change of the algorithm or of rows by hand. Notes about a group move with its
     events. Everything else may run meanwhile.
     """
     rebuilt = Rebuilt()
-    using = tables.database()
-    check_commits(using)
+    check_commits(tables.database())
     for ids in tables.in_chunks(tables.rows()):
         if stop():
             rebuilt.stopped = True
@@ -118,29 +99,24 @@ def rebuild(
         if wrong := [event.pk for event in events if event.group_id != fingerprint_of(event).id]:
             rebuilt.moved += _move(wrong)
         progress(rebuilt)
-    correct = tables.retry_on_conflict(group_counts.recount)
-    rebuilt.corrected = correct(using=using, now=tables.clock())
-    fold_all_counts(stop)
     return rebuilt
 
 
-def prune(*, before: datetime | None, service: str) -> int:
-    """Delete groups without events and notes; return how many.
-
-    Counts of hours older than :data:`.group_counts.KEPT_HOURS` are deleted too.
-
-    Args:
-        before: groups whose last failure was earlier; ``None`` keeps all.
-    """
-    using = tables.database()
-    fold_all_counts()
-    group_counts.delete_old_hours(
-        using=using, before=tables.clock() - timedelta(hours=group_counts.KEPT_HOURS)
-    )
-    if before is None:
-        return 0
-    old = _empty().filter(service=service, last_seen__lt=before, note="", assignee="", ticket="")
-    return _delete(list(old.values_list("pk", flat=True)))
+def prune(*, service: str) -> int:
+    """Delete groups without events and notes; return how many."""
+    events = tables.rows().filter(group=OuterRef("pk"))
+    unused = groups().filter(~Exists(events), service=service, note="", assignee="", ticket="")
+    gone = 0
+    for pk in list(unused.values_list("pk", flat=True)):
+        try:
+            # Each in a savepoint: a group that gets an event meanwhile is kept.
+            with transaction.atomic(using=tables.database()):
+                deleted, _ = unused.filter(pk=pk).delete()
+        except IntegrityError:
+            continue
+        if deleted:
+            gone += 1
+    return gone
 
 
 @tables.retry_on_conflict
@@ -161,15 +137,12 @@ def write(
         "assignee": clean(assignee, LENGTH),
         "ticket": clean(ticket, LENGTH),
     }
+    if (group := groups().filter(pk=pk).first()) is None:
+        return None
+    changed = [name for name, value in given.items() if getattr(group, name) != value]
     with transaction.atomic(using=using):
-        # The UPDATE locks the row.
-        if not groups().filter(pk=pk).update(edits=F("edits")):
-            return None
-        group = groups().get(pk=pk)
-        changed = [name for name, value in given.items() if getattr(group, name) != value]
-        if not changed:
-            return []
-        if not groups().filter(pk=pk, edits=seen).update(edits=seen + 1, **given):
+        shown = groups().filter(pk=pk, edits=seen)
+        if changed and not shown.update(edits=seen + 1, **given):
             return None
         GroupAction.objects.using(using).bulk_create(
             GroupAction(
@@ -236,53 +209,23 @@ def history(group: FailureGroup, limit: int) -> list[HistoryEntry]:
 @tables.retry_on_conflict
 def _move(ids: Collection[UUID]) -> int:
     """Move events to their groups; return how many were moved."""
-    now = tables.clock()
-    using = tables.database()
-    with transaction.atomic(using=using):
-        events = tables.lock(ids)
+    with tables.locking(ids) as events:
         moved = [event for event in events.values() if event.group_id != fingerprint_of(event).id]
-        before = {event.pk: group_counts.counted_event(event) for event in moved}
-        failed = {event.pk: [event.last_failed_at] for event in moved}
-        assign_groups(moved, failed, now=now)
+        before = {event.pk: event.group_id for event in moved}
+        assign_groups(moved)
         together: defaultdict[UUID, list[UUID]] = defaultdict(list)
         for event in moved:
             together[fingerprint_of(event).id].append(event.pk)
         for group, members in together.items():
             tables.rows().filter(pk__in=members).update(group=group)
-            _copy_notes({before[pk].group for pk in members}, group)
-        group_counts.record_changes(
-            before,
-            {event.pk: group_counts.counted_event(event) for event in moved},
-            failed=failed,
-            moved=True,
-            now=now,
-            using=using,
-        )
+            _copy_notes({before[pk] for pk in members}, group)
     return len(moved)
 
 
 def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
     """Copy note, assignee and ticket of groups to one that has none."""
     noted = groups().filter(pk__in=[pk for pk in old if pk is not None])
-    for group in noted.exclude(note="", assignee="", ticket="").order_by("last_seen"):
+    for group in noted.exclude(note="", assignee="", ticket="").order_by("first_seen"):
         groups().filter(pk=new, note="", assignee="", ticket="").update(
             note=group.note, assignee=group.assignee, ticket=group.ticket, edits=F("edits") + 1
         )
-
-
-def _empty() -> QuerySet[FailureGroup]:
-    events = ArchivedEvent.objects.using(tables.database()).filter(group=OuterRef("pk"))
-    return groups().filter(~Exists(events))
-
-
-def _delete(ids: Collection[UUID]) -> int:
-    gone = 0
-    for pk in ids:
-        try:
-            # Each in a savepoint: a group that gets an event meanwhile is kept.
-            with transaction.atomic(using=tables.database()):
-                groups().filter(pk=pk).delete()
-        except IntegrityError:
-            continue
-        gone += 1
-    return gone

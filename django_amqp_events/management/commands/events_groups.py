@@ -3,9 +3,9 @@
 A group has one service, handler, exception and innermost function of the
 project's own code. `events_replay --group` takes its id.
 
---rebuild assigns every event to its group and recounts the open events. Use it
-after an upgrade that groups differently, and after rows were changed by hand.
-Other processes may run meanwhile.
+--rebuild moves every event to its group. Use it after an upgrade that groups
+differently, and after rows were changed by hand. Other processes may run
+meanwhile.
 
 exit codes:
   0  done
@@ -23,7 +23,7 @@ from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import FailureGroup, visible
+from django_amqp_events.models import visible
 
 #: Groups that are printed, unless --limit is given.
 LIMIT: Final = 20
@@ -34,9 +34,7 @@ class Command(ReportCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         arguments.add_limit(parser, "groups", LIMIT)
-        parser.add_argument(
-            "--rebuild", action="store_true", help="Regroup all events and recount them."
-        )
+        parser.add_argument("--rebuild", action="store_true", help="Regroup all events.")
         super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
@@ -53,8 +51,7 @@ class Command(ReportCommand):
                 stop=self.stopped,
             )
         self.tell(
-            f"{counted(rebuilt.seen, 'event')} checked, {rebuilt.moved} moved to another "
-            f"group; {counted(rebuilt.corrected, 'group')} recounted"
+            f"{counted(rebuilt.seen, 'event')} checked, {rebuilt.moved} moved to another group"
         )
         if rebuilt.stopped:
             self.tell("stopped early; run it again")
@@ -62,9 +59,9 @@ class Command(ReportCommand):
 
     def _show(self, limit: int) -> int:
         service = conf.get_settings().service
-        with_open = group_counts.with_exact_counts(failure_groups.groups().filter(service=service))
-        with_open = with_open.filter(open_now__gt=0)
-        groups = list(with_open.order_by("-last_seen", "-pk")[: limit + 1])
+        opened = failure_groups.groups().filter(group_counts.has_open(), service=service)
+        newest = group_counts.with_counts(opened).order_by("-last_seen", "-pk")
+        groups = list(newest[: limit + 1])
         more, groups = len(groups) > limit, groups[:limit]
 
         def show() -> None:
@@ -75,7 +72,7 @@ class Command(ReportCommand):
                 where = f" at {group.frame}" if group.frame else ""
                 self.tell(
                     visible(
-                        f"{group.pk}  {group.open_now:>7} open  {group.handler or 'no handler'}: "
+                        f"{group.pk}  {group.open:>7} open  {group.handler or 'no handler'}: "
                         f"{group.exception or group.reason}{where}{reopened}"
                     )
                 )
@@ -89,13 +86,12 @@ class Command(ReportCommand):
         return self.finish(0, document, show)
 
 
-def _document(group: FailureGroup) -> dict[str, Any]:
-    counts: Any = group
+def _document(group: Any) -> dict[str, Any]:
     return {
         "id": group.pk,
-        "open": counts.open_now,
-        "in_progress": counts.in_progress_now,
+        "open": group.open,
+        "in_progress": group.in_progress,
         **columns(group, "service", "handler", "exception", "frame", "reason"),
-        **columns(group, "first_seen", "last_seen", "resolved_at", "reopened_at"),
+        **columns(group, "first_seen", "last_seen", "reopened_at"),
         **columns(group, "note", "assignee", "ticket"),
     }

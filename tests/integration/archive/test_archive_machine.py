@@ -42,8 +42,6 @@ from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
-    GroupCountChange,
-    GroupHour,
     Replay,
     ReplayBatch,
     ReplayBatchAction,
@@ -142,8 +140,6 @@ class Archive(RuleBasedStateMachine):
             ReplayBatchAction,
             ReplayBatch,
             ArchivedEvent,
-            GroupCountChange,
-            GroupHour,
             FailureGroup,
         ):
             rows: Any = model.objects.using(tables.database()).all()
@@ -259,10 +255,6 @@ class Archive(RuleBasedStateMachine):
     def sweep(self, until: str | None) -> None:
         """Publish again what dead processes have left."""
         self.start(replay.resume, until)
-
-    @rule()
-    def fold(self) -> None:
-        failure_groups.fold_all_counts()
 
     # -- operators
 
@@ -533,17 +525,10 @@ class Archive(RuleBasedStateMachine):
                 assert batch.runner is None
 
     def check_groups(self, rows: dict[UUID, ArchivedEvent]) -> None:
-        wanted: dict[UUID, Counter[str]] = {}
+        known = set(failure_groups.groups().values_list("pk", flat=True))
         for row in rows.values():
-            assert row.group_id is not None
-            counts = wanted.setdefault(row.group_id, Counter())
-            counts["open"] += row.state == State.ARCHIVED
-            counts["in_progress"] += row.state in group_counts.IN_PROGRESS
-        for group in group_counts.with_exact_counts(failure_groups.groups()):
-            counts = wanted.pop(group.pk, Counter())
-            for name in ("open", "in_progress"):
-                assert getattr(group, f"{name}_now") == counts[name], name
-        assert not wanted, "events whose group does not exist"
+            assert row.group_id == failure_groups.fingerprint_of(row).id
+            assert row.group_id in known, "its group does not exist"
 
     # -- the end
 
@@ -567,7 +552,6 @@ class Archive(RuleBasedStateMachine):
                 not batch_states.running("billing")
             ):
                 break
-        self.fold()
         self.holds()
         rows = {row.event_id: row for row in tables.rows()}
         assert self.ledger.failed <= rows.keys() | self.ledger.pruned, "lost"
@@ -578,8 +562,6 @@ class Archive(RuleBasedStateMachine):
             counts = batch_states.count(pk)
             assert sum(counts.values()) <= total
             assert not counts["queued"]
-        using = tables.database()
-        assert not group_counts.recount(using=using, now=self.clock.now())
         assert not self.channel.queue_declare(ARCHIVE, passive=True).message_count
 
 

@@ -500,7 +500,6 @@ def test_late_failures_do_not_hide_the_current_one(ada):
 def test_pages_ask_no_replica(archive_database, broker):
     big = make(body=b'[[], {"text": "%s"}, {}]' % (b"x" * formatting.SHOWN))
     failure_groups.rebuild()
-    failure_groups.fold_all_counts(bool)
     group, waiting = FailureGroup.objects.get(), make_outbox()
     batch = batch_states.freeze(tables.rows(), by="ada", title="one")
     pages = "admin:django_amqp_events_"

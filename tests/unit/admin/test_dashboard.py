@@ -6,6 +6,7 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -18,9 +19,9 @@ from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker import connection as connection_module
 from django_amqp_events.models import (
     Alert,
+    ArchivedEvent,
+    ArchivedFailure,
     FailureGroup,
-    GroupCountChange,
-    GroupHour,
     Snapshot,
     State,
 )
@@ -166,7 +167,6 @@ def test_alerts_and_queues_lead_to_what_they_are_about():
     snapshot()
     make()
     failure_groups.rebuild()
-    failure_groups.fold_all_counts()
     group = FailureGroup.objects.get()
     for kind, key in (
         ("group_new", str(group.pk)), ("group_back", "nonsense"), ("growth", ""),
@@ -265,31 +265,35 @@ def test_the_figures_of_the_archive():
     assert found.new_hour == 3
 
 
-def test_series_and_groups_are_those_of_the_tallies():
+def test_series_and_groups_are_those_of_the_rows():
     now = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
     this = now.replace(minute=0)
-    made = [make_group(handler=f"handler-{place}", open=place + 1) for place in range(3)]
-    for each, hours, numbers in (
-        (made[0], 0, (2, 1, 0)), (made[1], 0, (3, 0, 0)), (made[0], 23, (5, 0, 4)),
-        (made[0], 24, (9, 9, 9)),
+    first, last = this - timedelta(hours=23), this + timedelta(minutes=59)
+    few, many = make_group(handler="a"), make_group(handler="b")
+    row = make(group=few)
+    make(group=many)
+    make(group=many)
+    for at, late in (
+        (first, False), (this, False), (last, False), (last, True),
+        (first - timedelta(seconds=1), False), (this + timedelta(hours=1), False),
     ):  # fmt: skip
-        GroupHour.objects.create(
-            group_id=each.pk, hour=this - timedelta(hours=hours),
-            **dict(zip(("archived", "succeeded", "discarded"), numbers, strict=True)),
-        )  # fmt: skip
-    # Changes that are not added up yet count too.
-    GroupCountChange.objects.create(group=made[2], at=now, hour=this, archived=1, discarded=7)
+        ArchivedFailure.objects.create(
+            pk=uuid4(), event=row, failed_at=at, mirrored_at=now, late=late
+        )
+    make(State.SUCCEEDED, state_since=this)
+    make(State.DISCARDED, state_since=first)
+    make(State.DISCARDED, state_since=first - timedelta(seconds=1))
     with CaptureQueriesContext(connection) as found:
         series = statistics.hourly_series(now)
-    assert len(found) == 1
+    assert len(found) == 3
     assert list(series) == [this - timedelta(hours=back) for back in reversed(range(24))]
-    counts = {hour: count for hour, count in series.items() if count}
+    counts = {hour: count for hour, count in series.items() if any(count.values())}
     assert counts == {
-        this - timedelta(hours=23): {"archived": 5, "succeeded": 0, "discarded": 4},
-        this: {"archived": 6, "succeeded": 1, "discarded": 7},
+        first: {"archived": 1, "succeeded": 0, "discarded": 1},
+        this: {"archived": 2, "succeeded": 1, "discarded": 0},
     }
-    assert [each.open for each in statistics.top_groups()] == [3, 2, 1]
-    FailureGroup.objects.update(open=0)
+    assert [group.open for group in statistics.top_groups()] == [2, 1]
+    ArchivedEvent.objects.update(state=State.DISCARDED)
     assert statistics.top_groups() == []
 
 

@@ -43,7 +43,6 @@ def ada():
 def grouped(*rows: ArchivedEvent) -> FailureGroup:
     """The group of events that were made without one."""
     failure_groups.rebuild()
-    failure_groups.fold_all_counts()
     found = ArchivedEvent.objects.get(pk=rows[0].pk).group
     assert found is not None
     return found
@@ -73,10 +72,9 @@ def test_filters_and_search(ada):
         opened.pk, seen=0, by="", now=datetime.now(UTC), note="", assignee="bob", ticket=""
     )
     grouped(make(State.DISCARDED, exception="b.Right"))
-    back = grouped(make(exception="a.Back", handler="book"))
-    FailureGroup.objects.filter(pk=back.pk).update(
-        resolved_at=datetime.now(UTC), reopened_at=datetime.now(UTC)
-    )
+    long_ago = dict.fromkeys(("mirrored_at", "state_since"), datetime.now(UTC) - timedelta(days=9))
+    make(State.SUCCEEDED, exception="a.Back", handler="book", **long_ago)
+    grouped(make(exception="a.Back", handler="book"))
     for query, found in (
         ({}, {"a.Open", "a.Back"}),
         ({"state": "open"}, {"a.Open", "a.Back"}),
@@ -98,6 +96,21 @@ def test_filters_and_search(ada):
         ({"q": "a.", "state": "back"}, {"a.Back"}),
     ):
         assert listed(ada, **query) == found, query
+
+
+def test_orders(ada):
+    now = datetime.now(UTC)
+    for _ in range(2):
+        make(exception="a.Old", last_failed_at=now - timedelta(hours=5))
+    grouped(make(exception="b.New", last_failed_at=now))
+    for query, found, columns in (
+        ({}, ["b.New", "a.Old"], {2: "desc"}),
+        ({"o": "2"}, ["a.Old", "b.New"], {2: "asc"}),
+        ({"o": "-1"}, ["a.Old", "b.New"], {1: "desc"}),
+    ):
+        shown = ada.get(url("changelist"), query).context["cl"]
+        assert [group.exception for group in shown.result_list] == found, query
+        assert shown.get_ordering_field_columns() == columns, query
 
 
 # -- one group

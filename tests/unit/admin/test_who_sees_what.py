@@ -197,7 +197,6 @@ def world() -> ArchivedEvent:
         using=tables.database(),
     )
     failure_groups.rebuild()
-    failure_groups.fold_all_counts(bool)
     make_outbox(body=BODY, attempts=1)
     make_outbox(body=b'[[], {"card": "' + SECRET.encode())
     make_inbox(first.event_id)
@@ -410,7 +409,6 @@ def test_a_row_that_a_user_may_not_see_is_nowhere(broker: Any) -> None:
     late = overdue(event_id=HIDDEN, message=MARK, correlation_id="basket-6")
     other = make(correlation_id="basket-6", exception="billing.errors.Other")
     failure_groups.rebuild()
-    failure_groups.fold_all_counts(bool)
     waiting = make_outbox(event_id=HIDDEN, attempts=1, error=MARK)
     mine = make_outbox(attempts=1)
     before = _rows(hidden.pk, late.pk, waiting.pk)

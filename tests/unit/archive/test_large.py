@@ -29,8 +29,6 @@ from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
     ArchivedFailure,
-    FailureGroup,
-    GroupCountChange,
     OutboxEvent,
     Replay,
     ReplayBatch,
@@ -49,8 +47,8 @@ pytestmark = pytest.mark.django_db
 
 #: The event whose pages are opened.
 OPENED = "opened-1"
-#: A count of which SQL bounds what is counted: by LIMIT below it, by ids, or by one batch.
-BOUNDED = re.compile(r'LIMIT \d+\) |\bIN \(|"batch_id" = ')
+#: A count of which SQL bounds what is counted: by LIMIT below it, by ids, by a batch, or by hours.
+BOUNDED = re.compile(r'LIMIT \d+\) |\bIN \(|"batch_id" = |"(failed_at|state_since)" < ')
 
 
 @pytest.fixture(autouse=True)
@@ -90,10 +88,6 @@ def fill(number: int) -> None:
         add_history(opened, n)
     ArchivedEvent.objects.filter(pk=opened.pk).update(replays=replays)
     failure_groups.rebuild()
-    GroupCountChange.objects.bulk_create(
-        GroupCountChange(group=group, at=datetime.now(UTC), hour=datetime.now(UTC), archived=1)
-        for group in FailureGroup.objects.all()
-    )
     batch = batch_states.freeze(tables.rows(), by="ada", title="all")
     preview.preview_batch(batch)
     batch_states.start(batch.pk, by="ada", reason="all")

@@ -23,6 +23,7 @@ from django_amqp_events.models import (
     ArchivedFailure,
     FailureGroup,
     Snapshot,
+    State,
 )
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
@@ -73,6 +74,12 @@ def heard() -> Any:
 
 def names(heard: Any) -> list[tuple[str, str, str]]:
     return [(each["name"], each["kind"], each["key"]) for each in heard]
+
+
+def failed(at: datetime, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
+    """Return an event that failed and was mirrored then."""
+    times = dict.fromkeys(("first_failed_at", "last_failed_at", "mirrored_at", "state_since"), at)
+    return make(state, **{**times, **fields})
 
 
 def look_at_groups(heard: Any, now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
@@ -258,27 +265,33 @@ def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
 
 @DATABASES
 def test_groups_that_are_new_or_came_back(heard: Any) -> None:
-    def group(age: float, **more: Any) -> FailureGroup:
+    def group(age: float, *, state: State = State.ARCHIVED, **more: Any) -> FailureGroup:
         seen = NOW - timedelta(hours=age)
         found = make_group(**{"first_seen": seen, **more})
-        make(group=found, mirrored_at=seen)
+        failed(seen, state, group=found)
+        return found
+
+    def reopened(age: float) -> FailureGroup:
+        """Settled a day ago, and failed again since."""
+        found = group(50, state=State.DISCARDED)
+        found.event_set.update(state_since=NOW - timedelta(days=1))
+        failed(NOW - timedelta(hours=age), group=found)
         return found
 
     look = partial(look_at_groups, heard)
     group(5)
     group(0.1, service="shop")
-    group(0.1, open=0)
-    new = group(0.1)
-    back = group(50, resolved_at=NOW - timedelta(days=1), reopened_at=NOW - timedelta(minutes=1))
-    group(50, resolved_at=NOW - timedelta(days=1), reopened_at=NOW - timedelta(hours=2))
+    group(0.1, state=State.DISCARDED)
+    new, back = group(0.1), reopened(0.1)
+    reopened(2)
     raised = [("raised", "group_back", str(back.pk)), ("raised", "group_new", str(new.pk))]
     assert look() == sorted(raised)
     assert "TaxError in send_invoice" in alerts.title(Alert.objects.get(key=str(new.pk)))
     # It lasts while something is open, however old it is by then.
     assert look(NOW + timedelta(days=2)) == []
-    FailureGroup.objects.filter(pk=new.pk).update(open=0, in_progress=1)
+    new.event_set.update(state=State.REPLAYING)
     assert look() == []
-    FailureGroup.objects.filter(pk=new.pk).update(in_progress=0, resolved_at=NOW)
+    new.event_set.update(state=State.SUCCEEDED)
     assert look() == [("ended", "group_new", str(new.pk))]
     ArchivedEvent.objects.filter(group=back).delete()
     FailureGroup.objects.filter(pk=back.pk).delete()
@@ -304,10 +317,11 @@ def test_an_alert_of_a_newer_version_is_shown(heard: Any) -> None:
 def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     """The count is current; a condition that returned between two checks is sent again."""
     seen = NOW - timedelta(minutes=5)
-    group = make_group(exception="shop.TaxError", first_seen=seen, last_seen=seen, open=2)
+    group = make_group(exception="shop.TaxError")
+    failed(seen, group=group)
+    failed(seen, group=group)
 
-    def look(now: datetime, **changed: Any) -> list[tuple[str, str]]:
-        FailureGroup.objects.filter(pk=group.pk).update(**changed)
+    def look(now: datetime) -> list[tuple[str, str]]:
         return sorted((kind, name) for name, kind, _ in look_at_groups(heard, now))
 
     assert look(NOW) == [("group_new", "raised")]
@@ -316,20 +330,25 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
         "alert raised: New failure: TaxError in send_invoice (2 open): "
         "shop.TaxError in an unknown function. Fix the cause, then replay the group."
     )
-    assert look(NOW, open=7) == []
+    failed(NOW, group=group)
+    assert look(NOW) == []
     alert = Alert.objects.get()
-    assert alerts.title(alert) == "New failure: TaxError in send_invoice (7 open)"
+    assert alerts.title(alert) == "New failure: TaxError in send_invoice (3 open)"
     later = NOW + timedelta(minutes=10)
-    changed = {"open": 1, "resolved_at": later, "reopened_at": later}
-    assert look(later, **changed) == [("group_back", "raised"), ("group_new", "ended")]
+    group.event_set.update(state=State.SUCCEEDED, state_since=later - timedelta(minutes=1))
+    failed(later, group=group)
+    assert look(later) == [("group_back", "raised"), ("group_new", "ended")]
     new = Alert.objects.get(ended=None)
     assert alerts.title(new) == "Failure reopened: TaxError in send_invoice (1 open)"
     # The same again is the same trouble, whose text is renewed.
     much_later = later + timedelta(minutes=10)
-    changed = {"open": 3, "resolved_at": much_later, "reopened_at": much_later}
-    assert look(much_later, **changed) == []
-    assert "3 open" in alerts.title(Alert.objects.get(ended=None))
-    assert look(much_later, open=0) == [("group_back", "ended")]
+    group.event_set.update(state=State.SUCCEEDED, state_since=much_later - timedelta(minutes=1))
+    failed(much_later, group=group)
+    failed(much_later, group=group)
+    assert look(much_later) == []
+    assert "2 open" in alerts.title(Alert.objects.get(ended=None))
+    group.event_set.update(state=State.DISCARDED)
+    assert look(much_later) == [("group_back", "ended")]
 
 
 @pytest.mark.django_db
@@ -352,7 +371,7 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
         return {kind for (kind, _key), problem in problems.items() if problem is not None}
 
     def fill(service: str, at: datetime) -> None:
-        group = make_group(service=service, first_seen=at, last_seen=at, open=3)
+        group = make_group(service=service, first_seen=at)
         for _ in range(3):
             make(
                 service=service, group=group, first_failed_at=at, last_failed_at=at, mirrored_at=at
