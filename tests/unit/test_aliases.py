@@ -73,7 +73,6 @@ CASES: list[Any] = [
     pytest.param(
         {"default": SQLITE, "replica": SQLITE}, (Replicas(),), (), ["default"], id="replica"
     ),
-    pytest.param({"default": SQLITE, "replica": SQLITE}, (Pretix(),), (), ["default"], id="pretix"),
     pytest.param(
         {"default": FILE, "readonly": {**FILE, "CONN_MAX_AGE": 9}, "tenant": TENANT}, (), (),
         ["default", "tenant"],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import socket
 import struct
@@ -35,7 +34,7 @@ from django_amqp_events import (
     publish_event,
     publish_many,
 )
-from django_amqp_events.broker import confirms, publisher_pool
+from django_amqp_events.broker import confirms
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 from tests.conftest import Vhost
@@ -539,28 +538,6 @@ def test_published_messages_are_not_retained(wire: Wire):
     gc.collect()
     assert watched() is None
     assert channel.healthy()
-
-
-def test_a_pool_says_goodbye(private_node: Node, node_wire: Wire):
-    """RabbitMQ logs a warning for each connection that ends without a word."""
-    log = private_node.directory / "log" / "node.log"
-    before = len(log.read_text())  # ports of earlier tests may come again
-    publish_event(NAME, {})
-    (channel,) = node_wire.pool._idle
-    port = channel._transport.sock.getsockname()[1]
-    publisher_pool.close_pools()
-    assert publish_event(NAME, {}), "a closed pool opens again"
-    # The same by way of contrast.
-    (rude,) = node_wire.pool._idle
-    rude_port = rude._transport.sock.getsockname()[1]
-    rude.close()
-    closing = r"closing AMQP connection <[^>]+> \(127.0.0.1:{}.*\n.*unexpectedly"
-
-    def warned(port: int) -> bool:
-        return bool(re.search(closing.format(port), log.read_text()[before:]))
-
-    until(lambda: warned(rude_port), "the broker's warning")
-    assert not warned(port)
 
 
 def test_options_of_the_sockets_are_the_users(wire: Wire):

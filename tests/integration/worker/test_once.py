@@ -107,20 +107,6 @@ def test_same_id_with_different_names_is_handled_twice(books: Handler) -> None:
     assert InboxEntry.objects.using(ALIAS).count() == 2
 
 
-def test_raising_handler_is_rolled_back(books: Handler, archive_database: Database) -> None:
-    event = received()
-
-    def fail() -> None:
-        effect(event)
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        inbox.once(books, event, fail)
-    assert not effects()
-    assert run(books, event) == "done"
-    assert effects() == [event.id]
-
-
 def test_a_conflict_in_the_handler_is_a_failure(
     books: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

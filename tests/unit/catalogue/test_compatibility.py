@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import collections.abc
 import copy
 import enum
-import inspect
 import json
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import make_dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NotRequired, Optional, Union
 from uuid import UUID
@@ -18,7 +16,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Discriminator, Field, PydanticUserError, create_model
+from pydantic import BaseModel, Discriminator, Field, create_model
 from typing_extensions import TypedDict
 
 from django_amqp_events import conf
@@ -119,49 +117,7 @@ def listed(found: list[Change]) -> list[tuple[str, bool]]:
     return [(change.path, change.compatible) for change in found]
 
 
-def dangling(value: Any, document: Any) -> Iterator[str]:
-    """Yield the references of a document that lead nowhere."""
-    if isinstance(value, str) and value.startswith("#/"):
-        place = document
-        for part in value.removeprefix("#/").split("/"):
-            if part not in place:
-                yield value
-                return
-            place = place[part]
-    for each in value.values() if isinstance(value, dict) else value if type(value) is list else ():
-        yield from dangling(each, document)
-
-
 # -- a document and itself ------------------------------------------------------------------
-
-BARE: list[Any] = [
-    *(typing.List, typing.Dict, typing.Set, typing.FrozenSet, typing.Tuple, typing.Type),  # noqa: UP006
-    *(typing.Mapping, typing.MutableMapping, typing.Sequence, typing.MutableSequence),
-    *(typing.Iterable, typing.Collection, typing.AbstractSet, typing.Deque, typing.DefaultDict),  # noqa: UP006
-    *(typing.OrderedDict, typing.Counter, typing.Callable, typing.Iterator, typing.Awaitable),
-    *(typing.Optional, typing.Union, typing.Pattern, typing.Any, typing.Hashable),
-    *(collections.abc.Mapping, collections.abc.Sequence, collections.abc.Set),
-]
-SCALARS = [
-    *(str, int, float, bool, None, bytes, Decimal, datetime, date, time, timedelta, UUID, object),
-    *(list, dict, tuple, set, frozenset, Color, Size, Marker, complex, inspect.Parameter),
-    *("not a hint", "list[", Literal["a", 1, True], Literal[b"x"]),
-    *(Annotated[int, Field(gt=1)], Annotated[Decimal, Field(max_digits=5)]),
-]
-
-
-@pytest.mark.parametrize("hint", [*SCALARS, *BARE], ids=repr)
-def test_a_document_has_no_changes_from_itself(hint: Any) -> None:
-    """Wherever a hint stands; one that pydantic does not know is described as it is written."""
-    for place in (lambda each: each, *PLACES.values()):
-        try:
-            function = contract(place(hint))
-        # No such hint in Python, or no such field in pydantic.
-        except (TypeError, NameError, SyntaxError, PydanticUserError):
-            continue
-        assert of_contract(function, function) == []
-        payload = service({EVENT: function})["events"][0]["payload"]
-        assert not list(dangling(payload, payload))
 
 
 # -- types ----------------------------------------------------------------------------------

@@ -371,20 +371,6 @@ def test_an_object_that_was_changed_after_its_validation() -> None:
         bind_contract("a.b", contract, {"item": item}, validate=True)
 
 
-@pytest.mark.parametrize(
-    ("hint", "value", "text"),
-    [
-        (time, time(12, tzinfo=UTC), "JSON can't represent timezone-aware times"),
-        (bytes, b"\xff", "invalid utf-8"),
-        (dict[int, object], {1: object()}, "Unable to serialize"),
-    ],
-    ids=["time", "bytes", "object"],
-)
-def test_values_that_json_does_not_have(hint: Any, value: Any, text: str) -> None:
-    with pytest.raises(InvalidEventError, match=text):
-        both_ways(hint, value)
-
-
 def test_arguments_by_position() -> None:
     def handler(order_id: int, at: date, *more: Decimal, note: str = "") -> None: ...
 
