@@ -12,7 +12,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,6 @@ from django_amqp_events import (
     PublishError,
     PublishInterruptedError,
     PublishNackedError,
-    PublishRefusedError,
     PublishTimeoutError,
     UnroutableError,
     publish_event,
@@ -161,22 +159,6 @@ def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
     publishing = threading.Thread(target=failure)
     publishing.start()
     finished(publishing)
-
-
-def test_refused_to_a_user_without_permission(private_node: Node, node_wire: Wire):
-    private_node.http("PUT", "/api/users/reader", {"password": "secret", "tags": ""})
-    readable = {"configure": "", "write": "", "read": ".*"}
-    private_node.http("PUT", "/api/permissions/%2F/reader", readable)
-    try:
-        host = node_wire.url.rpartition("@")[2]
-        node_wire.configure(url=f"amqp://reader:secret@{host}")
-        error = failure()
-        assert type(error) is PublishRefusedError
-        assert error.published is False
-        assert "403" in str(error)
-    finally:
-        private_node.http("DELETE", "/api/users/reader")
-    assert node_wire.take() == []
 
 
 def test_login_refused(wire: Wire):
@@ -521,23 +503,6 @@ def test_without_a_pool_a_connection_for_each_use(wire: Wire, limit: int | None)
         publish_event(NAME, {})
     assert len(proxy.links) == 3
     until(lambda: all(link.closed for link in proxy.links), "none is left open")
-
-
-def test_published_messages_are_not_retained(wire: Wire):
-    """Remembering published events would be a leak."""
-
-    class Properties(dict[str, object]):
-        """A dict that can be watched."""
-
-    properties = Properties(message_id="one")
-    watched = weakref.ref(properties)
-    message = event(wire, properties=properties)
-    assert wire.pool.publish([message], mandatory=True) == [None]
-    (channel,) = wire.pool._idle
-    del message, properties
-    gc.collect()
-    assert watched() is None
-    assert channel.healthy()
 
 
 def test_options_of_the_sockets_are_the_users(wire: Wire):

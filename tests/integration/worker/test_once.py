@@ -142,19 +142,6 @@ def test_nothing_is_waited_for_in_the_transaction_of_a_caller(
     assert len(tries) == 1
 
 
-def test_handlers_integrity_error_is_a_failure(books: Handler) -> None:
-    """Only an existing inbox row means that the event was handled."""
-    from django.db import IntegrityError
-
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute("CREATE UNIQUE INDEX one ON effects (event)")
-    first, second = received(), received()
-    run(books, first)
-    with pytest.raises(IntegrityError):
-        inbox.once(books, second, lambda: effect(first))
-    assert run(books, second) == "done"
-
-
 def test_only_the_row_itself_says_that_an_event_is_handled(books: Handler) -> None:
     """The row of an event that was not handled violates another constraint, as of a migration."""
     table = InboxEntry._meta.db_table
