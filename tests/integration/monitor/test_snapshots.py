@@ -16,6 +16,7 @@ from django_amqp_events.monitor import alerts, queue_status, snapshots
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 from django_amqp_events.reasons import Reason
 from tests.conftest import ONE
+from tests.doubles.receivers import connected
 
 from ..archiving import archived, mirror_all, mirror_until_empty, publish, received
 from ..conftest import wait_until
@@ -55,11 +56,8 @@ def told() -> Any:
     def ended(sender: str, *, kind: str, key: str, **_: Any) -> None:
         said.append(("ended", kind, key))
 
-    signals.alert_raised.connect(raised)
-    signals.alert_ended.connect(ended)
-    yield said
-    signals.alert_raised.disconnect(raised)
-    signals.alert_ended.disconnect(ended)
+    with connected(raised, signals.alert_raised), connected(ended, signals.alert_ended):
+        yield said
 
 
 @ONE

@@ -37,6 +37,7 @@ from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from tests.archive_rows import make
 from tests.conftest import ONE, POSTGRESQL, ROW_LOCKS, Database
+from tests.doubles.receivers import connected
 
 from ..archiving import archived, mirror_all, publish
 from ..archiving import received as delivered
@@ -83,14 +84,11 @@ def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptur
     def hear(**told: Any) -> None:
         heard.append((told["sender"], told["handler"], told["event"].id))
 
-    signals.event_skipped.connect(hear)
-    try:
+    with connected(hear, signals.event_skipped):
         event = received()
         assert run(books, event) == "done"
         caplog.set_level("INFO")
         assert run(books, received(event.id, attempt=2)) is None
-    finally:
-        signals.event_skipped.disconnect(hear)
     assert effects() == [event.id]
     assert heard == [("billing", "books.write", event.id)]
     assert f"({event.id}) is skipped, since books.write has handled it" in caplog.text
