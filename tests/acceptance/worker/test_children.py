@@ -20,6 +20,7 @@ from ..harness import (
     Eyes,
     Service,
     Worker,
+    alive,
     until,
 )
 
@@ -55,14 +56,6 @@ def beside(parent: int, name: str = "events_companion") -> list[int]:
             if name in Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0"):
                 found.append(pid)
     return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 @pytest.fixture
