@@ -26,7 +26,6 @@ from django_amqp_events import (
     Options,
     PublishError,
     PublishInterruptedError,
-    PublishNackedError,
     PublishTimeoutError,
     UnroutableError,
     publish_event,
@@ -41,7 +40,6 @@ from ..wire import (
     ACK,
     BLOCKED,
     DEADLINE,
-    NACK,
     UNBLOCKED,
     Link,
     Proxy,
@@ -338,49 +336,6 @@ def test_many_open_files(wire: Wire):
 
 
 # -- no channel is used again after a failure -------------------------------------------------
-
-
-def test_in_the_middle_of_a_window(wire: Wire):
-    """Single, multiple, negative and missing confirms, each to the message that it is for."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    publish_event(NAME, {})
-    (channel,) = wire.pool._idle
-    proxy.hold = {ACK, NACK}
-    messages = [event(wire) for _ in range(8)]
-    results: list[PublishError | None] = []
-    publishing = threading.Thread(
-        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
-    )
-    publishing.start()
-    # Tag 1 was the first event's.
-    link = held_link(proxy, last=9)
-    link.write(ack(3))
-    link.write(ack(5, multiple=True))
-    link.write(ack(8, nack=True))
-    link.write(ack(7))
-    link.write(ack(7))
-    link.write(ack(3, nack=True))
-    finished(publishing)
-    assert [type(result) for result in results] == [
-        *[type(None)] * 4,
-        PublishTimeoutError,
-        type(None),
-        PublishNackedError,
-        PublishTimeoutError,
-    ]
-    assert channel.broken
-    # The late rest confirms nothing of the next window.
-    later = [event(wire) for _ in range(8)]
-    publishing = threading.Thread(
-        target=lambda: results.extend(wire.pool.publish(later, mandatory=True))
-    )
-    publishing.start()
-    held_link(proxy, 2)
-    link.release()
-    finished(publishing)
-    assert [type(result) for result in results[8:]] == [PublishTimeoutError] * 8
-    assert len(proxy.links) == 2
 
 
 def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):

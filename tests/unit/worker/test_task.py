@@ -182,7 +182,6 @@ def verdict_of(
     target: Any,
     payload: dict[str, Any],
     *,
-    observed: bool = False,
     redelivered: bool = False,
     error: BaseException | None = None,
     **options: Any,
@@ -202,11 +201,7 @@ def verdict_of(
         "ignore_result": handler.ignore_result,
         "hostname": "worker@here",
     }
-    return traced(app.tasks[handler.name], request, now=utc_now, error=error, observed=observed)
-
-
-def sold_out(**payload: object) -> None:
-    raise ValueError("out of stock")
+    return traced(app.tasks[handler.name], request, now=utc_now, error=error, observed=False)
 
 
 def test_an_event_whose_process_was_ended_has_a_verdict_and_its_hooks(app: Celery) -> None:
