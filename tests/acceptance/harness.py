@@ -46,6 +46,15 @@ def until(condition: Callable[[], T], seconds: float = 20, what: str = "") -> T:
     return waiting.until(condition, what or str(condition), seconds)
 
 
+def alive(pid: int) -> bool:
+    """Return True if a process runs, which is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
 @dataclass
 class Worker:
     """A ``celery worker``, or another command, in its own process group."""

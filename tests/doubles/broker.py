@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.message.types import Message
@@ -33,3 +35,7 @@ class Broker(Backend):
     @property
     def messages(self) -> list[Message]:
         return [message for window in self.windows for message in window]
+
+    @property
+    def payloads(self) -> list[dict[str, Any]]:
+        return [json.loads(message.body)[1] for message in self.messages]

@@ -25,8 +25,8 @@ from .world import Grounds
 
 #: Of all families of faults, `make test` has these.
 QUICK = frozenset({
-    "broker-killed-publish", "child-within", "cut-handling", "database-outbox",
-    "delay-queue-deleted",
+    "broker-killed-handling", "broker-killed-publish", "child-within", "companion-killed",
+    "cut-handling", "database-outbox", "delay-queue-deleted", "warm-prefork",
 })  # fmt: skip
 #: Published by a row; `make faults` takes many more.
 EVENTS = 40

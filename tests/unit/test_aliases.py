@@ -39,13 +39,6 @@ class Replicas:
         return True
 
 
-class Pretix(Replicas):
-    """The router of pretix: reads and writes go to one database, beside a replica for reports."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "default"
-
-
 class Events:
     """Keeps this app in one database, and other apps out of it."""
 
@@ -73,14 +66,10 @@ CASES: list[Any] = [
     pytest.param(
         {"default": SQLITE, "replica": SQLITE}, (Replicas(),), (), ["default"], id="replica"
     ),
-    pytest.param({"default": SQLITE, "replica": SQLITE}, (Pretix(),), (), ["default"], id="pretix"),
     pytest.param(
         {"default": FILE, "readonly": {**FILE, "CONN_MAX_AGE": 9}, "tenant": TENANT}, (), (),
         ["default", "tenant"],
         id="the same twice",
-    ),
-    pytest.param(
-        {"default": FILE, "b": FILE}, (), ("b",), ["b"], id="the same twice, and an own one"
     ),
     pytest.param(
         {"default": SQLITE, "b": {**SQLITE, "TEST": {"MIRROR": "default"}}}, (), (), ["default"],
@@ -88,9 +77,6 @@ CASES: list[Any] = [
     ),
     pytest.param(
         {"default": SQLITE, "events": SQLITE}, (Events(),), (), ["events"], id="its own database"
-    ),
-    pytest.param(
-        {"default": {}, "events": SQLITE}, (Events(),), (), ["events"], id="dummy and routers"
     ),
     pytest.param(
         {"default": SQLITE, "events": SQLITE}, (Events(),), ("default",), ["default", "events"],
@@ -169,7 +155,6 @@ OTHERS: list[Any] = [
     pytest.param({"reports": NO_DRIVER}, None, id="no driver"),
     pytest.param({"default": {}}, Events, id="dummy default"),
     pytest.param({"replica": SQLITE}, Replicas, id="replica"),
-    pytest.param({"replica": SQLITE}, Pretix, id="pretix"),
     pytest.param({"replica": SQLITE}, None, id="the same twice"),
 ]
 

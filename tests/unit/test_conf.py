@@ -59,70 +59,59 @@ def test_defaults() -> None:
     assert read().retention == RetentionSettings(succeeded=30 * 86400, discarded=90 * 86400)
 
 
+#: A value of each key, and what is read of it.
+READ: dict[str, tuple[Any, Any]] = {
+    "SERVICE": ("billing", "billing"),
+    "EVENTS": ({"shop.paid": {"CONTRACT": "shop.paid"}}, {"shop.paid": {"contract": "shop.paid"}}),
+    "HANDLERS": (
+        {"billing.invoice": {"EVENTS": ["shop.#"], "MAX_RETRIES": 3}},
+        {"billing.invoice": {"events": ["shop.#"], "max_retries": 3}},
+    ),
+    "DEFAULTS": ({"MAX_RETRIES": 4, "QUEUE": "all"}, {"max_retries": 4, "queue": "all"}),
+    "AUTODISCOVER": (["signals"], ("signals",)),
+    "PUBLISH": ("immediate", "immediate"),
+    "FORMAT": ("cloudevents", "cloudevents"),
+    "UNROUTED": ("raise", "raise"),
+    "BACKEND": ("memory", "memory"),
+    "CONFIRM_TIMEOUT": (timedelta(seconds=2.5), 2.5),
+    "CONSUMER_TIMEOUT": (timedelta(hours=1), 3600.0),
+    "MAX_BODY": (4096, 4096),
+    "PREFIX": ("test-", "test-"),
+    "EXCHANGE": ("facts", "facts"),
+    "QUEUE_TYPE": ("classic", "classic"),
+    "TOPOLOGY": ("external", "external"),
+    "ARCHIVE": (
+        {"TTL": timedelta(days=1), "MAX_LENGTH": 7},
+        ArchiveSettings(ttl=86400, max_length=7),
+    ),
+    "MANAGEMENT_URL": ("https://me:secret@rabbit:15671", "https://me:secret@rabbit:15671"),
+    "CELERY_APP": ("project.celery.app", "project.celery.app"),
+    "DATABASE": ("orders", "orders"),
+    "RETENTION": (
+        {"SUCCEEDED": timedelta(days=7), "DISCARDED": None},
+        RetentionSettings(succeeded=7 * 86400, discarded=None),
+    ),
+    "RENAMED_HANDLERS": ({"billing.old": "billing.invoice"}, {"billing.old": "billing.invoice"}),
+    "HISTORY": (
+        {"MAX_AGE": "1d12h", "MAX_BYTES": "20 GB"},
+        HistorySettings(max_age=36 * 3600, max_bytes=20 * 10**9),
+    ),
+    "ALERTS": (
+        {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
+        AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
+    ),
+    "EDITING": (True, True),
+    "REDACT": ("project.privacy.redact", "project.privacy.redact"),
+    "METRICS": (True, True),
+    "VALIDATE": (True, True),
+}
+
+
 def test_every_key_is_read() -> None:
-    raw = {
-        "SERVICE": "billing",
-        "EVENTS": {"shop.order.created": {"CONTRACT": "shop.events.order_created"}},
-        "HANDLERS": {"billing.invoice": {"EVENTS": ["shop.#"], "MAX_RETRIES": 3}},
-        "DEFAULTS": {"MAX_RETRIES": 4, "QUEUE": "all"},
-        "AUTODISCOVER": ["signals"],
-        "PUBLISH": "immediate",
-        "FORMAT": "cloudevents",
-        "UNROUTED": "raise",
-        "BACKEND": "memory",
-        "CONFIRM_TIMEOUT": timedelta(seconds=2.5),
-        "CONSUMER_TIMEOUT": timedelta(hours=1),
-        "MAX_BODY": 4096,
-        "PREFIX": "test-",
-        "EXCHANGE": "facts",
-        "QUEUE_TYPE": "classic",
-        "TOPOLOGY": "external",
-        "ARCHIVE": {"TTL": timedelta(days=1), "MAX_LENGTH": 7},
-        "MANAGEMENT_URL": "https://me:secret@rabbit.example:15671",
-        "CELERY_APP": "project.celery.app",
-        "DATABASE": "orders",
-        "RETENTION": {"SUCCEEDED": timedelta(days=7), "DISCARDED": None},
-        "RENAMED_HANDLERS": {"billing.old": "billing.invoice"},
-        "HISTORY": {"MAX_AGE": "1d12h", "MAX_BYTES": "20 GB"},
-        "ALERTS": {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
-        "EDITING": True,
-        "REDACT": "project.privacy.redact",
-        "METRICS": True,
-        "VALIDATE": True,
-    }
-    assert set(raw) == set(conf.KEYS)
-    settings, problems = parse(raw)
+    assert set(READ) == set(conf.KEYS)
+    settings, problems = parse({key: given for key, (given, _) in READ.items()})
     assert problems == ()
-    assert settings == Settings(
-        service="billing",
-        events={"shop.order.created": {"contract": "shop.events.order_created"}},
-        handlers={"billing.invoice": {"events": ["shop.#"], "max_retries": 3}},
-        defaults={"max_retries": 4, "queue": "all"},
-        autodiscover=("signals",),
-        publish="immediate",
-        format="cloudevents",
-        unrouted="raise",
-        backend="memory",
-        confirm_timeout=2.5,
-        consumer_timeout=3600.0,
-        max_body=4096,
-        prefix="test-",
-        exchange="facts",
-        queue_type="classic",
-        topology="external",
-        archive=ArchiveSettings(ttl=86400, max_length=7),
-        management_url="https://me:secret@rabbit.example:15671",
-        celery_app="project.celery.app",
-        database="orders",
-        retention=RetentionSettings(succeeded=7 * 86400, discarded=None),
-        renamed_handlers={"billing.old": "billing.invoice"},
-        history=HistorySettings(max_age=36 * 3600, max_bytes=20 * 10**9),
-        alerts=AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
-        editing=True,
-        redact="project.privacy.redact",
-        metrics=True,
-        validate=True,
-    )
+    assert settings == Settings(**{key.lower(): read for key, (_, read) in READ.items()})
 
 
 @pytest.mark.parametrize(

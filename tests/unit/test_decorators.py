@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -21,40 +19,16 @@ from django_amqp_events import (
     handler,
 )
 from django_amqp_events.decorators import Event, HandlerFunction, Publishable
-from django_amqp_events.exceptions import PublishError
-from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
-from django_amqp_events.publish.pending import Backend
+from tests.doubles.broker import Broker
 
 OWN_ID = UUID("8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11")
 
 
-class Memory(Backend):
-    """Remembers what is published, and in which thread."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.threads: list[threading.Thread] = []
-
-    def now(self) -> datetime:
-        return datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool
-    ) -> Sequence[PublishError | None]:
-        self.messages += messages
-        self.threads.append(threading.current_thread())
-        return [None] * len(messages)
-
-    @property
-    def payloads(self) -> list[dict[str, Any]]:
-        return [json.loads(message.body)[1] for message in self.messages]
-
-
 @pytest.fixture
-def memory(settings: Any) -> Iterator[Memory]:
+def memory(settings: Any) -> Iterator[Broker]:
     settings.AMQP_EVENTS = {"SERVICE": "shop", "AUTODISCOVER": [], "PUBLISH": "immediate"}
-    memory = Memory()
+    memory = Broker()
     with publisher.divert(memory):
         yield memory
 
@@ -71,7 +45,7 @@ def order_created() -> Event[...]:
 
 @pytest.mark.parametrize("payload", [{}, {"order": 1}, {"order_id": 1, "more": 2}])
 def test_invalid_payload_is_not_published(
-    memory: Memory, order_created: Event[...], payload: dict[str, int]
+    memory: Broker, order_created: Event[...], payload: dict[str, int]
 ):
     for publish in (
         lambda: order_created.publish(**payload),
@@ -82,14 +56,14 @@ def test_invalid_payload_is_not_published(
     assert memory.messages == []
 
 
-def test_positional_arguments_need_a_contract(memory: Memory):
+def test_positional_arguments_need_a_contract(memory: Broker):
     with pytest.raises(DirectCallError):
         Publishable[...]("shop.order.created").publish(1)
     Publishable[...]("shop.order.created").publish(order_id=1)
     assert memory.payloads == [{"order_id": 1}]
 
 
-def test_hints_are_enforced_where_it_is_asked_for(memory: Memory, settings: Any):
+def test_hints_are_enforced_where_it_is_asked_for(memory: Broker, settings: Any):
     """By the service, by the event's declaration, and by settings of the event over both."""
 
     def contract(order_id: int) -> None: ...
@@ -106,7 +80,7 @@ def test_hints_are_enforced_where_it_is_asked_for(memory: Memory, settings: Any)
         yield lambda: publisher.publish_event(each.name, wrong)
 
     def refused(each: Event[...]) -> bool:
-        memory.messages.clear()
+        memory.windows.clear()
         errors = []
         for publish in ways(each, {"order_id": "x"}):
             try:
@@ -135,7 +109,7 @@ AWKWARD = [
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_names_of_a_payload_meet_nothing(memory: Memory, name: str):
+def test_names_of_a_payload_meet_nothing(memory: Broker, name: str):
     @event("shop.anything")
     def anything(**payload: object) -> None: ...
 
@@ -147,7 +121,7 @@ def test_names_of_a_payload_meet_nothing(memory: Memory, name: str):
     assert memory.payloads == [{name: value} for value in (1, 2, 3, 4, 5)]
 
 
-def test_using(memory: Memory, order_created: Event[...]):
+def test_using(memory: Broker, order_created: Event[...]):
     ready = order_created.using(event_id=OWN_ID, correlation_id="c", causation_id="d")
     again = ready.using(headers={"traceparent": "00-1"})
     assert again.publish(order_id=1) == str(OWN_ID)
@@ -172,9 +146,11 @@ def test_using_names_unknown_database(order_created: Event[...]):
 
 
 def test_apublish_keeps_the_thread_of_synchronous_code_free(
-    memory: Memory, order_created: Event[...], settings: Any
+    memory: Broker, order_created: Event[...], settings: Any
 ):
     """A confirm that does not come would hold up all of Django's synchronous code."""
+    threads: list[threading.Thread] = []
+    memory.answer = lambda _: threads.append(threading.current_thread())
 
     async def publish() -> None:
         for ready in (order_created, order_created.using(mode="immediate")):
@@ -185,8 +161,8 @@ def test_apublish_keeps_the_thread_of_synchronous_code_free(
 
     asyncio.run(publish())
     sensitive = SyncToAsync.single_thread_executor._threads
-    assert len(memory.threads) == 8
-    assert not set(memory.threads) & set(sensitive)
+    assert len(threads) == 8
+    assert not set(threads) & set(sensitive)
 
 
 def test_handlers_are_functions_that_are_no_tasks(order_created: Event[...]):
@@ -203,7 +179,7 @@ def test_handlers_are_functions_that_are_no_tasks(order_created: Event[...]):
             call(order_id=1)
 
 
-def test_wrong_argument_types_have_a_remedy(memory: Memory, order_created: Event[...]):
+def test_wrong_argument_types_have_a_remedy(memory: Broker, order_created: Event[...]):
     """Each error names the remedy, and nothing is published."""
     with pytest.raises(InvalidEventError, match=r"publish\(\*\*payload\)"):
         order_created.publish({"order_id": 1}, total=1, surplus=2)

@@ -165,23 +165,6 @@ def test_the_example_publishes_headers_of_sentry(db: None) -> None:
     assert f"sentry-trace_id={trace_id}" in headers["baggage"]
 
 
-def test_structlog_shows_the_fields(backend: MemoryBackend, stream: io.StringIO) -> None:
-    log_to(
-        stream,
-        {
-            **example("pythonjsonlogger")["LOGGING"],
-            "formatters": {"json": example("ProcessorFormatter")["formatter"]},
-        },
-    )
-    event_id = fail_once(backend)
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    (error,) = [line for line in lines if line["level"] == "error"]
-    assert (error["event_id"], error["attempt"], error["archive_reason"]) == (
-        event_id, 2, "exhausted",
-    )  # fmt: skip
-    assert [line["attempt"] for line in lines if line["event"] == "looking at it"] == [1, 2]
-
-
 def test_structlogs_own_loggers(backend: MemoryBackend) -> None:
     add_event = example("def add_event")["add_event"]
     seen: list[dict[str, Any]] = []

@@ -26,7 +26,6 @@ from django_amqp_events import (
     publish_many,
 )
 from django_amqp_events.conf import get_settings
-from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.publish import publisher
 from django_amqp_events.publish.publisher import Options
@@ -305,22 +304,6 @@ def test_keys_go_over_the_setting_and_back() -> None:
         "HANDLERS": {},
         "EVENTS": {},
     }
-
-
-def test_temporary_declarations_are_removed() -> None:
-    before = declarations.snapshot()
-    with override_events():
-
-        @event("a.b")
-        def happened() -> None: ...
-
-        @happened.handler(name="t.x")
-        def x() -> None: ...
-
-        assert set(get_registry().handlers) == {"t.x"}
-    assert declarations.snapshot() == before
-    assert get_registry().handlers == {}
-    assert get_registry().events == {}
 
 
 def test_a_choice_of_handlers_and_events() -> None:

@@ -16,7 +16,6 @@ from urllib.request import urlopen
 import pytest
 
 from example_project.demo.admin_user import AdminUser
-from tests.conftest import Vhost
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "example_project.demo"]
@@ -145,22 +144,6 @@ def test_unreachable_broker_is_named_with_a_remedy(start: Start) -> None:
     assert "Traceback" not in out
 
 
-def test_stop_cleans_up_a_shared_broker(start: Start, fresh_vhost: Vhost) -> None:
-    url, management = fresh_vhost.url, fresh_vhost.management_url
-    child = start("--keep", "--orders", "5", AMQP_URL=url, AMQP_MANAGEMENT_URL=management)
-    out, _ = child.communicate(timeout=240)
-    try:
-        assert child.returncode == 0, out
-        (vhost,) = re.findall(r"vhost (demo-\w+)", out)
-        assert "make demo ARGS=--stop" in out
-    finally:
-        stopped = start("--stop")
-        stopped.communicate(timeout=60)
-    assert stopped.returncode == 0
-    assert eventually_nothing(), ours()
-    assert vhost not in {each["name"] for each in fresh_vhost.node.http("GET", "/api/vhosts")}
-
-
 # -- make serve ---------------------------------------------------------------------------------
 
 
@@ -192,20 +175,4 @@ def test_serve_runs_until_interrupted(start: Start) -> None:
     server.send_signal(signal.SIGINT)
     server.communicate(timeout=60)
     assert server.returncode == 0
-    assert ours() == {}
-
-
-def test_stop_ends_a_background_server(start: Start) -> None:
-    assert start("--fix").wait(60) == 2
-    begun = start("--serve", "--keep", "--orders", "3")
-    out, _ = begun.communicate(timeout=240)
-    assert begun.returncode == 0, out
-    assert "What to try" in out
-    second = start()
-    second.communicate(timeout=60)
-    assert second.returncode == 2
-    assert ours(), "the second one must not have ended it"
-    stopped = start("--stop")
-    stopped.communicate(timeout=90)
-    assert stopped.returncode == 0
     assert ours() == {}

@@ -41,6 +41,16 @@ class Row:
 
 
 ALL: Final = ("prefork", "threads", "solo")
+#: Annotations that would ack a lost event, or run it as a task.
+DANGER: Final = {
+    "acks_late": False,
+    "reject_on_worker_lost": False,
+    "acks_on_failure_or_timeout": True,
+    "acks_on_timeout": True,
+    "autoretry_for": [],
+    "Request": "celery.worker.request:Request",
+    "Strategy": "celery.worker.strategy:default",
+}
 #: Options of the run and its result, none of which should be seen.
 RUN: Final = {
     "enable_utc": False,
@@ -54,6 +64,7 @@ RUN: Final = {
     "task_acks_on_failure_or_timeout": True,
     "task_acks_on_timeout": True,
     "task_always_eager": True,
+    "task_annotations": {"*": DANGER, "testproject.act": DANGER},
     "task_compression": "gzip",
     "task_default_priority": 3,
     "task_default_rate_limit": "1000/s",

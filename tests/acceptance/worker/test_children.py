@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from django_amqp_events.message.headers import EVENT_HANDLER
-from tests.conftest import slow
 
 from ..conftest import Make
 from ..harness import (
@@ -21,6 +20,7 @@ from ..harness import (
     Eyes,
     Service,
     Worker,
+    alive,
     until,
 )
 
@@ -58,14 +58,6 @@ def beside(parent: int, name: str = "events_companion") -> list[int]:
     return found
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 @pytest.fixture
 def core(service: Make, fresh_eyes: Eyes) -> Service:
     made = service(fresh_eyes, constants={"management.companion.CHECK_INTERVAL": 0.5})
@@ -97,44 +89,6 @@ def test_three_processes(core, fresh_eyes):
     assert companion in processes
     assert worker.stop() == 0
     assert not any(map(alive, processes))
-
-
-KILLED = ("companion", *slow("reaper", "pool", "worker"))
-
-
-@pytest.mark.parametrize("part", KILLED)
-def test_a_killed_part_comes_back_and_loses_nothing(core, fresh_eyes, part):
-    """Events in the queue, in the outbox, in the graveyard and in the archive, counted after it."""
-    eyes = fresh_eyes
-    worker = events_worker(core, "-P", "prefork", "-c", "1").wait_ready()
-    [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
-    isolated = isolate(eyes, ["sleep:3"], ["ok"])
-    until(lambda: core.runs(isolated[0]), 40, "a reaper runs the first")
-    [reaper] = beside(companion, "events_reaper")
-    good = [eyes.event("core.act.once", {"plan": ["sleep:0.1"]}) for _ in range(20)]
-    bad = [eyes.event("core.act.once", {"plan": ["fail"]}) for _ in range(5)]
-    core.python(LEFT)
-    until(lambda: core.ledger(event=good[0]), 20, "the worker works")
-    pool = [pid for pid in worker.children() if pid != companion]
-    pids = {"companion": companion, "reaper": reaper, "pool": pool[0], "worker": worker.pid}
-    os.kill(pids[part], signal.SIGKILL)
-    if part == "worker":
-        worker.wait()
-        until(lambda: not alive(companion) and not alive(reaper), 30, "all have ended")
-        worker = events_worker(core, name="again").wait_ready()
-    until(lambda: handled(core, [*good, *isolated, "left"]), 60, "the good are handled")
-    until(lambda: all(f"('{each}', 'archived')" in states(core) for each in bad), 40, "archived")
-    assert eyes.ready("core:abyss") == 0
-    if part == "companion":
-        [second] = beside(worker.pid)
-        assert second != companion
-        assert "events_companion ended with signal 9" in worker.log
-    if part == "reaper":
-        assert "events_reaper ended with signal 9" in worker.log
-    [companion] = beside(worker.pid)
-    assert worker.stop() == 0
-    assert not alive(companion)
-    eyes.empty("core.testproject.once", "core:graveyard", "core:dead", "core:archive")
 
 
 def isolate(eyes: Eyes, *plans: list[str]) -> list[str]:

@@ -13,14 +13,9 @@ import pytest
 from broker import Node
 
 from ..conftest import Make
-from ..harness import Archive, Eyes, Service, Worker, until
-from ..isolation import Supervisor, fewer_deliveries, reaper
+from ..harness import Eyes, Service, Worker, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-ACT = "core.act"
-#: Processes or threads.
-POOLS = {"prefork": 6, "threads": 4, "solo": 1}
 
 
 #: Seconds after which RabbitMQ closes the channel of a consumer.
@@ -38,41 +33,6 @@ def short_timeout(private_node: Node) -> Iterator[None]:
     private_node.ctl("eval", change.format(1000 * TIMEOUT, "{channel_tick_interval, 500}"))
     yield
     private_node.ctl("eval", change.format(1_800_000, "{channel_tick_interval, 60000}"))
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_handler_longer_than_the_consumer_timeout_is_archived(
-    pool: str, short_timeout: None, node_eyes: Eyes, service: Make
-) -> None:
-    """After several requeues it runs alone with a time limit and is archived."""
-    eyes = node_eyes
-    core = service(
-        eyes,
-        name=f"core{pool}",
-        celery={"worker_cancel_long_running_tasks_on_connection_loss": True},
-    )
-    queue = f"{core.name}.testproject.act"
-    core.declare()
-    # In solo each lasts as long as the handler.
-    fewer_deliveries(eyes, f"^{queue}$", 3)
-    slow = eyes.event(ACT, {"plan": ["sleep:12"]})
-    main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", queue))
-    beside = Supervisor(lambda: reaper(core, "--time-limit", "3"))
-    archive = Archive(eyes, core.name)
-    try:
-        healthy = [eyes.event(ACT, {"plan": ["ok"]}) for _ in range(12)]
-        entry = archive.wait(slow, 300)
-        until(lambda: all(core.runs(event_id, "end") for event_id in healthy), 60)
-        eyes.drained(core.name, 60)
-        after = eyes.event(ACT, {"plan": ["ok"]})
-        until(lambda: core.runs(after, "end"), 60, "the worker continues")
-    finally:
-        main.kill()
-        beside.kill()
-    assert entry["reason"] == "poison"
-    assert "had not ended after 3 seconds" in entry["detail"]
-    assert entry["deaths"][0]["queue"] == queue
-    assert len(archive.collect()) == 1
 
 
 def timeouts(service: Make, eyes: Eyes) -> Service:

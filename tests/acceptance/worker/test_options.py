@@ -1,4 +1,4 @@
-"""Celery's configuration: annotations, limits, results, databases."""
+"""Celery's configuration: rate limits, and connections to databases."""
 
 from __future__ import annotations
 
@@ -11,51 +11,13 @@ import pytest
 from ..conftest import Make
 from ..harness import Eyes, Service, until
 
-ACT, RATED, QUERY = "options.act", "options.rated", "options.query"
+RATED, QUERY = "options.rated", "options.query"
 
 
 def make(service: Make, eyes: Eyes, **options: object) -> Service:
     made: Service = service(eyes, "options", handlers="options", **options)
     made.declare()
     return made
-
-
-def test_nothing_in_the_configuration_changes_settlement(fresh_eyes: Eyes, service: Make) -> None:
-    """Annotations and task_* settings that would ack a lost event; time limits still work."""
-    eyes = fresh_eyes
-    danger = {
-        "acks_late": False,
-        "reject_on_worker_lost": False,
-        "acks_on_failure_or_timeout": True,
-        "acks_on_timeout": True,
-        "autoretry_for": [],
-        "Request": "celery.worker.request:Request",
-        "Strategy": "celery.worker.strategy:default",
-    }
-    options = make(
-        service, eyes,
-        celery={
-            "task_annotations": {"*": danger, "testproject.act": {**danger, "time_limit": 8}},
-            "task_acks_late": False,
-            "task_reject_on_worker_lost": False,
-            "task_acks_on_failure_or_timeout": True,
-            "task_retry_on_worker_lost": True,
-            "task_ignore_result": True,
-        },
-    )  # fmt: skip
-    # The limit is longer than Celery takes to notice that a child was killed (5 s): otherwise
-    # the killed run may count as one that ran out of time.
-    options.worker("prefork", 4, "-Q", "options.testproject.act")
-    (lost,) = eyes.events(1, ACT, "kill_once:x")
-    (failed,) = eyes.events(1, ACT, "fail", "ok")
-    (late,) = eyes.events(1, ACT, "deaf:60", "ok")
-    until(lambda: options.ended([lost, failed, late], handler="testproject.act"), 30)
-    assert [line["attempt"] for line in options.runs(lost)] == [1, 1]
-    assert [line["attempt"] for line in options.runs(failed)] == [1, 2]
-    assert [line["attempt"] for line in options.runs(late)] == [1, 2]
-    eyes.empty("options.testproject.act")
-    # Retries bypass the shared exchange: the other handler has one copy of each event.
-    assert eyes.ready("options.testproject.kept") == 3
 
 
 def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:

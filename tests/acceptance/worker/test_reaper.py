@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ from ..harness import (
     Eyes,
     Service,
     Worker,
+    alive,
     until,
 )
 from ..isolation import reaper
@@ -166,12 +166,4 @@ def test_the_reaper_ends_with_its_parent(core):
         pid = int(parent.stdout.readline())
         until(lambda: " ready." in log.read_text(errors="replace"), 40, "it runs")
         parent.kill()
-    until(lambda: not _alive(pid), 30, "it has ended")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    until(lambda: not alive(pid), 30, "it has ended")

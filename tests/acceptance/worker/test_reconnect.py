@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 
 import pytest
 
-from broker import Node
 from tests.integration.wire import Proxy
 
 from ..conftest import NAMES_ARE_UNIQUE, POOLS, Make
 from ..harness import (
     Eyes,
-    Service,
-    Worker,
     until,
 )
 
@@ -29,60 +24,6 @@ QUEUES = tuple(f"core.testproject.{name}" for name in NAMES)
 def each_once(eyes: Eyes) -> bool:
     """Say whether every handler's queue has one consumer."""
     return all(eyes.consumers(queue) == 1 for queue in QUEUES)
-
-
-@dataclass
-class Side:
-    """One pool's service on its own vhost, and the events published to it."""
-
-    eyes: Eyes
-    core: Service
-    worker: Worker
-    waiting: list[str]
-    in_hand: list[str]
-
-
-@pytest.mark.timeout(900)
-def test_broker_restart_loses_and_doubles_nothing(private_node: Node, service: Make) -> None:
-    """Every queue is consumed again, once; running, ready and new events are all handled.
-
-    All pools at once: a broker takes its time to come back.
-    """
-    sides = []
-    for pool in ("prefork", "threads", "solo"):
-        private_node.add_vhost(pool)
-        eyes = Eyes(private_node, pool)
-        cancel = {"worker_cancel_long_running_tasks_on_connection_loss": pool == "prefork"}
-        core = service(eyes, celery=cancel)
-        sides.append(Side(eyes, core, core.worker(pool, 2), [], []))
-    for side in sides:
-        until(lambda: each_once(side.eyes), 40)  # noqa: B023
-        side.waiting = side.eyes.events(3, ACT, "fail", "fail", "ok")
-    for side in sides:
-        until(lambda: len(side.core.ledger(what="start")) >= 3)  # noqa: B023
-        side.in_hand = side.eyes.events(2, ACT, "sleep:1.5")
-    for side in sides:
-        until(lambda: any(side.core.runs(event_id) for event_id in side.in_hand))  # noqa: B023
-        side.eyes.close()
-    private_node.kill()
-    private_node.start_again()
-    for side in sides:
-        until(lambda: each_once(side.eyes), 60, "every queue has one consumer")  # noqa: B023
-        new = side.eyes.events(5, ACT, "ok")
-        everything = side.waiting + side.in_hand + new
-        # RabbitMQ repeats a dead-lettering that found its target's queue not started yet after
-        # some seconds (scripts/broker.py).
-        until(lambda: side.core.ended(everything), 60)  # noqa: B023
-        side.eyes.empty(*QUEUES)
-        # For a moment it consumes a queue twice when it changes what it takes in advance.
-        until(lambda: each_once(side.eyes), 60, "no queue has two consumers")  # noqa: B023
-        finished = Counter(line["event"] for line in side.core.ledger(what="end"))
-        assert all(finished[event_id] == 1 for event_id in new)
-        assert max(finished.values()) <= 2
-        for event_id in side.waiting:
-            assert {line["attempt"] for line in side.core.runs(event_id)} == {1, 2, 3}
-        assert side.worker.alive
-        side.eyes.close()
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -204,23 +145,6 @@ def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: 
         until(lambda: core.ended(ids), 30, "the worker continues")
         assert worker.alive
         assert "Frequent restarts" not in worker.log
-
-
-def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) -> None:
-    eyes = fresh_eyes
-    core = service(eyes)
-    core.declare()
-    worker = core.worker("threads", 2)
-    until(lambda: each_once(eyes), 30)
-    eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[0]}")
-    until(lambda: f"queue '{QUEUES[0]}' is missing" in worker.log)
-    other = eyes.event(ONCE, {"plan": ["ok"]})
-    until(lambda: core.runs(other, "end"), what="the others are handled")
-    core.declare()
-    until(lambda: each_once(eyes), 20)
-    (event_id,) = eyes.events(1, ACT, "ok")
-    until(lambda: core.runs(event_id, "end"))
-    assert "onnection to broker lost" not in worker.log
 
 
 def test_an_exclusively_consumed_queue_is_left_out(fresh_eyes: Eyes, service: Make) -> None:

@@ -36,33 +36,6 @@ def again(service: Service, what: str = "end") -> dict[str, list[dict[str, Any]]
     return {event_id: service.ledger(event=event_id) for event_id in repeated}
 
 
-@pytest.mark.parametrize(("pool", "concurrency"), POOLS)
-def test_warm_shutdown(pool: str, concurrency: int, core: Service, fresh_eyes: Eyes) -> None:
-    """Finished events never run again; retries in flight are neither lost nor doubled."""
-    eyes = fresh_eyes
-    worker = core.worker(pool, concurrency, "-Q", QUEUE)
-    failing = eyes.events(5, ACT, "fail", "ok")
-    until(lambda: len(core.ledger(what="start", attempt=1)) >= 2)
-    slow = eyes.events(6, ACT, "sleep:0.7")
-    until(lambda: any(line["event"] in slow for line in core.ledger(what="start")))
-    assert worker.stop() == 0
-    finished = {line["event"] for line in core.ledger(what="end")}
-    started = {line["event"] for line in core.ledger(what="start")}
-    begun = {event_id for event_id in slow if event_id in started}
-    assert begun, "nothing was in progress"
-    assert begun <= finished, "a warm shutdown lets the handlers finish"
-    core.worker("threads", 8, "-Q", QUEUE)
-    until(lambda: core.ended(failing + slow), 30)
-    eyes.empty(QUEUE)
-    ends = Counter(line["event"] for line in core.ledger(what="end"))
-    assert ends == dict.fromkeys(failing + slow, 1)
-    for event_id in slow:
-        assert len(core.runs(event_id)) == 1
-    for event_id in failing:
-        assert [line["attempt"] for line in core.runs(event_id)] == [1, 2]
-    assert not Archive(eyes).collect()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_handler_that_exits_as_if_it_were_terminated(

@@ -139,22 +139,6 @@ def test_the_celery_integration_and_ours_make_one_span_per_attempt(
 # -- none of ours -------------------------------------------------------------------------
 
 
-def test_opentelemetry_for_celery_continues_the_trace_without_our_code(
-    make_traced: Any, fresh_eyes: Eyes
-) -> None:
-    traced = make_traced("celery_only")
-    traced.worker("prefork", 1)
-    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1", "x-shop": 7}
-    event = fresh_eyes.event(EVENT, {"plan": ["fail", "ok"]}, headers=headers)
-    until(lambda: traced.runs(event, "end"))
-    spans = until(lambda: found if len(found := lines(traced, "spans")) == 2 else [])
-    assert {(span["name"], span["trace"], span["parent"]) for span in spans} == {
-        ("run/testproject.act", TRACE, PARENT)
-    }
-    assert [span["attributes"].get("celery.retries") for span in spans] == [None, 1]
-    assert [line["headers"] for line in traced.runs(event, "request")] == [headers] * 2
-
-
 def test_sentry_continues_the_trace_and_reports_an_archived_event_once(
     make_traced: Any, fresh_eyes: Eyes
 ) -> None:

@@ -88,15 +88,6 @@ def test_forged_documents_are_kept(billing):
     assert (healthy.state, healthy.attempts) == (State.ARCHIVED, 3)
 
 
-@EACH
-def test_a_body_of_15_mib(billing):
-    body = b'[[],{"text":"' + b"x" * (15 * 1024 * 1024) + b'"},{}]'
-    publish(billing, archived(received("large", body=body)), archived(received("small")))
-    assert mirror_all(billing).events == 2
-    row = ArchivedEvent.objects.get(event_id="large")
-    assert (bytes(row.body), row.body_size) == (body, len(body))
-
-
 def delivered() -> Iterator[Received]:
     """Every message of the table that a broker takes, as a worker gets it."""
     for case in cases(Path("/nowhere"), "events"):

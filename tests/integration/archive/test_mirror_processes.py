@@ -152,20 +152,6 @@ def test_one_missing_table_is_waited_for(billing, processes):
         raise
 
 
-@ONE
-def test_the_archive_queue_is_deleted_and_declared_again(billing, processes):
-    mirroring = processes.start("events_mirror")
-    publish(billing, *some(0, 3))
-    stored(3)
-    billing.channel().queue_delete(ARCHIVE)
-    wait_until(lambda: "was it deleted?" in mirroring.log, "it says so")
-    wait_until(lambda: "run `manage.py events_declare`" in mirroring.log, "it says so")
-    billing.declare()
-    publish(billing, *some(3, 6))
-    stored(6)
-    assert mirroring.stop() == 0
-
-
 @EACH
 def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_database):
     """The messages of one event may reach different mirrors, some twice."""

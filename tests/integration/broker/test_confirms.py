@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import socket
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,14 +26,12 @@ from django_amqp_events import (
     Options,
     PublishError,
     PublishInterruptedError,
-    PublishNackedError,
-    PublishRefusedError,
     PublishTimeoutError,
     UnroutableError,
     publish_event,
     publish_many,
 )
-from django_amqp_events.broker import confirms, publisher_pool
+from django_amqp_events.broker import confirms
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 from tests.conftest import Vhost
@@ -44,7 +40,6 @@ from ..wire import (
     ACK,
     BLOCKED,
     DEADLINE,
-    NACK,
     UNBLOCKED,
     Link,
     Proxy,
@@ -162,22 +157,6 @@ def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
     publishing = threading.Thread(target=failure)
     publishing.start()
     finished(publishing)
-
-
-def test_refused_to_a_user_without_permission(private_node: Node, node_wire: Wire):
-    private_node.http("PUT", "/api/users/reader", {"password": "secret", "tags": ""})
-    readable = {"configure": "", "write": "", "read": ".*"}
-    private_node.http("PUT", "/api/permissions/%2F/reader", readable)
-    try:
-        host = node_wire.url.rpartition("@")[2]
-        node_wire.configure(url=f"amqp://reader:secret@{host}")
-        error = failure()
-        assert type(error) is PublishRefusedError
-        assert error.published is False
-        assert "403" in str(error)
-    finally:
-        private_node.http("DELETE", "/api/users/reader")
-    assert node_wire.take() == []
 
 
 def test_login_refused(wire: Wire):
@@ -359,49 +338,6 @@ def test_many_open_files(wire: Wire):
 # -- no channel is used again after a failure -------------------------------------------------
 
 
-def test_in_the_middle_of_a_window(wire: Wire):
-    """Single, multiple, negative and missing confirms, each to the message that it is for."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
-    publish_event(NAME, {})
-    (channel,) = wire.pool._idle
-    proxy.hold = {ACK, NACK}
-    messages = [event(wire) for _ in range(8)]
-    results: list[PublishError | None] = []
-    publishing = threading.Thread(
-        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
-    )
-    publishing.start()
-    # Tag 1 was the first event's.
-    link = held_link(proxy, last=9)
-    link.write(ack(3))
-    link.write(ack(5, multiple=True))
-    link.write(ack(8, nack=True))
-    link.write(ack(7))
-    link.write(ack(7))
-    link.write(ack(3, nack=True))
-    finished(publishing)
-    assert [type(result) for result in results] == [
-        *[type(None)] * 4,
-        PublishTimeoutError,
-        type(None),
-        PublishNackedError,
-        PublishTimeoutError,
-    ]
-    assert channel.broken
-    # The late rest confirms nothing of the next window.
-    later = [event(wire) for _ in range(8)]
-    publishing = threading.Thread(
-        target=lambda: results.extend(wire.pool.publish(later, mandatory=True))
-    )
-    publishing.start()
-    held_link(proxy, 2)
-    link.release()
-    finished(publishing)
-    assert [type(result) for result in results[8:]] == [PublishTimeoutError] * 8
-    assert len(proxy.links) == 2
-
-
 def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=3)
@@ -522,45 +458,6 @@ def test_without_a_pool_a_connection_for_each_use(wire: Wire, limit: int | None)
         publish_event(NAME, {})
     assert len(proxy.links) == 3
     until(lambda: all(link.closed for link in proxy.links), "none is left open")
-
-
-def test_published_messages_are_not_retained(wire: Wire):
-    """Remembering published events would be a leak."""
-
-    class Properties(dict[str, object]):
-        """A dict that can be watched."""
-
-    properties = Properties(message_id="one")
-    watched = weakref.ref(properties)
-    message = event(wire, properties=properties)
-    assert wire.pool.publish([message], mandatory=True) == [None]
-    (channel,) = wire.pool._idle
-    del message, properties
-    gc.collect()
-    assert watched() is None
-    assert channel.healthy()
-
-
-def test_a_pool_says_goodbye(private_node: Node, node_wire: Wire):
-    """RabbitMQ logs a warning for each connection that ends without a word."""
-    log = private_node.directory / "log" / "node.log"
-    before = len(log.read_text())  # ports of earlier tests may come again
-    publish_event(NAME, {})
-    (channel,) = node_wire.pool._idle
-    port = channel._transport.sock.getsockname()[1]
-    publisher_pool.close_pools()
-    assert publish_event(NAME, {}), "a closed pool opens again"
-    # The same by way of contrast.
-    (rude,) = node_wire.pool._idle
-    rude_port = rude._transport.sock.getsockname()[1]
-    rude.close()
-    closing = r"closing AMQP connection <[^>]+> \(127.0.0.1:{}.*\n.*unexpectedly"
-
-    def warned(port: int) -> bool:
-        return bool(re.search(closing.format(port), log.read_text()[before:]))
-
-    until(lambda: warned(rude_port), "the broker's warning")
-    assert not warned(port)
 
 
 def test_options_of_the_sockets_are_the_users(wire: Wire):

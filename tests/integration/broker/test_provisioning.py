@@ -154,17 +154,6 @@ class TestApplying:
         shop.publish("events", "shop.order.created")
         assert shop.ready("shop.count") == billing.ready("billing.book") == 1
 
-    def test_prefix(self, service, fresh_vhost):
-        made = service(fresh_vhost, PREFIX="staging-", HANDLERS=HANDLERS)
-        made.declare()
-        assert made.inspect().result == "identical"
-        own = [q["name"] for q in made.api.queues()]
-        assert all(name.startswith("staging-billing") for name in own)
-        assert "staging-events" in {exchange["name"] for exchange in made.api.exchanges()}
-        # Without the prefix it is another service without entities.
-        other = service(fresh_vhost, HANDLERS=HANDLERS)
-        assert not other.inspect().having("ok", "stale", "different")
-
 
 class TestWorkers:
     def test_verify_names_drift_and_remedy(self, billing):
@@ -542,23 +531,3 @@ class TestManagementApi:
             assert report.result == "identical"
         finally:
             node.http("DELETE", f"/api/users/{user}")
-
-
-def test_broker_shutdown_raises_its_own_error(billing):
-    """A broken connection raises instead of hanging."""
-    from django_amqp_events.broker.provisioning.amqp_api import session
-
-    with billing.active(), session(billing.app, billing.settings) as amqp_session:
-        assert amqp_session.depth("billing.book")
-
-        def connections():
-            return [
-                connection["name"]
-                for connection in billing.vhost.node.http("GET", "/api/connections")
-                if connection.get("vhost") == billing.vhost.name
-            ]
-
-        for name in wait_until(connections, "the connection in the management API"):
-            billing.vhost.node.http("DELETE", f"/api/connections/{quote(name, safe='')}")
-        with pytest.raises(BrokerUnavailableError, match="broke"):
-            wait_until(lambda: amqp_session.depth("billing.book") is None, "the cut")

@@ -160,22 +160,6 @@ def test_dying_workers_send_an_event_down_the_chain(billing):
     }
 
 
-def test_priority_orders_a_handler_queue(billing):
-    """RabbitMQ treats a publisher's priority differently by release."""
-    for priority in (None, 3, 9, 4, 0, 5, 255, 31):
-        properties = {} if priority is None else {"priority": priority}
-        billing.publish("events", "shop.refund.paid", str(priority).encode(), **properties)
-    version = versioned(billing)
-    if version < (4, 0):
-        expected = "None 3 9 4 0 5 255 31"  # as published
-    elif version < (4, 3):
-        expected = "9 5 None 255 31 3 4 0"  # two above 4, then one of the others
-    else:
-        expected = "255 31 9 5 None 4 3 0"  # strictly; all above 31 count as 31
-    taken = [message.body.decode() for message in billing.take_all("billing.send_invoice")]
-    assert taken == expected.split()
-
-
 def test_rejected_event_reaches_the_graveyard_immediately(billing):
     billing.publish("events", "shop.order.created")
     channel = billing.channel()
@@ -185,13 +169,6 @@ def test_rejected_event_reaches_the_graveyard_immediately(billing):
     assert buried.delivery_info["routing_key"] == "billing.send_invoice"
     [death] = buried.headers["x-death"]
     assert (death["queue"], death["reason"]) == ("billing.send_invoice", "rejected")
-
-
-def test_reapers_retry_returns_to_the_graveyard(billing):
-    """The reaper retries through a delay queue with the graveyard's routing key."""
-    billing.publish("billing:delay.1s", "billing:graveyard")
-    billing.wait_for_ready("billing:graveyard", 1)
-    assert billing.ready("billing:archive") == 0
 
 
 @pytest.mark.parametrize("queue", ["billing:archive", "billing:abyss"])
@@ -253,15 +230,6 @@ def test_each_inspected_entity_has_its_own_result(service, fresh_vhost):
                 assert difference.argument == ("x-expires" if item.kind == "queue" else "type")
         # Nothing was created on the way.
         assert [item.state for item in look.inspect(entities)] == expected
-
-
-def test_if_empty_delete_of_a_quorum_queue_is_not_implemented(billing):
-    """RabbitMQ answers 540 and closes the connection, so queues are unbound and watched instead."""
-    if versioned(billing) >= (4, 0):
-        pytest.skip("newer brokers may implement it; nothing leans on that")
-    channel = billing.connect().channel()
-    with pytest.raises(amqp.AMQPNotImplementedError):
-        channel.queue_delete("billing.book", if_empty=True)
 
 
 def test_figures_of_an_idle_quorum_queue_are_renewed(billing):

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import struct
-import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,8 +17,7 @@ import pytest
 from django_amqp_events.archive import recovery
 from django_amqp_events.broker import confirms
 from django_amqp_events.message import decoding, encoding
-from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
-from tests import forked
+from django_amqp_events.models import ArchivedEvent, State
 from tests.acceptance.worker.test_hostile_table import put as put_raw
 from tests.acceptance.worker.test_hostile_table import short
 
@@ -142,26 +140,6 @@ def test_progress_headers_are_believed_after_the_return_exchange_only(billing):
     assert (ours.handler, ours.attempts, ours.reason) == ("send_invoice", 3, "poison")
     assert ours.first_failed_at == datetime(2026, 1, 1, tzinfo=UTC)
     assert (forged.handler, forged.attempts) == ("send_invoice", 1)
-
-
-def test_a_handler_that_is_renamed_since(service, fresh_vhost):
-    old = service(fresh_vhost, HANDLERS=HANDLERS)
-    old.declare()
-    put(old, 1)
-    bury(old, until="graveyard")
-    billing = service(
-        fresh_vhost,
-        HANDLERS={"bill": ["shop.order.created"]},
-        RENAMED_HANDLERS={"send_invoice": "bill"},
-    )
-    billing.declare()
-    billing.command("events_recover", "billing:graveyard")
-    mirror_all(billing)
-    assert ArchivedEvent.objects.get().handler == "send_invoice"
-    assert billing.command("events_replay", "--all")[0] == 0
-    message = billing.take("billing.bill")
-    assert message.headers["event-id"] == "order-1"
-    assert "x-death" not in message.headers
 
 
 # -- other queues -------------------------------------------------------------------------
@@ -364,57 +342,3 @@ def test_ctrl_c_ends_between_windows(billing, monkeypatch):
     assert 1 <= done < 30
     assert f"{done} message" in out
     billing.wait_for_ready("billing.send_invoice", 30 - done)
-
-
-#: Runs the command in a process that dies before it acks.
-_DYING = """
-import json, os, signal, sys
-import django
-from django.conf import settings
-raw, url = json.loads(sys.argv[1]), sys.argv[2]
-settings.configure(
-    INSTALLED_APPS=["django_amqp_events"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-    AMQP_EVENTS=raw,
-)
-from tests.celery_app import app
-app.conf.broker_url = url
-django.setup()
-from django.core.management import call_command
-from django_amqp_events.broker.batch_reader import BatchReader
-BatchReader.ack = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-call_command("events_recover", sys.argv[3])
-"""
-
-
-def die(billing, queue: str) -> int:
-    """Run it in a process that is killed between publish and ack; returns what it published."""
-    before = billing.ready("billing:archive")
-    arguments = [json.dumps(billing.raw), billing.vhost.url, queue]
-    done = forked.run(
-        [sys.executable, "-c", _DYING, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    published: int = billing.ready("billing:archive") - before
-    return published
-
-
-def test_killed_with_a_message_that_has_no_id(billing):
-    """Its copy has an id of its own: it is archived twice, but the next equal one is a third."""
-    for count in (2, 3):
-        billing.publish("billing:abyss", "", b"without an id")
-        if count == 2:
-            assert die(billing, "billing:abyss") == 1
-        billing.wait_for_ready("billing:abyss", 1)
-        assert billing.command("events_recover")[0] == 0
-        mirror_all(billing)
-        assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == count
-
-
-def test_equal_messages_without_an_id_are_moved_in_parts(billing):
-    for _ in range(30):
-        billing.publish("billing:abyss", "", b"without an id")
-    for limit in (1, 2, 9, 7, 50):
-        assert billing.command("events_recover", "--limit", str(limit))[0] == 0
-        mirror_all(billing)
-    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 30

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import connections
 
 from django_amqp_events import signals
 from django_amqp_events.broker.provisioning import inspection
@@ -16,6 +16,7 @@ from django_amqp_events.monitor import alerts, queue_status, snapshots
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 from django_amqp_events.reasons import Reason
 from tests.conftest import ONE
+from tests.doubles.receivers import connected
 
 from ..archiving import archived, mirror_all, mirror_until_empty, publish, received
 from ..conftest import wait_until
@@ -55,19 +56,8 @@ def told() -> Any:
     def ended(sender: str, *, kind: str, key: str, **_: Any) -> None:
         said.append(("ended", kind, key))
 
-    signals.alert_raised.connect(raised)
-    signals.alert_ended.connect(ended)
-    yield said
-    signals.alert_raised.disconnect(raised)
-    signals.alert_ended.disconnect(ended)
-
-
-def end(watch: SnapshotLoop) -> None:
-    """Stop its thread, which closes its own connections before the database goes."""
-    watch.stop()
-    assert watch._thread is not None
-    watch._thread.join(20)
-    assert not watch._thread.is_alive()
+    with connected(raised, signals.alert_raised), connected(ended, signals.alert_ended):
+        yield said
 
 
 @ONE
@@ -173,37 +163,6 @@ def test_a_snapshot_from_a_clock_that_was_ahead_hides_no_later_one(billing):
     assert not alerts.check_snapshots(billing.settings, NOW + timedelta(seconds=1))
     limit = timedelta(seconds=billing.settings.alerts.stale + 1)
     assert alerts.check_snapshots(billing.settings, NOW + limit)
-
-
-@ONE
-def test_unreachable_database_is_logged_once(billing, monkeypatch):
-    said: list[str] = []
-    broken = threading.Event()
-    broken.set()
-    real = snapshots.rows
-
-    asked: list[str] = []
-
-    def rows(name: str) -> Any:
-        asked.append(name)
-        if broken.is_set():
-            raise OperationalError("the database is away\nDETAIL")
-        return real(name)
-
-    monkeypatch.setattr(snapshots, "rows", rows)
-    watch = watcher(billing, every=0.05, tell=said.append)
-    watch.start()
-    wait_until(lambda: said, "it says so")
-    before = len(asked)
-    wait_until(lambda: len(asked) > before + 2, "it has tried again and again")
-    broken.clear()
-    wait_until(lambda: len(said) > 1, "it says so")
-    end(watch)
-    assert (
-        "is paused: the database is unreachable (OperationalError: the database is away)" in said[0]
-    )
-    assert said[1:] == ["storing dashboard statistics has resumed"]
-    assert Snapshot.objects.exists()
 
 
 def test_concurrent_processes_alert_once(archive_database, billing, told):

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from django.core.management import call_command
-from django.db import DatabaseError, connections, transaction
+from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events import (
@@ -36,6 +36,7 @@ from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
 from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from tests.conftest import ONE, POSTGRESQL, Database, Vhost
+from tests.doubles.receivers import connected
 
 from .. import wire as wire_module
 from ..conftest import Service
@@ -165,17 +166,6 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
     assert wire.ids() == [event_id]
 
 
-@POSTGRESQL
-def test_a_commit_that_is_a_rollback(wire: Wire):
-    """Django does not notice it either. docs/guarantees.md names it."""
-    with transaction.atomic(using=ALIAS):
-        event_id = publish_event(NAME, {})
-        with suppress(DatabaseError), connections[ALIAS].cursor() as cursor:
-            cursor.execute("SELECT 1 / 0")
-    assert not table().exists()
-    assert wire.ids() == [event_id]
-
-
 def test_more_than_is_kept_in_memory(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("django_amqp_events.publish.publisher.KEPT_EVENTS", 2)
     with transaction.atomic(using=ALIAS):
@@ -194,17 +184,12 @@ def test_signals(wire: Wire):
     def unrouted(event_id: str, **_: Any) -> None:
         seen.append(("unrouted", event_id))
 
-    event_published.connect(published)
-    event_unrouted.connect(unrouted)
-    try:
+    with connected(published, event_published), connected(unrouted, event_unrouted):
         first = publish_event(NAME, {})
         [second] = leave()
         relay()
         wire.unbind()
         third = publish_event(NAME, {})
-    finally:
-        event_published.disconnect(published)
-        event_unrouted.disconnect(unrouted)
     assert seen == [("published", first), ("published", second.event_id), ("unrouted", third)]
     assert not table().exists()
 
@@ -255,13 +240,10 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
         seen.append(event_id)
 
     wire.configure(url="amqp://nobody@127.0.0.1:1//", PUBLISH="outbox", DATABASE=ALIAS)
-    event_postponed.connect(postponed)
-    try:
+    with connected(postponed, event_postponed):
         found = [timed({"n": n}) for n in range(20)]
         assert max(seconds for _, seconds in found) < SOON
         direct_publisher.close_direct_publishers()
-    finally:
-        event_postponed.disconnect(postponed)
     assert table().count() == 20
     assert caplog.text.count("events wait in the outbox") == 1
     make_due()

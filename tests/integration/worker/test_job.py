@@ -17,6 +17,7 @@ from django_amqp_events.worker.delivery import Item
 from django_amqp_events.worker.pool_job import JobOptions, Outcome, run_job
 from django_amqp_events.worker.task import HandlerTask
 from tests.conftest import Vhost
+from tests.doubles.receivers import connected
 
 from ..conftest import Service
 
@@ -129,12 +130,9 @@ def test_a_receiver_that_raises_voids_no_outcome(
     def receiver(*_: Any, **__: Any) -> None:
         raise error
 
-    signals.event_retried.connect(receiver)
-    try:
+    with connected(receiver, signals.event_retried):
         items = deliver(counting, "retry", "", "retry")
         outcomes = run_job(JobOptions(worker="w"), items)
-    finally:
-        signals.event_retried.disconnect(receiver)
     assert kinds(outcomes) == ["published", "ack", "published"]
 
 

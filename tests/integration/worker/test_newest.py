@@ -20,6 +20,7 @@ from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from django_amqp_events.worker.verdict import InvalidArguments
 from tests.conftest import Database
+from tests.doubles.receivers import connected
 
 ALIAS = "archive"
 ORDERS, VERSIONS, WORKERS = 4, 12, 3
@@ -71,16 +72,13 @@ def test_an_event_that_is_not_newer_is_skipped_and_told(books: Handler) -> None:
     def hear(event: ReceivedEvent, superseded: bool, **_: Any) -> None:
         told.append((event.id, superseded))
 
-    signals.event_skipped.connect(hear)
-    try:
+    with connected(hear, signals.event_skipped):
         assert handle(books, 1, 5) == "written"
         assert handle(books, 1, 5) is None  # delivered again
         assert handle(books, 1, 3) is None
         assert handle(books, 2, 3) == "written", "another order"
         same = Version("1", 5, is_time=False)
         assert inbox.once(books, received("other"), lambda: update(1, 5), same) is None
-    finally:
-        signals.event_skipped.disconnect(hear)
     assert told == [("1-5", False), ("1-3", True), ("other", True)]
     superseded = InboxEntry.objects.using(ALIAS).filter(superseded=True)
     assert {row.event_id for row in superseded} == {"1-3", "other"}

@@ -205,25 +205,6 @@ def test_a_database_that_stores_nothing_is_an_error(monkeypatch):
     assert not intake.acked
 
 
-@pytest.mark.django_db(transaction=True)
-def test_first_connection_is_not_logged(monkeypatch):
-    real = row_writer._store_events
-    calls: list[Any] = []
-
-    def once(*args: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 1:
-            raise OperationalError("terminating connection due to administrator command")
-        return real(*args)
-
-    monkeypatch.setattr(row_writer, "_store_events", once)
-    said: list[str] = []
-    intake: Any = Acks()
-    mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
-    mirroring._mirror(intake, batch(archived()))
-    assert (intake.acked, said) == ([[0]], [])
-
-
 # -- anything --------------------------------------------------------------------------------------
 
 

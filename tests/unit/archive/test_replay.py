@@ -83,17 +83,6 @@ def why(report: replay.Report) -> Reason:
 # -- who is taken -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["old", "older"])
-def test_renamed_handler_receives_old_events(broker: Broker, name: str) -> None:
-    row = make(handler=name, queue="billing.gone")
-    assert run(row).published == [row.pk]
-    (message,) = broker.messages
-    assert message.routing_key == "billing.send_invoice"
-    assert message.headers["event-handler"] == Replay.objects.get().handler == "send_invoice"
-    assert Replay.objects.get().task_id == message.properties["message_id"]
-    assert again(row).handler == name, "the row is of the handler that failed"
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -15,8 +14,6 @@ from django_amqp_events.broker.topology import (
     DELIVERY_LIMIT,
     GRAVEYARD_LIMIT,
     NO_LIMIT,
-    POWER_DELAYS,
-    Topology,
 )
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.declarations import HandlerDeclaration
@@ -25,36 +22,8 @@ from django_amqp_events.declare.declarations import HandlerDeclaration
 def invoice(order_id: int) -> None: ...
 
 
-def mail(order_id: int) -> None: ...
-
-
 def declaration(target: Any, name: str, *events: str, **options: Any) -> HandlerDeclaration:
     return HandlerDeclaration(target=target, name=name, options={"events": events, **options})
-
-
-MAIL = declaration(mail, "billing.mail", "shop.order.*", "shop.#", queue="mail", max_retries=0)
-
-
-def build(*handlers: HandlerDeclaration, **keys: Any) -> Topology:
-    settings, problems = conf.parse({"SERVICE": "svc", **keys})
-    assert problems == ()
-    declared = registry.build(settings, (), handlers)
-    assert declared.problems == ()
-    return topology.build(settings, declared)
-
-
-def arguments(built: Topology, name: str) -> dict[str, Any]:
-    queue = built.queue(name)
-    assert queue is not None, name
-    return dict(queue.arguments)
-
-
-def test_powers_of_two_from_a_second_to_more_than_an_hour() -> None:
-    assert POWER_DELAYS[0] == 1
-    assert POWER_DELAYS[-1] >= 3600
-    assert all(second == 2 * first for first, second in pairwise(POWER_DELAYS))
-    assert build().delays == POWER_DELAYS
-    assert build(MAIL).delays == POWER_DELAYS
 
 
 def test_each_limit_of_the_chain_leaves_room_above_the_one_before() -> None:

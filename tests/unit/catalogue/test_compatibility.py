@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import collections.abc
 import copy
 import enum
-import inspect
 import json
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import make_dataclass
-from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NotRequired, Optional, Union
-from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Discriminator, Field, PydanticUserError, create_model
+from pydantic import BaseModel, Discriminator, Field, create_model
 from typing_extensions import TypedDict
 
 from django_amqp_events import conf
@@ -40,11 +36,6 @@ class MoreColors(enum.StrEnum):
     RED = "red"
     BLUE = "blue"
     GREEN = "green"
-
-
-class Size(enum.IntEnum):
-    SMALL = 1
-    LARGE = 2
 
 
 class Marker(BaseModel):
@@ -119,49 +110,7 @@ def listed(found: list[Change]) -> list[tuple[str, bool]]:
     return [(change.path, change.compatible) for change in found]
 
 
-def dangling(value: Any, document: Any) -> Iterator[str]:
-    """Yield the references of a document that lead nowhere."""
-    if isinstance(value, str) and value.startswith("#/"):
-        place = document
-        for part in value.removeprefix("#/").split("/"):
-            if part not in place:
-                yield value
-                return
-            place = place[part]
-    for each in value.values() if isinstance(value, dict) else value if type(value) is list else ():
-        yield from dangling(each, document)
-
-
 # -- a document and itself ------------------------------------------------------------------
-
-BARE: list[Any] = [
-    *(typing.List, typing.Dict, typing.Set, typing.FrozenSet, typing.Tuple, typing.Type),  # noqa: UP006
-    *(typing.Mapping, typing.MutableMapping, typing.Sequence, typing.MutableSequence),
-    *(typing.Iterable, typing.Collection, typing.AbstractSet, typing.Deque, typing.DefaultDict),  # noqa: UP006
-    *(typing.OrderedDict, typing.Counter, typing.Callable, typing.Iterator, typing.Awaitable),
-    *(typing.Optional, typing.Union, typing.Pattern, typing.Any, typing.Hashable),
-    *(collections.abc.Mapping, collections.abc.Sequence, collections.abc.Set),
-]
-SCALARS = [
-    *(str, int, float, bool, None, bytes, Decimal, datetime, date, time, timedelta, UUID, object),
-    *(list, dict, tuple, set, frozenset, Color, Size, Marker, complex, inspect.Parameter),
-    *("not a hint", "list[", Literal["a", 1, True], Literal[b"x"]),
-    *(Annotated[int, Field(gt=1)], Annotated[Decimal, Field(max_digits=5)]),
-]
-
-
-@pytest.mark.parametrize("hint", [*SCALARS, *BARE], ids=repr)
-def test_a_document_has_no_changes_from_itself(hint: Any) -> None:
-    """Wherever a hint stands; one that pydantic does not know is described as it is written."""
-    for place in (lambda each: each, *PLACES.values()):
-        try:
-            function = contract(place(hint))
-        # No such hint in Python, or no such field in pydantic.
-        except (TypeError, NameError, SyntaxError, PydanticUserError):
-            continue
-        assert of_contract(function, function) == []
-        payload = service({EVENT: function})["events"][0]["payload"]
-        assert not list(dangling(payload, payload))
 
 
 # -- types ----------------------------------------------------------------------------------
@@ -174,31 +123,18 @@ C = model("C", kind=Literal["c"], value=int)
 LINE = model("Line", sku=str)
 
 BROKEN: list[tuple[Any, Any]] = [
-    (int, str), (int, float), (bool, int), (Decimal, str), (UUID, str), (date, datetime),
-    (int, int | None), (int | str, int | str | None), (int, Any), (int, Callable[[int], str]),
-
-    (Literal["a"], Literal["a", "b"]), (Literal["a"], Literal["b"]), (Literal["a"], str),
-    (Literal[1], Literal[True]), (Literal[1], Literal["1"]),  # type: ignore[valid-type, unused-ignore]
-    (Color, MoreColors), (Color, str), (Size, int), (Color | int, MoreColors | int),
-    (list[int], list[str]), (typing.List[int], list), (list[int], list[int | None]),  # noqa: UP006
-    (list[int], dict[str, int]), (list[int], tuple[int, int]), (tuple[int, int], tuple[int, str]),
-    (tuple[int, int], tuple[int, int, int]), (list[list[Color]], list[list[MoreColors]]),
-    (dict[str, int], dict[str, str]), (dict[Color, int], dict[MoreColors, int]),
-    (dict[Color, int], dict[str, int]), (Any, int), (Any, A | B), (list, list[int]),
-    (typing.List, list[Color]), (set[int], list[int]),  # noqa: UP006
-    (dict[Literal["a"], int], dict[Literal["b"], int]), (dict[date, int], dict[UUID, int]),
-    (dict[Size, int], dict[Color, int]), (dict[str, Color], dict[str, MoreColors]),
-    (Annotated[int, Field(gt=0)], int), (Annotated[int, Field(gt=0)], Annotated[int, Field(gt=1)]),
-    (Annotated[str, Field(max_length=5)], str),
+    (int, str), (int, float), (Decimal, str), (int, int | None), (int, Any),
+    (int, Callable[[int], str]), (Literal["a"], Literal["a", "b"]), (Literal[1], Literal["1"]),
+    (Color, MoreColors), (Color, str), (list[int], list[str]), (typing.List[int], list),  # noqa: UP006
+    (list[int], tuple[int, int]), (tuple[int, int], tuple[int, int, int]),
+    (list[list[Color]], list[list[MoreColors]]), (dict[str, int], dict[str, str]),
+    (dict[Color, int], dict[MoreColors, int]), (Any, int), (set[int], list[int]),
+    (dict[str, Color], dict[str, MoreColors]), (Annotated[int, Field(gt=0)], int),
     (LINE, model("Line", sku=int)), (LINE, model("Line", sku=str, more=int)),
     (LINE, model("Line", sku=(str, ""))), (model("Line", sku=(str, "")), LINE),
     (LINE, model("Line")), (LINE, model("Line", extra="forbid", sku=str)),
-    (model(extra="forbid", sku=str), model(extra="forbid", sku=str, more=(str, ""))),
-    (LINE, dict[str, str]), (dict[str, int], typed_dict(a=NotRequired[str])),
-    (typed_dict(a=int), typed_dict(a=NotRequired[int])),
-    (typed_dict(a=Color), typed_dict(a=MoreColors)),
-    (A | B, A_STR | B), (A | B, A | B | C), (A | B | C, A | C), (A | B, A),
-    (tagged(A, B), tagged(A_STR, B)), (tagged(A, B), tagged(A, B, C)), (tagged(A, B, C), A | C),
+    (LINE, dict[str, str]), (typed_dict(a=int), typed_dict(a=NotRequired[int])),
+    (A | B, A_STR | B), (A | B, A | B | C), (A | B, A), (tagged(A, B), tagged(A, B, C)),
     (make_dataclass("Data", [("a", int)]), make_dataclass("Data", [("a", str)])),
     (recursive(int), recursive(str)),
 ]  # fmt: skip

@@ -36,18 +36,6 @@ def test_the_default_doubles_from_one_second_to_512() -> None:
     assert RetryPolicy().schedule() == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-def test_the_cap_holds_from_then_on() -> None:
-    policy = RetryPolicy(max_retries=6, retry_backoff=30, retry_backoff_max=300)
-    assert policy.schedule() == (30, 60, 120, 240, 300, 300)
-    assert policy.distinct_delays() == {30, 60, 120, 240, 300}
-
-
-def test_without_backoff_each_retry_waits_the_same() -> None:
-    policy = RetryPolicy(max_retries=3, retry_backoff=0, default_retry_delay=7)
-    assert policy.schedule() == (7, 7, 7)
-    assert policy.distinct_delays() == {7}
-
-
 def test_booleans_are_seconds_as_in_celery() -> None:
     read = POLICY_OPTIONS["retry_backoff"]
     assert (read(True), read(False)) == (1, 0)
@@ -58,11 +46,6 @@ def test_booleans_are_seconds_as_in_celery() -> None:
 )
 def test_the_total_is_that_of_all_retries(retries: int, seconds: float) -> None:
     assert RetryPolicy(max_retries=retries, retry_backoff=1, retry_backoff_max=4).total() == seconds
-
-
-def test_no_retries_no_delays() -> None:
-    assert RetryPolicy(max_retries=0).schedule() == ()
-    assert RetryPolicy(max_retries=0).distinct_delays() == frozenset()
 
 
 @given(policy=policies, attempt=st.integers(1, 10**9))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 
 from django_amqp_events import (
     ConfigurationError,
@@ -53,22 +52,6 @@ def declared() -> Iterator[None]:
 def broker(declared: None) -> Iterator[MemoryBackend]:
     with memory_events(START) as backend:
         yield backend
-
-
-def test_events_are_stamped_by_the_clock(broker: MemoryBackend) -> None:
-    seen = []
-
-    @handler("a.b", name="t.x")
-    def x() -> None:
-        current = current_event()
-        assert current is not None
-        seen.append(current.published_at)
-
-    publish_event("a.b", {})
-    broker.advance(60)
-    publish_event("a.b", {})
-    assert broker.run() == 1
-    assert seen == [START, START + timedelta(seconds=60)]
 
 
 def test_nearly_due_message_is_held(broker: MemoryBackend) -> None:
@@ -157,27 +140,6 @@ def test_a_receiver_that_ends_the_process_runs_no_event_again(broker: MemoryBack
     assert (len(runs), len(broker.archived)) == (1, 1)
 
 
-@pytest.mark.django_db
-def test_handlers_database_error_breaks_only_its_transaction(
-    broker: MemoryBackend,
-) -> None:
-    @handler("a.b", name="t.x", max_retries=1)
-    def x(name: str) -> None:
-        Group.objects.create(name=name)
-        Group.objects.create(name=name)
-
-    @handler("a.b", name="t.y")
-    def y(name: str) -> None:
-        Group.objects.create(name=name + "-y")
-
-    assert connection.in_atomic_block
-    publish_event("a.b", {"name": "double"})
-    broker.advance(1)
-    (archived,) = broker.archived
-    assert archived.exception.endswith("IntegrityError")
-    assert list(Group.objects.values_list("name", flat=True)) == ["double-y"]
-
-
 def test_threads_publish_and_run_together(broker: MemoryBackend) -> None:
     runs: list[int] = []
 
@@ -243,24 +205,6 @@ def test_inline_runs_handlers_and_retries_immediately(inline: InlineBackend) -> 
     (failed,) = inline.failed
     assert (failed.reason, failed.handler, failed.attempts) == ("exhausted", "t.bad", 3)
     assert failed.payload == {"number": 1}
-
-
-def test_inline_logs_a_final_failure_once(
-    inline: InlineBackend, caplog: pytest.LogCaptureFixture
-) -> None:
-    @handler("a.b", name="t.bad", max_retries=1)
-    def bad() -> None:
-        raise ValueError("look at me")
-
-    caplog.set_level(logging.INFO)
-    publish_event("a.b", {})
-    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert record.name.startswith("django_amqp_events")
-    text = record.getMessage()
-    assert "event 'a.b'" in text
-    assert "exhausted" in text
-    assert "Traceback (most recent call last)" in text
-    assert 'raise ValueError("look at me")' in text
 
 
 def test_inline_an_event_of_a_handler_is_handled_after_it(inline: InlineBackend) -> None:

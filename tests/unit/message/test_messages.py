@@ -14,9 +14,6 @@ from uuid import UUID
 
 import pytest
 from amqp.serialization import dumps as amqp_dumps
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
 from kombu.utils.json import dumps as kombu_dumps
 
 from django_amqp_events.context import ReceivedEvent
@@ -33,7 +30,6 @@ from django_amqp_events.message.headers import check_headers
 from django_amqp_events.message.types import (
     Failure,
     Message,
-    Payload,
     Progress,
     Received,
     handling,
@@ -327,28 +323,6 @@ CIRCLE.append(CIRCLE)
 def test_invalid_json_is_refused(value: object) -> None:
     with pytest.raises(InvalidEventError, match=r"shop\.order\.created"):
         encode_payload("shop.order.created", {"value": value})
-
-
-json_values = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(2**63), 2**63),
-        st.floats(allow_nan=False, allow_infinity=False),
-        st.text(st.characters(exclude_categories=["Cs"])),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text("abc\x00ü"), inner, max_size=4)
-    ),
-    max_leaves=10,
-)
-
-
-@profile(max_examples=40)
-@given(payload=st.dictionaries(st.text("abcü_", min_size=1), json_values, max_size=5))
-def test_plain_values_arrive_as_they_were(payload: dict[str, Any]) -> None:
-    received = delivered(body=encode_payload("a.b", payload))
-    assert decode(received, MAXIMUM) == Payload(args=[], kwargs=payload)
 
 
 def test_wrapped_celery_values_are_unwrapped() -> None:

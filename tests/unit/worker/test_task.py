@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import gc
 import inspect
 import itertools
-import logging
 import pickle
 import re
 from collections import Counter
@@ -28,14 +26,13 @@ from django.db import connection, transaction
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.exceptions import ConfigurationError, DirectCallError
+from django_amqp_events.exceptions import DirectCallError
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.worker import task as task_module
 from django_amqp_events.worker.binding import bind
 from django_amqp_events.worker.task import (
     HandlerTask,
     _EventTask,
-    new_task,
     register,
     task_class,
     utc_now,
@@ -163,29 +160,6 @@ def test_a_handler_is_not_run_like_a_task(app: Celery) -> None:
     assert calls == [3]
 
 
-def test_a_task_is_registered_once(app: Celery) -> None:
-    """Though a system check has made a task of an equal handler, from a registry of its own."""
-    checked = Handler(**{**{f: getattr(HANDLER, f) for f in HANDLER.__slots__}, "name": "shop.two"})
-    handler = Handler(**{field: getattr(checked, field) for field in HANDLER.__slots__})
-    new_task(app, checked)
-    register(app, {"shop.two": handler})
-    registered = app.tasks["shop.two"]
-    register(app, {"shop.two": handler})
-    assert app.tasks["shop.two"] is registered
-
-
-def test_an_ordinary_task_of_the_same_name_is_refused(app: Celery) -> None:
-    class Ordinary(Task):
-        name = "shop.other"
-
-        def run(self) -> None: ...
-
-    app.register_task(Ordinary())
-    other = Handler(**{**{f: getattr(HANDLER, f) for f in HANDLER.__slots__}, "name": "shop.other"})
-    with pytest.raises(ConfigurationError, match=r"shop\.other"):
-        register(app, {"shop.other": other})
-
-
 ran: list[object] = []
 
 
@@ -208,7 +182,6 @@ def verdict_of(
     target: Any,
     payload: dict[str, Any],
     *,
-    observed: bool = False,
     redelivered: bool = False,
     error: BaseException | None = None,
     **options: Any,
@@ -228,11 +201,7 @@ def verdict_of(
         "ignore_result": handler.ignore_result,
         "hostname": "worker@here",
     }
-    return traced(app.tasks[handler.name], request, now=utc_now, error=error, observed=observed)
-
-
-def sold_out(**payload: object) -> None:
-    raise ValueError("out of stock")
+    return traced(app.tasks[handler.name], request, now=utc_now, error=error, observed=False)
 
 
 def test_an_event_whose_process_was_ended_has_a_verdict_and_its_hooks(app: Celery) -> None:
@@ -252,23 +221,6 @@ def test_an_event_whose_process_was_ended_has_a_verdict_and_its_hooks(app: Celer
     assert verdict.failure.exception == "billiard.exceptions.TimeLimitExceeded"
     assert [repr(error) for error in heard] == ["TimeLimitExceeded(3)"]
     assert ran == ["before_start", "on_failure", "after_return"]
-
-
-@pytest.mark.parametrize("observed", [False, True])
-def test_result_and_runtime_are_for_task_events(app: Celery, observed: bool) -> None:
-    verdict = verdict_of(app, Observed, {"how": "ok"}, observed=observed)
-    assert verdict.kind == "handled"
-    assert (verdict.result, verdict.runtime is not None) == (
-        ("'ok'", True) if observed else (None, False)
-    )
-
-
-def test_a_failure_is_not_logged_twice(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
-    """An archived event is logged when it is archived; a task of the same app as Celery does."""
-    verdict_of(app, sold_out, {}, policy=RetryPolicy(max_retries=0))
-    assert not caplog.records
-    app.task(sold_out, name="ordinary").apply()
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 @pytest.mark.parametrize("countdown", [-1, 0.5, float("nan"), 1e12, float("inf")])
@@ -320,43 +272,6 @@ def leaving(**payload: object) -> None:
 def test_a_handler_that_ends_its_process_leaves_no_event_of_a_thread_open(app: Celery) -> None:
     """Celery's thread pool drops the exception, after which no other pool has a process."""
     assert verdict_of(app, leaving, {}) is REQUEUE
-
-
-def test_a_payload_may_have_a_self(app: Celery) -> None:
-    """Surplus, and dropped like any other; or wanted."""
-    assert verdict_of(app, count, {"order_id": 8, "self": "/orders/8"}).kind == "handled"
-    assert calls == [8]
-    assert verdict_of(app, own_link, {"self": "/orders/8"}).kind == "handled"
-    assert ran == ["/orders/8"]
-
-
-def own_link(**payload: object) -> None:
-    ran.append(payload["self"])
-
-
-def failing(**payload: object) -> None:
-    raise ValueError(payload)
-
-
-@pytest.mark.parametrize("ending", ["retry", "archive"])
-def test_a_failure_leaves_no_circle_behind(
-    app: Celery, ending: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its frames, and what billiard made of them, would stay until a full collection."""
-    caplog.set_level(logging.CRITICAL, "celery.app.trace")  # a record that is kept keeps them
-    retries: dict[str, Any] = {}
-    if ending == "archive":
-        retries["policy"] = RetryPolicy(max_retries=0)
-    gc.collect()
-    gc.disable()
-    try:
-        before = len(gc.get_objects())
-        for _ in range(20):
-            assert verdict_of(app, failing, {}, **retries).kind == ending
-        grown = len(gc.get_objects()) - before
-    finally:
-        gc.enable()
-    assert grown < 20 * 500, "2,600 for each of them, with their frames"
 
 
 # -- binding

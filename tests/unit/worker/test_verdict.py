@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from datetime import UTC, datetime
 
 import pytest
@@ -11,34 +9,12 @@ from celery.exceptions import Reject, Retry
 
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.message.archive_message import MAX_TRACEBACK
-from django_amqp_events.message.types import Failure
 from django_amqp_events.worker.verdict import (
-    HANDLED,
-    REQUEUE,
-    Verdict,
     decide,
     describe,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    "verdict",
-    [
-        Verdict(kind="handled"),
-        REQUEUE,
-        Verdict(kind="retry", due_at=NOW, failure=Failure(exception="ValueError", message="no")),
-        Verdict(kind="archive", reason="failed", detail="as its policy says"),
-    ],
-)
-def test_it_travels_from_a_pool_process(verdict: Verdict) -> None:
-    assert pickle.loads(pickle.dumps(verdict, protocol=5)) == verdict  # noqa: S301 - made here
-    assert copy.copy(verdict) == verdict
-
-
-def test_the_one_of_nearly_every_run_stays_the_same_object() -> None:
-    assert pickle.loads(pickle.dumps(HANDLED, protocol=5)) is HANDLED  # noqa: S301 - made here
 
 
 def raised(exc: BaseException, cause: BaseException | None = None) -> BaseException:

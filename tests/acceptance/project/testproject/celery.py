@@ -59,12 +59,8 @@ if "TESTPROJECT_STEP" in os.environ:
 
 @worker_init.connect
 def _patch(**_: object) -> None:
-    from django_amqp_events.backoff import Backoff
     from django_amqp_events.signals import event_hanging
-    from django_amqp_events.worker import jobs
 
-    if backoff := os.environ.get("TESTPROJECT_BACKOFF"):
-        jobs.BACKOFF = Backoff(float(backoff), float(backoff))  # type: ignore[misc]
     event_hanging.connect(_hanging, weak=False)
     _die_in_the_reaper(os.environ.get("TESTPROJECT_DIES", "").split())
 

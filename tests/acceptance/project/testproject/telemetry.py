@@ -83,11 +83,6 @@ def opentelemetry_and_celery() -> None:
     _instrument()
 
 
-def celery_only() -> None:
-    """Trace with OpenTelemetry's Celery integration alone: our spans need a global provider."""
-    _instrument(tracer_provider=_provider())
-
-
 class FileTransport(Transport):
     """Write the items of envelopes instead of sending them."""
 
