@@ -313,7 +313,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     "queue-remedy-archive": _("run `manage.py events_companion` or events_worker"),
     "queue-remedy-graveyard": _("run `manage.py events_reaper` or events_worker"),
     "queue-remedy-handler": _("start a worker"),
-    "queue-replacing": _("a recreation was interrupted: run manage.py events_declare to finish it"),
     "queue-stale": _("no longer declared: run manage.py events_declare --delete-stale"),
     "queue-stale-delayed": _(
         "no longer declared; when its %(number)s delayed events have returned, run manage.py "

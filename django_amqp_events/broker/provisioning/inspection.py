@@ -29,6 +29,7 @@ from .drift import (
 from .management_api import ManagementApi
 
 REMEDY: Final = "run manage.py events_declare"
+STALE: Final = "no longer declared"
 
 #: No method of AMQP shows a policy, and a probe would have to wait for as long as a queue's limits.
 UNSEEN_POLICIES: Final = BrokerProblem(
@@ -113,33 +114,23 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
         state: Literal["ok", "missing"] = "ok" if binding in bindings else "missing"
         seen.append(Item(entity=binding, state=state))
     for binding, arguments in bindings.items():
-        if (
-            binding.queue in declared_queues
-            and (binding not in declared_bindings or arguments)
-            and not names.is_shadow(binding.exchange)
-        ):
-            seen.append(Item(entity=binding, state="stale", note=_why_stale(names, binding.queue)))
+        if binding.queue in declared_queues and (binding not in declared_bindings or arguments):
+            seen.append(Item(entity=binding, state="stale", note=STALE))
     for name, queue in queues.items():
         arguments = queue.get("arguments") or {}
         if name not in declared_queues and drift.left_over_queue(names, name, arguments):
             entity = Queue(name=name, arguments=arguments, role=role_of(names, name))
-            seen.append(Item(entity=entity, state="stale", note=_why_stale(names, name)))
+            seen.append(Item(entity=entity, state="stale", note=STALE))
     for name, exchange in exchanges.items():
         if name not in declared_exchanges and drift.left_over_exchange(names, name):
             exchange_left = Exchange(name=name, type=exchange["type"], role="delay")
-            seen.append(Item(entity=exchange_left, state="stale", note=_why_stale(names, name)))
+            seen.append(Item(entity=exchange_left, state="stale", note=STALE))
     problems = [*report.problems, *_policies(topology, queues, policies, api.user)]
     return replace(report, items=tuple(seen), problems=tuple(problems), exact=True)
 
 
 def role_of(names: Names, name: str) -> Role:
     return "delay" if names.is_delay(name) else "handler"
-
-
-def _why_stale(names: Names, name: str) -> str:
-    if names.is_shadow(name):
-        return "left by an interrupted --recreate-empty; events_declare moves its messages back"
-    return "no longer declared"
 
 
 def _with_arguments(item: Item, queues: Mapping[str, Mapping[str, Any]]) -> Item:
