@@ -7,7 +7,6 @@
     │   └── OutboxError
     ├── InvalidEventError (also ValueError)
     │   └── InvalidEditError
-    ├── AppendOnlyError (also TypeError)
     ├── DirectCallError (also TypeError)
     ├── IncomparableError (also ValueError)
     ├── RolledBackError
@@ -73,17 +72,6 @@ class InvalidEditError(InvalidEventError):
 
 class IncomparableError(AmqpEventsError, ValueError):
     """Two documents of ``events_catalogue`` cannot be compared."""
-
-
-class AppendOnlyError(AmqpEventsError, TypeError):
-    """A row of the audit log cannot be changed or deleted."""
-
-    @classmethod
-    def of(cls, model: str) -> AppendOnlyError:
-        return cls(
-            f"{model} is part of the audit log and cannot be changed. Only "
-            f"`manage.py events_prune` deletes it"
-        )
 
 
 class DirectCallError(AmqpEventsError, TypeError):

@@ -201,7 +201,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
             },
@@ -414,7 +413,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "base_manager_name": "objects",
                 "ordering": ["number"],
                 "default_permissions": (),
                 "constraints": [
@@ -543,7 +541,6 @@ class Migration(migrations.Migration):
                 ("group_id", models.UUIDField(null=True)),
             ],
             options={
-                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
                 "indexes": [
@@ -569,7 +566,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
             },
