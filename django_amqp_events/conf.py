@@ -118,21 +118,14 @@ def _redact(value: Any) -> str:
 
 
 def _renamed_handlers(value: Any) -> dict[str, str]:
-    """Return the current name of each old one, through every renaming between them."""
+    """Return the current name of each old one."""
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str) and name for pair in value.items() for name in pair
     ):
         raise Invalid('a dict such as {"old name": "new name"}')
-    renamed = {}
-    for old in value:
-        new, seen = value[old], {old}
-        while new in value and new not in seen:
-            seen.add(new)
-            new = value[new]
-        if new in seen:
-            raise Invalid(f"a dict without cycles; {old!r} leads back to {new!r}")
-        renamed[old] = new
-    return renamed
+    if again := sorted(value.keys() & value.values()):
+        raise Invalid(f"current names as values; {again[0]!r} is an old one too")
+    return dict(value)
 
 
 # -- settings -----------------------------------------------------------------------------

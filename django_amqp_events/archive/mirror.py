@@ -20,7 +20,7 @@ from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
 from ..callables import nothing
 from ..conf import Settings
-from ..databases import error_kind, error_line, exceeds_packet
+from ..databases import error_kind, error_line
 from ..exceptions import AmqpEventsError
 from ..service_loop import ServiceLoop
 from . import replay, row_writer, tables
@@ -130,10 +130,9 @@ class Mirror:
             return
         self.aside += 1
         aside.add(id(item))
-        remedy = "; raise the server's max_allowed_packet" if exceeds_packet(exc) else ""
         self.tell(
             f"a message cannot be stored and stays in the archive queue "
-            f"({error_line(exc)}{remedy}); the mirror tries again in {REREAD_SECONDS:g} s"
+            f"({error_line(exc)}); the mirror tries again in {REREAD_SECONDS:g} s"
         )
 
     def _sweep(self, *, idle: bool) -> None:
