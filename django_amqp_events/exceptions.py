@@ -8,11 +8,9 @@
     ├── InvalidEventError (also ValueError)
     │   └── InvalidEditError
     ├── DirectCallError (also TypeError)
-    ├── IncomparableError (also ValueError)
     ├── RolledBackError
     ├── TopologyError
-    │   ├── TopologyDriftError
-    │   └── BrokerRequirementError
+    │   └── TopologyDriftError
     └── PublishError
         ├── BrokerUnavailableError
         ├── PublishTimeoutError
@@ -70,10 +68,6 @@ class InvalidEditError(InvalidEventError):
         self.problems = problems
 
 
-class IncomparableError(AmqpEventsError, ValueError):
-    """Two documents of ``events_catalogue`` cannot be compared."""
-
-
 class DirectCallError(AmqpEventsError, TypeError):
     """A handler was called like a Celery task."""
 
@@ -104,10 +98,6 @@ class TopologyError(AmqpEventsError):
 
 class TopologyDriftError(TopologyError):
     """The broker differs from what is declared; run ``manage.py events_declare``."""
-
-
-class BrokerRequirementError(TopologyError):
-    """The broker lacks a requirement of lossless queues, such as a feature flag."""
 
 
 class PublishError(AmqpEventsError):

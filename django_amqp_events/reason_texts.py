@@ -89,7 +89,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     "json-twice": _("The name %(name)s appears twice. Remove one of them."),
     "json-unreadable": _("This is not valid JSON: %(error)s."),
     "not-taken": _("The handler %(handler)s does not take %(names)s, which will be left out."),
-    "own-payload": _("This is the original payload. To publish it again, replay the event."),
     "payload-too-large": _("The payload has %(size)s bytes, more than MAX_BODY (%(most)s)."),
     "redaction-failed": _(
         "the redaction hook %(hook)s failed with %(error)s; the payload is hidden; fix the hook "

@@ -94,8 +94,6 @@ def draft(event: ArchivedEvent, handler: Handler, payload: Mapping[str, Any]) ->
     except InvalidEventError as exc:
         # It may be nested too deeply for further checks.
         raise InvalidEditError(_sentence(exc)) from exc
-    if own is not None and _same(own.kwargs, payload):
-        problems.append(Reason("own-payload"))
     try:
         upcasted = upcast(handler, event.name, args, payload)
         _bound, taken = bind(handler, args, upcasted)
@@ -154,11 +152,6 @@ def _refusal(
 def _sentence(exc: Exception) -> Reason:
     text = str(exc)
     return Reason.of(f"{text[:1].upper()}{text[1:]}.")
-
-
-def _same(one: object, other: object) -> bool:
-    # For Python, 1, 1.0 and True are equal.
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def handled(event: ArchivedEvent, handler: Handler) -> InboxEntry | None:

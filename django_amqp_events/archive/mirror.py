@@ -48,7 +48,6 @@ class Mirror:
 
     Args:
         tell: called with a line of text about each change of the mirror's condition.
-        mirrored: called after each batch with its counts.
         aside: number of messages that could not be stored and are not acked.
     """
 
@@ -56,7 +55,6 @@ class Mirror:
     settings: Settings
     size: int = BATCH
     tell: Callable[[str], object] = logger.info
-    mirrored: Callable[[Counts], object] = nothing
     stop: Callable[[], bool] = nothing
     total: Counts = field(default_factory=Counts)
     aside: int = 0
@@ -111,7 +109,6 @@ class Mirror:
         counts = row_writer.store_items(items, partial(self._put_aside, aside))
         reader.ack(batch, [place for place, item in enumerate(items) if id(item) not in aside])
         self.total.add(counts)
-        self.mirrored(counts)
 
     def _put_aside(self, aside: set[int], exc: Exception, item: Item | None) -> None:
         """Leave a message in the queue that a working database does not store.

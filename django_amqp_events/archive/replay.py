@@ -65,22 +65,6 @@ LEASE: Final = 30.0
 _RECORD_AGAIN: Final = (0.2, 1.0, 3.0)
 #: Errors that do not concern one event: the next event would fail in the same way.
 _GENERAL: Final = ("exchange", "broker")
-#: Why events are archived; docs/archive.md tells what each means.
-REASONS: Final = frozenset(
-    {
-        "arguments",
-        "backfill",
-        "contract",
-        "exhausted",
-        "failed",
-        "malformed",
-        "poison",
-        "recovered",
-        "unknown",
-        "unreadable",
-        "unsupported",
-    }
-)
 _DECISIONS: Final = {DISCARD: states.discard, RESOLVE: states.resolve, RESTORE: states.restore}
 #: The reason for refusing edits.
 EDITING_OFF: Final = Reason("editing-off")

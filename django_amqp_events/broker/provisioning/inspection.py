@@ -125,7 +125,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
         if name not in declared_exchanges and drift.left_over_exchange(names, name):
             exchange_left = Exchange(name=name, type=exchange["type"], role="delay")
             seen.append(Item(entity=exchange_left, state="stale", note=STALE))
-    problems = [*report.problems, *_policies(topology, queues, policies, api.user)]
+    problems = [*report.problems, *_policies(topology, queues, policies)]
     return replace(report, items=tuple(seen), problems=tuple(problems), exact=True)
 
 
@@ -167,24 +167,20 @@ def _policies(
     topology: Topology,
     queues: Mapping[str, Mapping[str, Any]],
     policies: Sequence[Mapping[str, Any]] | None,
-    user: str,
 ) -> list[BrokerProblem]:
     """Return the policies that would change how events are handled."""
     hits: dict[tuple[str, str], list[str]] = {}
-    unseen = False
     for queue in topology.queues:
         actual = queues.get(queue.name)
         if policies is not None:
             # The API's effective definition is seconds old.
             for policy in _effective(policies, queue):
                 _collect(hits, repr(policy["name"]), policy.get("definition"), queue.name)
-        elif actual is None:
-            unseen = True
-        else:
+        elif actual is not None:
             by = [actual.get("policy"), actual.get("operator_policy")]
             who = " and ".join(repr(name) for name in by if name)
             _collect(hits, who, actual.get("effective_policy_definition"), queue.name)
-    problems = [
+    return [
         BrokerProblem(
             message=f"policy {who} sets {keys} on {some(names)}, which changes how events are "
             f"handled (one queue that refuses or drops messages affects all)",
@@ -193,17 +189,6 @@ def _policies(
         )
         for (who, keys), names in hits.items()
     ]
-    if unseen:
-        problems.append(
-            BrokerProblem(
-                severity="unknown",
-                message=f"user {user!r} may not see policies, so a policy may apply to the missing "
-                f"queues",
-                remedy="give it the tag 'policymaker' or 'administrator', or check again when "
-                "they are declared",
-            )
-        )
-    return problems
 
 
 def _collect(

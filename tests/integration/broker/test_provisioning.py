@@ -20,7 +20,6 @@ from django_amqp_events.broker.provisioning import (
 from django_amqp_events.broker.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
 from django_amqp_events.exceptions import (
-    BrokerRequirementError,
     BrokerUnavailableError,
     TopologyDriftError,
     TopologyError,
@@ -264,7 +263,7 @@ class TestRequirements:
         made = service(vhost, HANDLERS=HANDLERS)
         with pytest.raises(TopologyDriftError, match="enable_feature_flag stream_queue"):
             made.declare()
-        with made.active(), pytest.raises(BrokerRequirementError, match="stream_queue disabled"):
+        with made.active(), pytest.raises(TopologyError, match="stream_queue disabled"):
             startup.verify(made.app, made.settings, made.topology)
         assert made.api.queues() == []
         node.ctl("enable_feature_flag", "stream_queue")
@@ -280,7 +279,7 @@ class TestRequirements:
     )
     def test_other_brokers_are_refused(self, billing, server, message, monkeypatch):
         monkeypatch.setattr("django_amqp_events.broker.provisioning.amqp_api.Amqp.server", server)
-        with billing.active(), pytest.raises(BrokerRequirementError, match=message):
+        with billing.active(), pytest.raises(TopologyError, match=message):
             startup.verify(billing.app, billing.settings, billing.topology)
 
 

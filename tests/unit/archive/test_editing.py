@@ -133,24 +133,15 @@ def test_invalid_payload_is_refused(text: str, why: str) -> None:
     [
         ({"country": "FR"}, "send_invoice", "missing a required argument: 'order_id'"),
         ({"order_id": 7, "country": "FR", "x": 1}, "strict", "unexpected keyword argument 'x'"),
-        ({"order_id": 7, "country": "XX"}, "send_invoice", "This is the original payload"),
         ({"order_id": 7, "country": "x" * 1000}, "send_invoice", "more than MAX_BODY (1000)"),
         ({"order_id": "\ud800"}, "send_invoice", "cannot be written as JSON"),
         ({"order_id": float("inf")}, "send_invoice", "cannot be written as JSON"),
         ({"order_id": json.loads("[" * 300 + "]" * 300)}, "loose", "nested deeper than 200"),
     ],
-    ids=range(7),
+    ids=range(6),
 )  # fmt: skip
 def test_a_payload_that_cannot_be_handled_is_refused(payload: Any, handler: str, why: str) -> None:
     assert why in problems(make(), payload, handler)
-
-
-@ONE
-def test_equal_payloads_are_unchanged() -> None:
-    row = make(b'[[], {"order_id": 1}, {}]')
-    assert "original payload" in problems(row, {"order_id": 1})
-    assert draft(row, {"order_id": True}).body == b'[[],{"order_id":true},{}]'
-    assert draft(row, {"order_id": 1.0}).body == b'[[],{"order_id":1.0},{}]'
 
 
 @ONE
