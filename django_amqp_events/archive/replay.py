@@ -162,9 +162,7 @@ def _chunks(
             yield {pk: seen[pk] for pk in piece}, examined.handlers
 
 
-def edit(
-    pk: UUID, version: int, payload: Mapping[str, object], *, by: str, reason: str, base: int = 0
-) -> Report:
+def edit(pk: UUID, version: int, payload: Mapping[str, object], *, by: str, reason: str) -> Report:
     """Replay one archived event with another payload, under its own event id.
 
     The event keeps its body; what is published is a revision of it. The claim and the revision
@@ -172,7 +170,6 @@ def edit(
 
     Args:
         reason: required.
-        base: the revision that the edit began with, 0 for the event's own body.
 
     Raises:
         ConfigurationError: editing is off, AMQP_EVENTS is wrong, or a transaction is open.
@@ -195,7 +192,7 @@ def edit(
             report.skipped.append(Skipped.of(event, handler))
             return report
         draft = editing.draft(event, handler, payload)
-        revision = Revision(body=draft.body, base=base)
+        revision = Revision(body=draft.body)
         claimed = _claim({pk: version}, {pk: handler}, report, by=by, reason=reason, edit=revision)
         _publish(claimed, report)
     except Error as exc:

@@ -398,7 +398,6 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("number", models.PositiveIntegerField()),
-                ("base", models.PositiveIntegerField(default=0)),
                 ("body", models.BinaryField()),
                 ("by", models.CharField(max_length=255)),
                 ("at", models.DateTimeField()),

@@ -256,16 +256,11 @@ class SearchValue(models.Model):
 
 
 class Revision(AuditRow):
-    """A payload published in place of an event's own; the event keeps its body.
-
-    Attributes:
-        base: the revision that the edit began with, 0 for the event's own body.
-    """
+    """A payload published in place of an event's own; the event keeps its body."""
 
     id = models.UUIDField(primary_key=True)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="revision_set")
     number = models.PositiveIntegerField()
-    base = models.PositiveIntegerField(default=0)
     body = models.BinaryField()
     reason = models.TextField()
 

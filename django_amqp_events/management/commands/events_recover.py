@@ -9,7 +9,7 @@ exit codes:
   0  everything requested is in the archive
   1  messages remain: stopped, connection lost, or refused by RabbitMQ
   2  nothing was done: no such queue, the archive queue itself, a queue with
-     consumers without --force, RabbitMQ unreachable, wrong arguments or settings
+     consumers, RabbitMQ unreachable, wrong arguments or settings
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def test_an_edited_replay_is_the_event_with_another_body(broker: Broker) -> None
     assert (message.exchange, message.routing_key) == ("billing:replay", "billing.send_invoice")
     revision = Revision.objects.get()
     assert made.revision == revision
-    assert (revision.number, revision.base, revision.by) == (1, 0, "ada")
+    assert (revision.number, revision.by) == (1, "ada")
     assert revision.reason == "no such country"
     assert bytes(revision.body) == message.body
     assert revision.payload == {"order_id": 7, "country": "FR"}
@@ -292,9 +292,9 @@ def test_editing_starts_from_the_last_revision(broker: Broker) -> None:
     report = edit(row)
     assert [str(each.why) for each in report.returned] == ["nobody is bound"]
     # The same once more is no mistake: it was not published.
-    assert edit(again(row), base=1).published == [row.pk]
+    assert edit(again(row)).published == [row.pk]
     revisions = list(Revision.objects.all())
-    assert [(each.number, each.base) for each in revisions] == [(1, 0), (2, 1)]
+    assert [each.number for each in revisions] == [1, 2]
     # What was not published has no number.
     assert {each.revision: each.number for each in Replay.objects.all()} == {
         revisions[0]: None, revisions[1]: 1,
