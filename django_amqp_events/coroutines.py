@@ -58,7 +58,8 @@ def wait_for(awaitable: Awaitable[T], within: AbstractContextManager[object] | N
             ended.set_result(None)
 
     try:
-        return async_to_sync(run)()
+        # Otherwise asgiref may choose the loop of an earlier interruption, which is about to end.
+        return async_to_sync(run, force_new_loop=True)()
     except BaseException:
         for loop, task, executor in running:
             with suppress(RuntimeError):  # the loop is closed, since the awaitable has ended
