@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from typing import Any, Final, Literal, get_args
 
 from django.conf import settings as django_settings
@@ -68,32 +69,24 @@ PUBLISH_MODES: Final = get_args(PublishMode)
 # -- readers of single keys ---------------------------------------------------------------
 
 
-def _ttl(value: Any) -> float:
-    ttl = seconds(value)
-    if not 0.001 <= ttl <= LONGEST_TTL:
-        raise Invalid(
-            f"from a millisecond to {LONGEST_TTL} seconds (ten years), as RabbitMQ takes it"
-        )
-    return ttl
-
-
-def _at_most(longest: float, valid: str) -> Reader:
+def _seconds(valid: str, *, least: float = 0.0, most: float = inf) -> Reader:
     def read(value: Any) -> float:
-        timeout = seconds(value)
-        if timeout > longest:
+        number = seconds(value)
+        if not least <= number <= most:
             raise Invalid(valid)
-        return timeout
+        return number
 
     return read
 
 
-def _inbox(value: Any) -> float:
-    kept = seconds(value)
-    if kept < INBOX_MIN:
-        raise Invalid("at least 30 days, in which an event may be delivered again")
-    return kept
-
-
+_ttl: Final = _seconds(
+    f"from a millisecond to {LONGEST_TTL} seconds (ten years), as RabbitMQ takes it",
+    least=0.001,
+    most=LONGEST_TTL,
+)
+_inbox: Final = _seconds(
+    "at least 30 days, in which an event may be delivered again", least=INBOX_MIN
+)
 #: A name, a path, or a minus and a path.
 _MODULE: Final = re.compile(r"(?!\d)\w+|-?(?!\d)\w+(\.(?!\d)\w+)+")
 
@@ -118,21 +111,14 @@ def _redact(value: Any) -> str:
 
 
 def _renamed_handlers(value: Any) -> dict[str, str]:
-    """Return the current name of each old one, through every renaming between them."""
+    """Return the current name of each old one."""
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str) and name for pair in value.items() for name in pair
     ):
         raise Invalid('a dict such as {"old name": "new name"}')
-    renamed = {}
-    for old in value:
-        new, seen = value[old], {old}
-        while new in value and new not in seen:
-            seen.add(new)
-            new = value[new]
-        if new in seen:
-            raise Invalid(f"a dict without cycles; {old!r} leads back to {new!r}")
-        renamed[old] = new
-    return renamed
+    if again := sorted(value.keys() & value.values()):
+        raise Invalid(f"current names as values; {again[0]!r} is an old one too")
+    return dict(value)
 
 
 # -- settings -----------------------------------------------------------------------------
@@ -214,12 +200,12 @@ class Settings:
     unrouted: Unrouted = option(choice(*get_args(Unrouted)), default="warn")
     backend: BackendName = option(choice(*get_args(BackendName)), default="amqp")
     confirm_timeout: float = option(
-        _at_most(LONGEST_CONFIRM, f"{LONGEST_CONFIRM:g} seconds at most"), default=10.0
+        _seconds(f"{LONGEST_CONFIRM:g} seconds at most", most=LONGEST_CONFIRM), default=10.0
     )
     consumer_timeout: float = option(
-        _at_most(
-            LONGEST_CONSUMER,
+        _seconds(
             "a day at most, in seconds; RabbitMQ's consumer_timeout is in milliseconds",
+            most=LONGEST_CONSUMER,
         ),
         default=1800.0,
     )

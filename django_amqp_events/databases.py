@@ -53,9 +53,6 @@ _WRONG_VALUES: Final = frozenset({1292, 1366})
 #: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected; MySQL's
 #: ER_LOCK_DEADLOCK, and MariaDB's ER_CHECKREAD (REPEATABLE READ).
 _CONFLICT_CODES: Final = frozenset({"40001", "40P01", 1213, 1020})
-#: MySQL's ER_NET_PACKET_TOO_LARGE, and CR_SERVER_GONE_ERROR and CR_SERVER_LOST, which a client
-#: reports instead if it was still writing when the server closed the connection.
-_PACKET_CODES: Final = frozenset({1153, 2006, 2013})
 #: PostgreSQL's read_only_sql_transaction; MySQL's for read_only and for a read-only transaction;
 #: SQLITE_READONLY.
 _READ_ONLY_CODES: Final = frozenset({"25006", 1290, 1792, 8})
@@ -249,11 +246,6 @@ def is_refusal(exc: BaseException) -> bool:
 def is_conflict(exc: BaseException) -> bool:
     """Return True if the database ended a transaction for another one, so that a retry helps."""
     return _code(exc) in _CONFLICT_CODES
-
-
-def exceeds_packet(exc: BaseException) -> bool:
-    """Return True if a MySQL server that answers may have refused a statement for its size."""
-    return _code(exc) in _PACKET_CODES
 
 
 def read_only(exc: BaseException) -> bool:

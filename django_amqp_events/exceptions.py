@@ -7,13 +7,10 @@
     │   └── OutboxError
     ├── InvalidEventError (also ValueError)
     │   └── InvalidEditError
-    ├── AppendOnlyError (also TypeError)
     ├── DirectCallError (also TypeError)
-    ├── IncomparableError (also ValueError)
     ├── RolledBackError
     ├── TopologyError
-    │   ├── TopologyDriftError
-    │   └── BrokerRequirementError
+    │   └── TopologyDriftError
     └── PublishError
         ├── BrokerUnavailableError
         ├── PublishTimeoutError
@@ -71,21 +68,6 @@ class InvalidEditError(InvalidEventError):
         self.problems = problems
 
 
-class IncomparableError(AmqpEventsError, ValueError):
-    """Two documents of ``events_catalogue`` cannot be compared."""
-
-
-class AppendOnlyError(AmqpEventsError, TypeError):
-    """A row of the audit log cannot be changed or deleted."""
-
-    @classmethod
-    def of(cls, model: str) -> AppendOnlyError:
-        return cls(
-            f"{model} is part of the audit log and cannot be changed. Only "
-            f"`manage.py events_prune` deletes it"
-        )
-
-
 class DirectCallError(AmqpEventsError, TypeError):
     """A handler was called like a Celery task."""
 
@@ -116,10 +98,6 @@ class TopologyError(AmqpEventsError):
 
 class TopologyDriftError(TopologyError):
     """The broker differs from what is declared; run ``manage.py events_declare``."""
-
-
-class BrokerRequirementError(TopologyError):
-    """The broker lacks a requirement of lossless queues, such as a feature flag."""
 
 
 class PublishError(AmqpEventsError):

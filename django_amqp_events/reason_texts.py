@@ -92,7 +92,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     "json-twice": _("The name %(name)s appears twice. Remove one of them."),
     "json-unreadable": _("This is not valid JSON: %(error)s."),
     "not-taken": _("The handler %(handler)s does not take %(names)s, which will be left out."),
-    "own-payload": _("This is the original payload. To publish it again, replay the event."),
     "payload-too-large": _("The payload has %(size)s bytes, more than MAX_BODY (%(most)s)."),
     "redaction-failed": _(
         "the redaction hook %(hook)s failed with %(error)s; the payload is hidden; fix the hook "
@@ -316,7 +315,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     "queue-remedy-archive": _("run `manage.py events_companion` or events_worker"),
     "queue-remedy-graveyard": _("run `manage.py events_reaper` or events_worker"),
     "queue-remedy-handler": _("start a worker"),
-    "queue-replacing": _("a recreation was interrupted: run manage.py events_declare to finish it"),
     "queue-stale": _("no longer declared: run manage.py events_declare --delete-stale"),
     "queue-stale-delayed": _(
         "no longer declared; when its %(number)s delayed events have returned, run manage.py "

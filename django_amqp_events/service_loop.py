@@ -16,7 +16,7 @@ from .backoff import Backoff
 from .databases import error_line, problem_text
 from .exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
 
-#: Delays between retries, unless a loop has its own.
+#: Delays between retries; jitter shortens each by up to a half.
 BACKOFF: Final = Backoff(0.5, 30.0)
 #: Seconds between polls of ``stop`` during a wait.
 POLL_INTERVAL: Final = 0.1
@@ -41,7 +41,6 @@ class ServiceLoop:
         work: names the work in reports, as in "mirroring billing:archive".
         tell: receives the reports, each a line of text.
         stop: returns True to end the loop.
-        backoff: delays between retries; jitter shortens each by up to a half.
         errors: what is retried.
         fatal: what ends the loop instead, because a retry would fail again.
     """
@@ -53,13 +52,11 @@ class ServiceLoop:
         work: str,
         tell: Callable[[str], object],
         stop: Callable[[], bool],
-        backoff: Backoff = BACKOFF,
         errors: tuple[type[Exception], ...] = (Error, AmqpEventsError),
         fatal: tuple[type[Exception], ...] = (ConfigurationError,),
     ) -> None:
         self.work = work
         self.tell = tell
-        self.backoff = backoff
         self.errors = errors
         self.fatal = fatal
         self.failures = 0
@@ -102,7 +99,7 @@ class ServiceLoop:
                 connections.close_all()
                 self._report(exc)
                 # Processes that one restart has disconnected do not return at the same moment.
-                wait = self.backoff.delay(self.failures) * random.uniform(0.5, 1)
+                wait = BACKOFF.delay(self.failures) * random.uniform(0.5, 1)
                 self.failures += 1
             else:
                 self.recovered()
@@ -133,4 +130,4 @@ class ServiceLoop:
             what = "an unexpected error occurred"
             logger.error("%s failed", self.work, exc_info=exc)
         self._told = f"{self.work} is paused: {what} ({text})"
-        self.tell(f"{self._told}; nothing is lost, retrying at least every {self.backoff.last:g} s")
+        self.tell(f"{self._told}; nothing is lost, retrying at least every {BACKOFF.last:g} s")

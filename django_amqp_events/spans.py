@@ -5,8 +5,9 @@ Imported only if :func:`django_amqp_events.telemetry.active` returns True.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 
 from celery.exceptions import TaskPredicate
 from opentelemetry import context, propagate, trace
@@ -19,31 +20,22 @@ _tracer = trace.get_tracer("django_amqp_events")
 _CELERY: Final = "opentelemetry.instrumentation.celery"
 
 
-class Span:
-    """A span that is the current one in a block, and records the block's exception.
+class _Current:
+    """Makes a span the current one in a block, and records the block's exception.
 
-    Attributes:
-        headers: those of the publisher, with the context of the span.
+    Without contextlib, as :class:`.context.handling`.
     """
 
-    __slots__ = ("_context", "_span", "_token", "headers")
+    __slots__ = ("_context", "_span", "_token")
 
-    def __init__(
-        self, span: Any = None, around: Any = None, headers: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, span: Any, around: Any = None) -> None:
         self._span = span
         self._context = around
-        self._token: Any = None
-        self.headers = headers or {}
 
-    def __enter__(self) -> Self:
-        if self._span is not None:
-            self._token = context.attach(trace.set_span_in_context(self._span, self._context))
-        return self
+    def __enter__(self) -> None:
+        self._token = context.attach(trace.set_span_in_context(self._span, self._context))
 
     def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        if self._span is None:
-            return
         context.detach(self._token)
         try:
             if isinstance(exc, TaskPredicate):  # Retry, Reject, Ignore
@@ -55,27 +47,22 @@ class Span:
         finally:
             self._span.end()
 
-    def published(self, ids: Sequence[str]) -> None:
-        """Record the ids of the events that a publish has made."""
-        if self._span is None:
-            return
-        if len(ids) == 1:
-            self._span.set_attribute("amqp_events.event_id", ids[0])
-        else:
-            self._span.set_attribute("messaging.batch.message_count", len(ids))
 
-
-#: Traces nothing.
-_NO_SPAN: Final = Span()
-
-
-def publishing(name: str, exchange: str, headers: Mapping[str, Any]) -> Span:
-    """Return the span of a publish, whose context the messages carry.
+def publish(
+    name: str,
+    exchange: str,
+    headers: Mapping[str, Any],
+    send: Callable[[Mapping[str, Any]], list[str]],
+) -> list[str]:
+    """Publish in a span, whose context the messages carry; return the ids of the events.
 
     A context that the publisher's own headers contain stays, and there is no span then.
+
+    Args:
+        send: publishes with the headers that it gets.
     """
     if headers and _parent(headers).is_valid:
-        return Span(headers=headers)
+        return send(headers)
     span = _tracer.start_span(
         f"publish {name}",
         kind=trace.SpanKind.PRODUCER,
@@ -83,12 +70,18 @@ def publishing(name: str, exchange: str, headers: Mapping[str, Any]) -> Span:
     )
     carrier: dict[str, str] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
-    return Span(span, headers={**carrier, **headers})
+    with _Current(span):
+        ids = send({**carrier, **headers})
+        if len(ids) == 1:
+            span.set_attribute("amqp_events.event_id", ids[0])
+        else:
+            span.set_attribute("messaging.batch.message_count", len(ids))
+        return ids
 
 
 def processing(
     event: ReceivedEvent, handler: str, queue: str, delivery: Mapping[str, Any] | None
-) -> Span:
+) -> AbstractContextManager[None]:
     """Return the span of a handler's run, in the trace of its event.
 
     Where OpenTelemetry's Celery integration has made one already, describe the event there.
@@ -111,7 +104,7 @@ def processing(
     current = trace.get_current_span()
     if getattr(getattr(current, "instrumentation_scope", None), "name", "") == _CELERY:
         current.set_attributes(attributes)
-        return _NO_SPAN
+        return nullcontext()
     around = propagate.extract(_text(event.headers), context.get_current())
     span = _tracer.start_span(
         f"process {handler}",
@@ -119,7 +112,7 @@ def processing(
         kind=trace.SpanKind.CONSUMER,
         attributes=attributes,
     )
-    return Span(span, around)
+    return _Current(span, around)
 
 
 def _attributes(operation: str, kind: str, name: str, destination: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
 from ..archive import eligibility, selection, tables
-from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
@@ -49,7 +48,7 @@ from .filters import (
     TimeFilter,
 )
 from .formatting import counted, number
-from .lists import TOO_LONG, ArchiveList, ExceptionFilter, HandlerFilter
+from .lists import ArchiveList, ExceptionFilter, HandlerFilter
 from .replay_batch_pages import BULK_REPLAY, background_selected
 
 #: Failures, replays and decisions of one event that its page shows, the newest.
@@ -154,9 +153,6 @@ class ArchivedEventAdmin(EditingPages):
             return SearchTerm.parse_any(text)
         except AmqpEventsError:
             # The settings are wrong, so no path is known.
-            return None
-        except ValueError:
-            self._warn(request, TOO_LONG % {"most": KEPT_CHARACTERS})
             return None
 
     def _warn(self, request: HttpRequest, said: str) -> None:

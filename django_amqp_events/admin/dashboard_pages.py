@@ -19,7 +19,6 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from ..archive import eligibility, tables
-from ..archive.search_values import KEPT_CHARACTERS
 from ..archive.selection import parse_uuid
 from ..broker import topology
 from ..broker.topology import Topology
@@ -43,7 +42,6 @@ from .base import WATCHED_SECONDS, Pages
 from .charts import Chart, bars, throughput
 from .filters import settings_and_registry
 from .formatting import number as formatted
-from .lists import TOO_LONG
 
 #: Seconds after which the newest snapshot is stale: two are missing.
 STALE_SECONDS: Final = 3 * snapshots.SNAPSHOT_SECONDS
@@ -122,8 +120,6 @@ class DashboardAdmin(Pages):
         if value and configured is not None:
             try:
                 context |= self._locate(request, value, *configured)
-            except ValueError:
-                context["problem"] = TOO_LONG % {"most": KEPT_CHARACTERS}
             except AmqpEventsError as exc:
                 # Of the history.
                 context["problem"] = text(exc, 1_000)

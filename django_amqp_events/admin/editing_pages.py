@@ -98,7 +98,7 @@ class EditingPages(PayloadPages):
         return [
             (
                 revision,
-                self._changes(event, revision, by_number.get(revision.base))
+                self._changes(event, revision, by_number.get(revision.number - 1))
                 if readable and number < DIFFS
                 else None,
             )
@@ -150,7 +150,6 @@ class EditingPages(PayloadPages):
                         payload,
                         by=request.user.get_username(),
                         reason=form.cleaned_data["reason"],
-                        base=context["base"],
                     )
                 )
                 tell(request, _PUBLISHED, result, 1)
@@ -175,7 +174,6 @@ class EditingPages(PayloadPages):
         start = event.revision_set.using(alias_of(event)).order_by("-number").first()
         return {
             "event": event,
-            "base": start.number if start is not None else 0,
             "start": start,
             "handler": handler,
             "warnings": _warnings(event, handler),

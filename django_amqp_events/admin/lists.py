@@ -26,7 +26,6 @@ CAP: Final = 5_000
 #: Distinct values that a filter offers at most.
 VALUES: Final = 100
 #: The message about a search value that ends in ``*``.
-TOO_LONG: Final = _("The text before * may have at most %(most)s characters.")
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -25,7 +25,7 @@ from ..worker import inbox
 from ..worker.binding import bind, upcast, version_of
 from ..worker.verdict import InvalidArguments
 
-#: Lines of each side that are compared, at most; longer texts are shown as changed.
+#: Lines of each side that are compared, at most.
 COMPARED_LINES: Final = 1_000
 
 
@@ -94,8 +94,6 @@ def draft(event: ArchivedEvent, handler: Handler, payload: Mapping[str, Any]) ->
     except InvalidEventError as exc:
         # It may be nested too deeply for further checks.
         raise InvalidEditError(_sentence(exc)) from exc
-    if own is not None and _same(own.kwargs, payload):
-        problems.append(Reason("own-payload"))
     try:
         upcasted = upcast(handler, event.name, args, payload)
         _bound, taken = bind(handler, args, upcasted)
@@ -156,11 +154,6 @@ def _sentence(exc: Exception) -> Reason:
     return Reason.of(f"{text[:1].upper()}{text[1:]}.")
 
 
-def _same(one: object, other: object) -> bool:
-    # For Python, 1, 1.0 and True are equal.
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
 def handled(event: ArchivedEvent, handler: Handler) -> InboxEntry | None:
     """Return the inbox entry of this event, if the handler has ``once`` and has handled it.
 
@@ -192,36 +185,15 @@ class Line:
 
 
 def diff(before: str, after: str) -> list[Line]:
-    """Return the unified diff of two texts, bounded in lines and in time."""
+    """Return the unified diff of two texts, up to :data:`COMPARED_LINES` lines of each."""
     old, new = before.splitlines(), after.splitlines()
-    # Equal lines at both ends are not compared by difflib.
-    start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    if start == len(old) == len(new):
-        return []
-    first, tail = max(0, start - 3), max(0, end - 3)
-    old, new = old[first : len(old) - tail], new[first : len(new) - tail]
-    more = max(0, len(old) - COMPARED_LINES) + max(0, len(new) - COMPARED_LINES)
-    lines = list(_left_out(first))
-    if more:
-        compared = [f"-{text}" for text in old[:COMPARED_LINES]]
-        compared += [f"+{text}" for text in new[:COMPARED_LINES]]
-    else:
-        # Without the two file names; @@ separates the parts.
-        compared = list(difflib.unified_diff(old, new, lineterm=""))[2:]
-    for number, text in enumerate(compared):
-        if not text.startswith("@@"):
-            lines.append(Line(kind=text[0], text=text[1:]))
-        elif number:
-            lines.append(Line(kind="…", text=""))
-    return [*lines, *_left_out(more), *_left_out(tail)]
-
-
-def _left_out(count: int) -> Iterator[Line]:
-    if count > 0:
-        text = ngettext("%(count)s more line", "%(count)s more lines", count)
-        yield Line(kind="…", text=text % {"count": count})
+    compared = difflib.unified_diff(old[:COMPARED_LINES], new[:COMPARED_LINES], lineterm="")
+    # Without the two file names and the first @@; others separate the parts.
+    lines = [
+        Line(kind="…", text="") if text.startswith("@@") else Line(kind=text[0], text=text[1:])
+        for text in list(compared)[3:]
+    ]
+    if (more := max(len(old), len(new)) - COMPARED_LINES) > 0:
+        text = ngettext("%(count)s more line", "%(count)s more lines", more)
+        lines.append(Line(kind="…", text=text % {"count": more}))
+    return lines

@@ -20,7 +20,7 @@ from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
 from ..callables import nothing
 from ..conf import Settings
-from ..databases import error_kind, error_line, exceeds_packet
+from ..databases import error_kind, error_line
 from ..exceptions import AmqpEventsError
 from ..service_loop import ServiceLoop
 from . import replay, row_writer, tables
@@ -46,7 +46,6 @@ class Mirror:
 
     Args:
         tell: called with a line of text about each change of the mirror's condition.
-        mirrored: called after each batch with its counts.
         aside: number of messages that could not be stored and are not acked.
     """
 
@@ -54,7 +53,6 @@ class Mirror:
     settings: Settings
     size: int = BATCH
     tell: Callable[[str], object] = logger.info
-    mirrored: Callable[[Counts], object] = nothing
     stop: Callable[[], bool] = nothing
     total: Counts = field(default_factory=Counts)
     aside: int = 0
@@ -106,7 +104,6 @@ class Mirror:
         counts = row_writer.store_items(items, partial(self._put_aside, aside))
         reader.ack(batch, [place for place, item in enumerate(items) if id(item) not in aside])
         self.total.add(counts)
-        self.mirrored(counts)
 
     def _put_aside(self, aside: set[int], exc: Exception, item: Item | None) -> None:
         """Leave a message in the queue that a working database does not store.
@@ -125,10 +122,9 @@ class Mirror:
             return
         self.aside += 1
         aside.add(id(item))
-        remedy = "; raise the server's max_allowed_packet" if exceeds_packet(exc) else ""
         self.tell(
             f"a message cannot be stored and stays in the archive queue "
-            f"({error_line(exc)}{remedy}); the mirror tries again in {REREAD_SECONDS:g} s"
+            f"({error_line(exc)}); the mirror tries again in {REREAD_SECONDS:g} s"
         )
 
     def _sweep(self, *, idle: bool) -> None:

@@ -41,7 +41,6 @@ from ..exceptions import (
 )
 from ..logs import message_fields
 from ..message import archive_message, decoding
-from ..message.headers import EVENT_ARCHIVE, EVENT_OUTCOME
 from ..message.text import counted, parse_moment
 from ..message.types import Message, Progress, Received
 from ..reasons import Reason
@@ -62,7 +61,7 @@ class Recovered:
     """The result of recovering a queue.
 
     Attributes:
-        reasons: archived messages by reason; ``passed on`` counts archive messages and outcomes.
+        reasons: archived messages by reason.
         refused: the error of each message that stays in its queue.
         stopped: why the rest was not attempted, ``None`` if all was.
     """
@@ -80,11 +79,8 @@ class Recovered:
         return self.total + len(self.refused)
 
 
-def inspect_queue(app: Celery, settings: Settings, queue: str, *, force: bool = False) -> Depth:
+def inspect_queue(app: Celery, settings: Settings, queue: str) -> Depth:
     """Inspect a queue; refuse one that must not be emptied.
-
-    Args:
-        force: accept a queue with consumers.
 
     Raises:
         BrokerUnavailableError: no connection.
@@ -110,10 +106,10 @@ def inspect_queue(app: Celery, settings: Settings, queue: str, *, force: bool = 
             else "`manage.py events_status` lists the queues of this service"
         )
         raise TopologyError(f"there is no queue {queue!r}; {remedy}")
-    if depth.consumers and not force:
+    if depth.consumers:
         raise TopologyError(
-            f"queue {queue!r} has {counted(depth.consumers, 'consumer')}, which "
-            f"would get some of its messages; stop them, or use --force to recover the others"
+            f"queue {queue!r} has {counted(depth.consumers, 'consumer')}, which would get some of "
+            f"its messages; stop them"
         )
     return depth
 
@@ -125,20 +121,16 @@ def recover(
     queue: str,
     *,
     limit: int | None = None,
-    force: bool = False,
     progress: Callable[[Recovered], object] = nothing,
     stop: Callable[[], bool] = nothing,
 ) -> Recovered:
     """Move the messages of a queue into the archive until it is empty.
 
-    Args:
-        force: accept a queue with consumers.
-
     Raises:
         BrokerUnavailableError: no connection.
         TopologyError: as for :func:`inspect_queue`, or the queue was deleted.
     """
-    ready = inspect_queue(app, settings, queue, force=force).ready
+    ready = inspect_queue(app, settings, queue).ready
     done = Recovered()
     copies = RecoveredCopies(settings, registry, queue)
     most = sys.maxsize if limit is None else limit
@@ -217,8 +209,6 @@ class RecoveredCopies:
         if received.unreadable:
             detail = f"it was found in {self.queue!r}; {received.unreadable}"
             return "malformed", self._copy(received, "malformed", detail, None)
-        if passed := self._passed_on(received, names):
-            return "passed on", passed
         deaths = _own_deaths(received, names)
         at = max((at for death in deaths if (at := parse_moment(death["at"]))), default=None)
         came = before_death(received, deaths, names, self.registry)
@@ -264,23 +254,6 @@ class RecoveredCopies:
             if isinstance(old, str) and old in self.settings.renamed_handlers:
                 return event, progress, old
         return event, progress, None
-
-    def _passed_on(self, received: Received, names: Names) -> Message | None:
-        """Return an archive message or outcome as it was, ``None`` for others.
-
-        Publishers of events may write these headers too, but not with these exchanges.
-        """
-        if received.exchange not in ("", names.archive):
-            return None
-        for header in (EVENT_ARCHIVE, EVENT_OUTCOME):
-            text = received.headers.get(header)
-            if isinstance(text, str) and text.startswith("{"):
-                copy = self._copy(received, "recovered", "", None)
-                headers = {**copy.headers, header: text}
-                if header == EVENT_OUTCOME:
-                    del headers[EVENT_ARCHIVE]
-                return replace(copy, headers=headers)
-        return None
 
     def _copy(
         self, received: Received, reason: str, detail: str, at: datetime | None, **identity: Any

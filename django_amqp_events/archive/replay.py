@@ -65,22 +65,6 @@ LEASE: Final = 30.0
 _RECORD_AGAIN: Final = (0.2, 1.0, 3.0)
 #: Errors that do not concern one event: the next event would fail in the same way.
 _GENERAL: Final = ("exchange", "broker")
-#: Why events are archived; docs/archive.md tells what each means.
-REASONS: Final = frozenset(
-    {
-        "arguments",
-        "backfill",
-        "contract",
-        "exhausted",
-        "failed",
-        "malformed",
-        "poison",
-        "recovered",
-        "unknown",
-        "unreadable",
-        "unsupported",
-    }
-)
 _DECISIONS: Final = {DISCARD: states.discard, RESOLVE: states.resolve, RESTORE: states.restore}
 #: The reason for refusing edits.
 EDITING_OFF: Final = Reason("editing-off")
@@ -178,9 +162,7 @@ def _chunks(
             yield {pk: seen[pk] for pk in piece}, examined.handlers
 
 
-def edit(
-    pk: UUID, version: int, payload: Mapping[str, object], *, by: str, reason: str, base: int = 0
-) -> Report:
+def edit(pk: UUID, version: int, payload: Mapping[str, object], *, by: str, reason: str) -> Report:
     """Replay one archived event with another payload, under its own event id.
 
     The event keeps its body; what is published is a revision of it. The claim and the revision
@@ -188,7 +170,6 @@ def edit(
 
     Args:
         reason: required.
-        base: the revision that the edit began with, 0 for the event's own body.
 
     Raises:
         ConfigurationError: editing is off, AMQP_EVENTS is wrong, or a transaction is open.
@@ -211,7 +192,7 @@ def edit(
             report.skipped.append(Skipped.of(event, handler))
             return report
         draft = editing.draft(event, handler, payload)
-        revision = Revision(body=draft.body, base=base)
+        revision = Revision(body=draft.body)
         claimed = _claim({pk: version}, {pk: handler}, report, by=by, reason=reason, edit=revision)
         _publish(claimed, report)
     except Error as exc:

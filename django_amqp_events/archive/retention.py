@@ -171,11 +171,11 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         # Locked: earlier changes are committed, and later ones wait.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
         # Rows that refer to replays first, so that no table is searched twice.
-        ArchiveAction.objects.using(using).filter(event_id__in=ids).prune()
+        ArchiveAction.objects.using(using).filter(event_id__in=ids).delete()
         ArchivedFailure.objects.using(using).filter(event_id__in=ids).delete()
         replays = Replay.objects.using(using).filter(event_id__in=ids)
         replays._raw_delete(using)  # noqa: SLF001 - nothing refers to them now
-        Revision.objects.using(using).filter(event_id__in=ids).prune()
+        Revision.objects.using(using).filter(event_id__in=ids)._raw_delete(using)  # noqa: SLF001
         SearchValue.objects.using(using).filter(event_id__in=ids).delete()
         # Django would read the bodies before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
 from uuid import UUID
@@ -22,8 +21,6 @@ from ..reasons import Reason
 from . import redaction
 
 VALUES_PER_PATH: Final = 100
-#: First characters that are kept of a value with more than ``LENGTH``.
-KEPT_CHARACTERS: Final = 200
 
 #: A path and a value; and those of an event, by its id.
 Pair = tuple[str, str]
@@ -55,16 +52,12 @@ def check_paths(searched: Iterable[str]) -> None:
 def as_text(value: object) -> str:
     """Return a value as it is stored and compared; ``""`` for what is not a value.
 
-    A text of more than 255 characters becomes its first 200 and a digest of the whole, so that an
-    exact search finds no other value.
+    Texts of more than 255 characters are cut, so those that begin alike are one value.
     """
     if value is None or isinstance(value, Mapping):
         return ""
     text = json.dumps(value) if isinstance(value, (bool, int, float)) else str(value)
-    text = clean(text.strip())
-    if len(text) <= LENGTH:
-        return text
-    return f"{text[:KEPT_CHARACTERS]}…{blake2b(text.encode(), digest_size=16).hexdigest()}"
+    return clean(text.strip(), LENGTH)
 
 
 def in_payload(name: str, payload: Mapping[str, Any]) -> list[Pair]:

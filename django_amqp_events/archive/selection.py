@@ -14,11 +14,11 @@ from django.db.models.functions import Coalesce, Right
 from django.db.models.lookups import Exact
 
 from ..databases import parts
-from ..models import ArchivedEvent, FailureGroup, SearchValue, State, clean
+from ..models import LENGTH, ArchivedEvent, FailureGroup, SearchValue, State, clean
 from ..options import is_path
 from ..reasons import Reason
 from . import tables
-from .search_values import KEPT_CHARACTERS, as_text, declared_paths
+from .search_values import as_text, declared_paths
 
 #: Most search values whose events are read first.
 FEW_VALUES: Final = 2_000
@@ -130,7 +130,7 @@ class SearchTerm:
         A value that ends in ``*`` is found by its start, ``path=value**``.
 
         Raises:
-            ValueError: it is neither, or the start is too long.
+            ValueError: it is neither.
         """
         path, equals, value = text.strip().partition("=")
         if not equals or not is_path(path) or not value.strip():
@@ -139,11 +139,7 @@ class SearchTerm:
 
     @classmethod
     def parse_any(cls, text: str) -> SearchTerm | None:
-        """Read what a person types: a declared path with its value, or a value at any path.
-
-        Raises:
-            ValueError: the start is too long.
-        """
+        """Read what a person types: a declared path with its value, or a value at any path."""
         path, equals, value = text.strip().partition("=")
         if equals and value.strip() and path in declared_paths():
             return cls._of(path, value)
@@ -154,9 +150,8 @@ class SearchTerm:
         value = value.strip()
         if not value.endswith("*"):
             return cls(path=path, value=as_text(value))
-        if len(value := clean(value[:-1])) > KEPT_CHARACTERS:
-            raise ValueError(f"the text before * has more than {KEPT_CHARACTERS} characters")
-        return cls(path=path, value=value, start=True)
+        # A value that was cut ends otherwise.
+        return cls(path=path, value=clean(value[:-1])[: LENGTH - 1], start=True)
 
     def lookup(self, using: str) -> Q:
         """Match rows of :class:`~django_amqp_events.models.SearchValue`."""

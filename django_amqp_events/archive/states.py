@@ -422,7 +422,6 @@ def _revise(
         pk=uuid4(),
         event=event,
         number=(last or 0) + 1,
-        base=edit.base,
         body=edit.body,
         by=by,
         at=now,

@@ -25,7 +25,6 @@ REQUIRED: Final = (
     PrivateName(f"{_TRANSPORT}.sock", _LIMIT),
     PrivateName(f"{_TRANSPORT}.raise_on_initial_eintr", _LIMIT),
     PrivateName(f"{_TRANSPORT}.connected", "leave a connection to the parent process"),
-    PrivateName(f"{_CONNECTION}.frame_max", _PUBLISH),
     PrivateName(f"{_CHANNEL}.channel_id", _HEADERS),
     PrivateName(f"{_CHANNEL}.events", _PUBLISH),
     PrivateName(f"{_CHANNEL}.send_method", _PUBLISH, ("self", "sig", "format", "args", "content")),

@@ -41,9 +41,6 @@ AMQP_ERRORS = (
 
 #: Shortest time in seconds in which a connection is tried: 0 would be no limit.
 LEAST: Final = 0.1
-#: Smallest frame in bytes that RabbitMQ has to allow (``frame_max``, 128 KiB by default): headers
-#: and properties of a message are in one.
-SMALLEST_FRAME: Final = 65_536
 
 
 def current_celery_app() -> Celery:
@@ -177,8 +174,7 @@ def connect(
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
-        ConfigurationError: the broker URL is not RabbitMQ's, its frames are too small, or py-amqp
-            is not supported.
+        ConfigurationError: the broker URL is not RabbitMQ's, or py-amqp is not supported.
     """
     amqp_internals.check()
     options: dict[str, Any] = {
@@ -216,12 +212,6 @@ def connect(
         raise BrokerUnavailableError(
             Reason("no-connection", url=url, error=error, remedy=remedy)
         ) from exc
-    if (frame := connection.connection.frame_max) < SMALLEST_FRAME:
-        close_socket(connection)
-        raise ConfigurationError(
-            f"RabbitMQ allows frames of {frame} bytes, and events need {SMALLEST_FRAME}; raise "
-            f"frame_max in rabbitmq.conf, whose default is 131072"
-        )
     return connection
 
 

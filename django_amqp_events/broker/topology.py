@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, Literal
 
-from ..conf import MAX_NAME, HistorySettings, Settings
+from ..conf import HistorySettings, Settings
 from ..declare.registry import Handler, Registry
 from ..declare.retry_policy import MINIMUM_DELAY
 
@@ -134,18 +134,6 @@ class Names:
         It contains the time to live: arguments are immutable, so another delay needs another queue.
         """
         return self.infrastructure(f"delay.{seconds}s")
-
-    def shadow(self, queue: str) -> str:
-        """Return the name of the queue that replaces a handler's queue while that is recreated."""
-        rest = queue.removeprefix(self.handlers)
-        name = self.infrastructure(f"shadow.{rest}")
-        if len(name.encode()) > MAX_NAME:
-            name = self.infrastructure(f"shadow.{sha256(rest.encode()).hexdigest()[:40]}")
-        return name
-
-    def is_shadow(self, name: str) -> bool:
-        """Return True if an exchange or queue replaces a handler's queue during a recreation."""
-        return name.startswith(self.infrastructure("shadow."))
 
     def is_window(self, name: str) -> bool:
         """Return True if an exchange or queue exists only while a handler's queue is bound."""

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..exceptions import IncomparableError
 from .json_schema import Schema
 
 #: Keywords that do not change which values match.
@@ -57,15 +56,15 @@ def compare(old: Any, new: Any) -> list[Change]:
     Both are documents that ``events_catalogue`` printed.
 
     Raises:
-        IncomparableError: one of them is another document, or they are of two services.
+        ValueError: one of them is another document, or they are of two services.
     """
     try:
         for key in ("version", "service", "types"):
             if old[key] != new[key]:
-                raise IncomparableError(f"its {key!r} is {old[key]!r}, and here it is {new[key]!r}")
+                raise ValueError(f"its {key!r} is {old[key]!r}, and here it is {new[key]!r}")
         found = list(_differences("", _normal(old), _normal(new)))
     except (AttributeError, KeyError, RecursionError, TypeError) as exc:
-        raise IncomparableError(
+        raise ValueError(
             f"it is not a document of events_catalogue ({type(exc).__name__}: {exc})"
         ) from exc
     return sorted(found, key=lambda change: change.compatible)

@@ -14,7 +14,6 @@ from django.utils import timezone
 from django_amqp_events import conf
 from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.batches import batch_states
-from django_amqp_events.archive.replay import REASONS
 from django_amqp_events.archive.selection import SearchTerm, parse_uuid
 from django_amqp_events.declare.patterns import pattern_problem
 from django_amqp_events.declare.registry import get_registry
@@ -27,7 +26,7 @@ _FILTERS: Final = {
     "handler": "Handler that failed.",
     "event": "Full name of the event; patterns are refused.",
     "exception": "Exception: the dotted name, or its last word; patterns are refused.",
-    "reason": f"Reason for archiving: {', '.join(sorted(REASONS))}.",
+    "reason": "Reason for archiving, such as exhausted.",
 }
 
 
@@ -69,7 +68,6 @@ def add_filters(parser: ArgumentParser) -> Any:
             action="append",
             default=[],
             type=whole_name if name in ("event", "exception") else clean,
-            choices=sorted(REASONS) if name == "reason" else None,
             metavar=name.upper(),
             help=text,
         )

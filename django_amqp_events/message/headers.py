@@ -69,8 +69,8 @@ _CELERY_HEADERS = frozenset(
     }
 )  # fmt: skip
 
-#: Largest size in bytes of a copy's headers. Headers and properties are in one frame
-#: (``connection.SMALLEST_FRAME``).
+#: Largest size in bytes of a copy's headers. Headers and properties are in one frame, of at most
+#: RabbitMQ's ``frame_max`` (128 KiB by default).
 MAX_HEADERS: Final = 60_000
 
 

@@ -196,7 +196,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
             },
@@ -343,7 +342,6 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.UUIDField(primary_key=True, serialize=False)),
                 ("number", models.PositiveIntegerField()),
-                ("base", models.PositiveIntegerField(default=0)),
                 ("body", models.BinaryField()),
                 ("by", models.CharField(max_length=255)),
                 ("at", models.DateTimeField()),
@@ -358,7 +356,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "base_manager_name": "objects",
                 "ordering": ["number"],
                 "default_permissions": (),
                 "constraints": [
@@ -490,7 +487,6 @@ class Migration(migrations.Migration):
                 ("group_id", models.UUIDField(null=True)),
             ],
             options={
-                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
                 "indexes": [
@@ -516,7 +512,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "base_manager_name": "objects",
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
             },

@@ -20,7 +20,7 @@ from ..message.text import visible
 from ..message.types import Payload, Received, task_id
 from .base import (
     LENGTH,
-    AppendOnly,
+    AuditRow,
     ChoiceField,
     DocumentField,
     Moment,
@@ -260,21 +260,16 @@ class SearchValue(models.Model):
         return visible(f"{self.path}={self.value}")
 
 
-class Revision(AppendOnly):
-    """A payload published in place of an event's own; the event keeps its body. Append-only.
-
-    Attributes:
-        base: the revision that the edit began with, 0 for the event's own body.
-    """
+class Revision(AuditRow):
+    """A payload published in place of an event's own; the event keeps its body."""
 
     id = models.UUIDField(primary_key=True)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="revision_set")
     number = models.PositiveIntegerField()
-    base = models.PositiveIntegerField(default=0)
     body = models.BinaryField()
     reason = models.TextField()
 
-    class Meta(AppendOnly.Meta):
+    class Meta(AuditRow.Meta):
         ordering: ClassVar = ["number"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["event", "number"], name="amqp_revision_number"),
@@ -340,8 +335,8 @@ class ArchivedFailure(models.Model):
         return read_document(self.document)
 
 
-class ArchiveAction(AppendOnly):
-    """An action on an archived event. Append-only.
+class ArchiveAction(AuditRow):
+    """An action on an archived event.
 
     Attributes:
         replay_id: of the replay that the action started.
@@ -366,7 +361,7 @@ class ArchiveAction(AppendOnly):
     batch_id = models.UUIDField(null=True)
     group_id = models.UUIDField(null=True)
 
-    class Meta(AppendOnly.Meta):
+    class Meta(AuditRow.Meta):
         indexes: ClassVar = [
             models.Index(fields=["group_id", "-at", "-id"], name="amqp_action_group"),
         ]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.db import models
 
 from ..databases import Moment as Moment  # noqa: PLC0414 - a re-export, for mypy
-from ..exceptions import AppendOnlyError
-
-M = TypeVar("M", bound=models.Model)
-
 
 #: Characters of the texts that lists, filters and indexes use.
 LENGTH: Final = 255
@@ -94,30 +90,7 @@ class PartialIndex(models.Index):
         return models.Index(**index).create_sql(model, schema_editor, *args, **options)
 
 
-class AppendOnlyRows(models.QuerySet[M]):
-    """Rows that are added and never changed; ``events_prune`` deletes them."""
-
-    def update(self, **kwargs: Any) -> NoReturn:
-        raise AppendOnlyError.of(self.model.__name__)
-
-    def delete(self) -> NoReturn:
-        raise AppendOnlyError.of(self.model.__name__)
-
-    def bulk_create(self, *args: Any, update_conflicts: bool = False, **kwargs: Any) -> list[M]:
-        if update_conflicts:
-            raise AppendOnlyError.of(self.model.__name__)
-        return super().bulk_create(*args, **kwargs)
-
-    def prune(self) -> int:
-        """Delete the rows, for ``events_prune``; what they are about is deleted with them."""
-        return self._raw_delete(self.db)
-
-
-# Not as_manager(): django-stubs would not find the related managers.
-_AppendOnlyManager = models.Manager.from_queryset(AppendOnlyRows)
-
-
-class AppendOnly(models.Model):
+class AuditRow(models.Model):
     """A row of the audit log: added, never changed, and deleted only by ``events_prune``.
 
     docs/audit.md shows how to enforce this in the database.
@@ -129,20 +102,7 @@ class AppendOnly(models.Model):
     at = Moment()
     by = models.CharField(max_length=LENGTH)
 
-    objects = _AppendOnlyManager()
-
     class Meta:
         abstract = True
         ordering: ClassVar = ["at", "pk"]
         default_permissions = ()
-        # Related managers change rows through it.
-        base_manager_name = "objects"
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        if not self._state.adding:
-            raise AppendOnlyError.of(type(self).__name__)
-        # An existing row is an IntegrityError.
-        super().save(*args, **{**kwargs, "force_insert": True})
-
-    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise AppendOnlyError.of(type(self).__name__)

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..message.text import visible
 from ..reasons import Reason
-from .base import LENGTH, AppendOnly, ChoiceField, Moment
+from .base import LENGTH, AuditRow, ChoiceField, Moment
 
 
 class FailureGroup(models.Model):
@@ -58,7 +58,7 @@ class FailureGroup(models.Model):
         return Reason("group", what=visible(what), handler=handler)
 
 
-class GroupAction(AppendOnly):
+class GroupAction(AuditRow):
     """A text that a person wrote about a group; decisions about its events are ArchiveActions."""
 
     class Action(models.TextChoices):

@@ -12,7 +12,7 @@ from ..message.text import visible
 from ..message.types import Received, task_id
 from ..reasons import Reason
 from .archive import ArchivedEvent, Revision
-from .base import LENGTH, AppendOnly, ChoiceField, Moment, PartialIndex
+from .base import LENGTH, AuditRow, ChoiceField, Moment, PartialIndex
 from .reason_field import ReasonField
 
 
@@ -130,7 +130,7 @@ class ReplayBatch(models.Model):
         return self.total - sum(counts)
 
 
-class ReplayBatchAction(AppendOnly):
+class ReplayBatchAction(AuditRow):
     """An action on a batch by a user, a command or (``by=""``) its runner."""
 
     class Action(models.TextChoices):

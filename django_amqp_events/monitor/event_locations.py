@@ -133,7 +133,6 @@ def locate(
         since: search the history too, from then on.
 
     Raises:
-        ValueError: the start of a value is too long.
         DatabaseError: a database is unreachable.
     """
     value = clean(value)

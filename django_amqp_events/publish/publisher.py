@@ -140,11 +140,10 @@ def publish_many(
         return _publish(name, payloads, options, validate)
     from .. import spans
 
-    exchange = Names.of(get_settings()).events
-    with spans.publishing(name, exchange, options.headers) as span:
-        ids = _publish(name, payloads, replace(options, headers=span.headers), validate)
-        span.published(ids)
-        return ids
+    def send(headers: Mapping[str, Any]) -> list[str]:
+        return _publish(name, payloads, replace(options, headers=headers), validate)
+
+    return spans.publish(name, Names.of(get_settings()).events, options.headers, send)
 
 
 def _publish(

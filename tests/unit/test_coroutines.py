@@ -11,11 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from asgiref.current_thread_executor import CurrentThreadExecutor
 from asgiref.sync import sync_to_async
 from celery.exceptions import SoftTimeLimitExceeded
 
-from django_amqp_events import coroutines, signals
+from django_amqp_events import signals
 from django_amqp_events.coroutines import wait_for
 from tests.doubles.receivers import connected
 
@@ -57,14 +56,14 @@ async def waits() -> None:
     await asyncio.sleep(LONG)
 
 
-async def gathers() -> None:
-    await asyncio.gather(waits(), waits())
-
-
 async def starts_a_task() -> None:
     task = asyncio.create_task(cleans_up())
-    await waits()
-    await task
+    try:
+        await waits()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def cleans_up() -> None:
@@ -72,137 +71,59 @@ async def cleans_up() -> None:
         await asyncio.sleep(LONG)
     finally:
         await asyncio.sleep(0.05)
-        await sync_to_async(record)("cleaned up")
+        effects.append("cleaned up")
 
 
 async def blocks_this_thread() -> None:
     await sync_to_async(time.sleep)(LONG)
 
 
-async def blocks_a_thread() -> None:
-    def block() -> None:
-        time.sleep(5 * LIMIT)
-        effects.append("the thread")
-
-    await asyncio.to_thread(block)
-
-
-async def handles_it() -> str:
-    with suppress(asyncio.CancelledError):
-        await waits()
-    return "handled"
-
-
-async def handles_it_in_this_thread() -> str:
-    with suppress(SoftTimeLimitExceeded):
-        await blocks_this_thread()
-    return "handled"
-
-
-async def fails() -> None:
+async def calls_this_thread() -> None:
     try:
         await waits()
-    except asyncio.CancelledError:
-        raise ValueError("no") from None
+    finally:
+        await sync_to_async(record)("cleaned up")
+
+
+async def handles_it() -> None:
+    with suppress(asyncio.CancelledError):
+        await waits()
+    effects.append("handled")
 
 
 @pytest.mark.parametrize(
-    ("work", "result", "before"),
+    ("work", "before"),
     [
-        (waits, SoftTimeLimitExceeded, []),
-        (gathers, SoftTimeLimitExceeded, []),
-        (cleans_up, SoftTimeLimitExceeded, ["cleaned up"]),
-        (starts_a_task, SoftTimeLimitExceeded, ["cleaned up"]),
-        (blocks_this_thread, SoftTimeLimitExceeded, []),
-        (blocks_a_thread, SoftTimeLimitExceeded, ["the thread"]),
-        (handles_it, "handled", []),
-        (handles_it_in_this_thread, "handled", []),
-        (fails, ValueError, []),
+        (waits, []),
+        (cleans_up, ["cleaned up"]),
+        (starts_a_task, ["cleaned up"]),
+        (blocks_this_thread, []),
+        (calls_this_thread, ["cleaned up"]),
+        (handles_it, ["handled"]),
     ],
 )
+@pytest.mark.parametrize("exc", [SoftTimeLimitExceeded(), SystemExit(-241)])
 def test_it_has_ended_before_the_interruption_is_raised(
-    work: Callable[[], Awaitable[Any]], result: Any, before: list[str],
+    work: Callable[[], Awaitable[Any]], before: list[str], exc: BaseException,
     interrupted: Callable[[BaseException], None],
 ) -> None:  # fmt: skip
-    ended = threading.Event()
-
-    async def watched() -> Any:
-        try:
-            return await work()
-        finally:
-            ended.set()
-
-    interrupted(SoftTimeLimitExceeded())
-    if isinstance(result, str):
-        assert wait_for(watched()) == result
-    else:
-        with pytest.raises(result):
-            wait_for(watched())
-    assert ended.is_set()
+    interrupted(exc)
+    with pytest.raises(type(exc)):
+        wait_for(work())
     assert effects == before
 
 
-def test_the_end_of_the_process_waits_for_the_coroutine_but_not_for_its_threads(
-    interrupted: Callable[[BaseException], None],
-) -> None:
-    release = threading.Event()
-
-    async def work() -> None:
-        try:
-            await asyncio.to_thread(release.wait, LONG)
-        finally:
-            await sync_to_async(record)("cleaned up")
-
-    interrupted(SystemExit(-241))
-    try:
-        with pytest.raises(SystemExit):
-            wait_for(work())
-        assert effects == ["cleaned up"]
-    finally:
-        release.set()
-
-
-@pytest.mark.parametrize("moment", ["before its thread", "before its loop", "when it has ended"])
-def test_an_interruption_at_either_end(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has not begun never does, and a result is not lost."""
-    interrupted = threading.Event()
-    threads: list[threading.Thread] = []
-
-    class Interrupted(CurrentThreadExecutor):
-        def run_until_future(self, future: Any) -> None:
-            if not interrupted.is_set():
-                if moment == "when it has ended":
-                    super().run_until_future(future)
-                interrupted.set()
-                raise SoftTimeLimitExceeded
-            super().run_until_future(future)
-
-    class Late(threading.Thread):
-        def start(self) -> None:
-            if moment == "before its thread":
-                raise SoftTimeLimitExceeded
-            threads.append(self)
-            super().start()
-
-        def run(self) -> None:
-            if moment == "before its loop":
-                assert interrupted.wait(LONG)
-            super().run()
-
-    async def work() -> str:
-        effects.append("ran")
+def test_results_errors_and_synchronous_functions() -> None:
+    async def work(error: Exception | None) -> str:
+        await sync_to_async(record)("here")
+        if error:
+            raise error
         return "done"
 
-    monkeypatch.setattr(coroutines, "CurrentThreadExecutor", Interrupted)
-    monkeypatch.setattr(coroutines, "Thread", Late)
-    if moment == "when it has ended":
-        assert wait_for(work()) == "done"
-        return
-    with pytest.raises(SoftTimeLimitExceeded):
-        wait_for(work())
-    for thread in threads:
-        thread.join(LONG)
-    assert effects == []
+    assert wait_for(work(None)) == "done"
+    with pytest.raises(ValueError, match="no"):
+        wait_for(work(ValueError("no")))
+    assert effects == ["here", "here"]
 
 
 def test_all_receivers_of_a_signal_run(interrupted: Callable[..., None]) -> None:

@@ -69,7 +69,7 @@ def replay_one(row: ArchivedEvent) -> int:
 
 
 def edit(row: ArchivedEvent) -> int:
-    report = replay.edit(row.pk, row.version, {"order_id": 8}, by="ada", reason="so", base=0)
+    report = replay.edit(row.pk, row.version, {"order_id": 8}, by="ada", reason="so")
     return len(report.published)
 
 

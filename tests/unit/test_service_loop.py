@@ -6,10 +6,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from django.db import OperationalError
 
+from django_amqp_events import service_loop
 from django_amqp_events.backoff import Backoff
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
@@ -40,9 +42,9 @@ def run(*results: float | Exception | None, stop_after: int = 100) -> tuple[list
         work="mirroring",
         tell=reports.append,
         stop=lambda: left <= 0,
-        backoff=Backoff(0.001, 0.01),
     )
-    loop.run(step)
+    with patch.object(service_loop, "BACKOFF", Backoff(0.001, 0.01)):
+        loop.run(step)
     return reports, loop
 
 

@@ -192,7 +192,7 @@ def test_without_a_provider_nothing_is_traced(
         headers.append(event and event.headers)
 
     assert not telemetry.active()
-    monkeypatch.setattr(spans, "publishing", None)
+    monkeypatch.setattr(spans, "publish", None)
     publish_event("a.b", {}, options=NOW)
     backend.run()
     assert headers == [{}]

@@ -92,11 +92,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._loop = ServiceLoop(
-            part="batches",
-            work="running batches",
-            tell=self.tell,
-            stop=self.stop,
-            backoff=BACKOFF,
+            part="batches", work="running batches", tell=self.tell, stop=self.stop
         )
 
     def run(self, *, until_done: bool = False) -> int:

@@ -44,7 +44,7 @@ class Applied:
 
 
 #: Steps that check a queue first; all others are single requests.
-_LATER: Final = frozenset({"recreate", "drain", "delete"})
+_LATER: Final = frozenset({"recreate", "delete"})
 
 
 def apply(
@@ -115,12 +115,7 @@ def apply(
                         f"AMQP_EVENTS['MANAGEMENT_URL']"
                     )
                 replacement = Replacement(
-                    app=app,
-                    settings=settings,
-                    topology=plan.report.topology,
-                    session=amqp,
-                    api=api,
-                    notice=notice,
+                    topology=plan.report.topology, session=amqp, api=api, notice=notice
                 )
                 _replace(replacement, later, finish)
         except amqp_errors.ChannelError as exc:
@@ -175,23 +170,19 @@ def _replace(
 ) -> None:
     topology, names = replacement.topology, replacement.topology.names
     declared = {queue.name: queue for queue in topology.queues}
-    origins = {names.shadow(name): queue for name, queue in declared.items()}
     # Together, since each waits for statistics.
     reasons = replacement.delete(
         {
             step.item.name: declared[step.item.name] if step.action == "recreate" else None
             for step in steps
             if step.item.kind == "queue"
-            and step.action != "drain"
             and not names.is_window(step.item.name)
         }
     )
     # drift.plan() has sorted them: an exchange comes after the queue of its name.
     for step in steps:
         name = step.item.name
-        if step.action == "drain":
-            replacement.drain(origins[name])
-        elif names.is_window(name):
+        if names.is_window(name):
             delete_window(replacement.session, name)
         elif step.item.kind == "exchange":
             reasons[name] = _delete_exchange(replacement.session, name)

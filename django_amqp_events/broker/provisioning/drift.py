@@ -18,7 +18,7 @@ from ..topology import (
 
 State = Literal["ok", "missing", "different", "stale", "unknown"]
 EntityKind = Literal["exchange", "queue", "binding"]
-Action = Literal["declare", "bind", "unbind", "delete", "recreate", "drain"]
+Action = Literal["declare", "bind", "unbind", "delete", "recreate"]
 
 #: Policy keys that would change how events are handled: RabbitMQ takes the lower of a policy's and
 #: an argument's number, and the policy's value if the argument is not set.
@@ -139,7 +139,7 @@ class Report:
 
 def left_over_exchange(names: Names, name: str) -> bool:
     """Return True if an undeclared exchange of this name was once declared by this service."""
-    return names.is_delay(name) or names.is_shadow(name) or names.is_window(name)
+    return names.is_delay(name) or names.is_window(name)
 
 
 def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bool:
@@ -188,8 +188,8 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
 
     Args:
         delete_stale: delete stale entities that are empty and unused.
-        recreate_empty: delete and declare again different queues that are empty and unused. Both
-            need a report of the management API.
+        recreate_empty: delete and declare again different queues of the infrastructure that are
+            empty and unused. Both need a report of the management API.
     """
     names = report.topology.names
     refusals = [str(problem) for problem in report.errors]
@@ -209,22 +209,16 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
                 )
             case "unknown" if item.kind == "binding":
                 steps.append(PlanStep(action="bind", item=item))
-            case "different" if item.kind == "queue" and item.role != "history" and recreate_empty:
+            case "different" if recreate_empty and _can_be_recreated(item):
                 recreated.add(item.name)
                 steps.append(PlanStep(action="recreate", item=item))
             case "different":
                 refusals.append(f"{item}; {_immutable(item)}")
-            case "stale" if delete_stale and not names.is_shadow(item.name):
+            case "stale" if delete_stale:
                 action: Action = "unbind" if item.kind == "binding" else "delete"
                 steps.append(PlanStep(action=action, item=item))
             case _:
                 pass
-    # A shadow is always drained, since it holds events that are not handled yet.
-    shadows = {item.name: item for item in report.having("stale") if item.kind != "binding"}
-    for queue in report.topology.queues:
-        left = shadows.get(names.shadow(queue.name))
-        if left is not None and queue.role == "handler" and queue.name not in recreated:
-            steps.append(PlanStep(action="drain", item=left))
     # Recreating a queue also binds it.
     steps = [
         step
@@ -251,10 +245,13 @@ def _rank(step: PlanStep, names: Names) -> int:
             return 4
         case "recreate":
             return 5
-        case "drain":
-            return 6
         case "delete":
-            return 7 if isinstance(entity, Queue) else 8
+            return 6 if isinstance(entity, Queue) else 7
+
+
+def _can_be_recreated(item: Item) -> bool:
+    # A handler's queue would miss what is published meanwhile.
+    return item.kind == "queue" and item.role not in ("handler", "history")
 
 
 def _immutable(item: Item) -> str:
@@ -273,6 +270,11 @@ def _immutable(item: Item) -> str:
             "arguments cannot be changed: restore the limits of HISTORY, on which all services "
             "with this exchange agree, or delete the queue with its past events, then run "
             "manage.py events_declare"
+        )
+    if item.role == "handler":
+        return (
+            "arguments cannot be changed: give the handler another QUEUE, or restore the setting "
+            "that it was declared with"
         )
     return (
         "arguments cannot be changed: wait until the queue is empty, then run manage.py "

@@ -31,6 +31,7 @@ from .management_api import ManagementApi
 
 _ALTERNATE: Final = "alternate-exchange"
 REMEDY: Final = "run manage.py events_declare"
+STALE: Final = "no longer declared"
 
 #: No method of AMQP shows a policy, and a probe would have to wait for as long as a queue's limits.
 UNSEEN_POLICIES: Final = BrokerProblem(
@@ -115,33 +116,23 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
         state: Literal["ok", "missing"] = "ok" if binding in bindings else "missing"
         seen.append(Item(entity=binding, state=state))
     for binding, arguments in bindings.items():
-        if (
-            binding.queue in declared_queues
-            and (binding not in declared_bindings or arguments)
-            and not names.is_shadow(binding.exchange)
-        ):
-            seen.append(Item(entity=binding, state="stale", note=_why_stale(names, binding.queue)))
+        if binding.queue in declared_queues and (binding not in declared_bindings or arguments):
+            seen.append(Item(entity=binding, state="stale", note=STALE))
     for name, queue in queues.items():
         arguments = queue.get("arguments") or {}
         if name not in declared_queues and drift.left_over_queue(names, name, arguments):
             entity = Queue(name=name, arguments=arguments, role=role_of(names, name))
-            seen.append(Item(entity=entity, state="stale", note=_why_stale(names, name)))
+            seen.append(Item(entity=entity, state="stale", note=STALE))
     for name, exchange in exchanges.items():
         if name not in declared_exchanges and drift.left_over_exchange(names, name):
             exchange_left = Exchange(name=name, type=exchange["type"], role="delay")
-            seen.append(Item(entity=exchange_left, state="stale", note=_why_stale(names, name)))
-    problems = [*report.problems, *_policies(topology, queues, policies, api.user)]
+            seen.append(Item(entity=exchange_left, state="stale", note=STALE))
+    problems = [*report.problems, *_policies(topology, queues, policies)]
     return replace(report, items=tuple(seen), problems=tuple(problems), exact=True)
 
 
 def role_of(names: Names, name: str) -> Role:
     return "delay" if names.is_delay(name) else "handler"
-
-
-def _why_stale(names: Names, name: str) -> str:
-    if names.is_shadow(name):
-        return "left by an interrupted --recreate-empty; events_declare moves its messages back"
-    return "no longer declared"
 
 
 def _with_arguments(item: Item, queues: Mapping[str, Mapping[str, Any]]) -> Item:
@@ -187,20 +178,16 @@ def _policies(
     topology: Topology,
     queues: Mapping[str, Mapping[str, Any]],
     policies: Sequence[Mapping[str, Any]] | None,
-    user: str,
 ) -> list[BrokerProblem]:
     """Return the policies that would change how events are handled."""
     hits: dict[tuple[str, str], list[str]] = {}
-    unseen = False
     for queue in topology.queues:
         actual = queues.get(queue.name)
         if policies is not None:
             # The API's effective definition is seconds old.
             for policy in _effective(policies, queue):
                 _collect(hits, repr(policy["name"]), policy.get("definition"), queue.name)
-        elif actual is None:
-            unseen = True
-        else:
+        elif actual is not None:
             by = [actual.get("policy"), actual.get("operator_policy")]
             who = " and ".join(repr(name) for name in by if name)
             _collect(hits, who, actual.get("effective_policy_definition"), queue.name)
@@ -211,7 +198,7 @@ def _policies(
             for policy in _effective(policies or (), exchange):
                 definition = policy.get("definition")
                 _collect(hits, repr(policy["name"]), definition, exchange.name, harmful)
-    problems = [
+    return [
         BrokerProblem(
             message=f"policy {who} sets {keys} on {some(names)}, which changes how events are "
             f"handled (one queue that refuses or drops messages affects all)",
@@ -220,17 +207,6 @@ def _policies(
         )
         for (who, keys), names in hits.items()
     ]
-    if unseen:
-        problems.append(
-            BrokerProblem(
-                severity="unknown",
-                message=f"user {user!r} may not see policies, so a policy may apply to the missing "
-                f"queues",
-                remedy="give it the tag 'policymaker' or 'administrator', or check again when "
-                "they are declared",
-            )
-        )
-    return problems
 
 
 def _collect(

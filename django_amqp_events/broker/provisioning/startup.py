@@ -7,7 +7,7 @@ import logging
 from celery import Celery
 
 from ...conf import Settings
-from ...exceptions import BrokerRequirementError, TopologyDriftError
+from ...exceptions import TopologyDriftError, TopologyError
 from ..topology import Topology
 from .changes import apply, joined
 from .drift import Report, plan
@@ -24,12 +24,12 @@ def verify(app: Celery, settings: Settings, topology: Topology) -> Report:
 
     Raises:
         TopologyDriftError: exchanges or queues are missing or different; each is named.
-        BrokerRequirementError: the broker lacks a version or feature flag.
+        TopologyError: the broker lacks a version or feature flag.
         BrokerUnavailableError: no connection, or it broke.
     """
     report = inspect(app, settings, topology)
     if report.errors:
-        raise BrokerRequirementError("; ".join(map(str, report.errors)))
+        raise TopologyError("; ".join(map(str, report.errors)))
     lines = [str(item) for item in report.having("missing", "different") if item.kind != "binding"]
     if lines:
         raise TopologyDriftError(

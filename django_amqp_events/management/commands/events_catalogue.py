@@ -54,7 +54,7 @@ class Command(ReportCommand):
             changes = compatibility.compare(saved, catalogue)
         except OSError as exc:
             raise self.wrong(f"{path} cannot be read: {exc.strerror or exc}") from exc
-        except (RecursionError, ValueError) as exc:  # IncomparableError too
+        except (RecursionError, ValueError) as exc:
             remedy = "Write it again with `manage.py events_catalogue`"
             raise self.wrong(f"{path} cannot be compared: {exc}. {remedy}") from exc
         broken = not all(change.compatible for change in changes)

@@ -12,7 +12,7 @@ examples:
   manage.py events_declare --dry-run          print the plan
   manage.py events_declare                    declare
   manage.py events_declare --check            in a deployment: is anything missing?
-  manage.py events_declare --recreate-empty   after QUEUE_TYPE or ARCHIVE changed
+  manage.py events_declare --recreate-empty   after ARCHIVE changed
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Command(ReportCommand):
         parser.add_argument(
             "--recreate-empty",
             action="store_true",
-            help="Delete and declare again queues whose arguments changed, if the management API "
-            "shows that they are empty and unused. Events published meanwhile are kept.",
+            help="Delete and declare again queues of the infrastructure whose arguments changed, "
+            "if the management API shows that they are empty and unused.",
         )
         super().add_arguments(parser)
 

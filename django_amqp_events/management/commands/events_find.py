@@ -51,10 +51,7 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         settings, registry = conf.get_settings(), get_registry()
         value = options["value"].strip()
-        try:
-            located = event_locations.locate(value, settings, registry, since=options["since"])
-        except ValueError as exc:
-            raise self.wrong(str(exc)) from exc
+        located = event_locations.locate(value, settings, registry, since=options["since"])
 
         def show() -> None:
             for event in located.events:

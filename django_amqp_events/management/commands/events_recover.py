@@ -9,7 +9,7 @@ exit codes:
   0  everything requested is in the archive
   1  messages remain: stopped, connection lost, or refused by RabbitMQ
   2  nothing was done: no such queue, the archive queue itself, a queue with
-     consumers without --force, RabbitMQ unreachable, wrong arguments or settings
+     consumers, RabbitMQ unreachable, wrong arguments or settings
 """
 
 from __future__ import annotations
@@ -39,25 +39,19 @@ class Command(ReportCommand):
             help="Full name of a queue, as events_status prints it (default: the abyss).",
         )
         arguments.add_limit(parser, "messages, the oldest first")
-        parser.add_argument(
-            "--force",
-            action="store_true",
-            help="Allow a queue with consumers; which of them gets a message is undefined.",
-        )
 
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
         app = connection.broker_app(settings)
         queue = options["queue"] or Names.of(settings).abyss
         with self.interruptible():
-            depth = recovery.inspect_queue(app, settings, queue, force=options["force"])
+            depth = recovery.inspect_queue(app, settings, queue)
             done = recovery.recover(
                 app,
                 settings,
                 get_registry(),
                 queue,
                 limit=options["limit"],
-                force=options["force"],
                 progress=lambda so_far: self.progress(
                     f"{so_far.total} of {max(depth.ready, so_far.total)} archived"
                 ),

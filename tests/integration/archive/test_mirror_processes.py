@@ -109,13 +109,17 @@ def test_a_message_is_larger_than_a_packet(
 
     large = b"[[],{},{}]" + b" " * 1024 * 1024
     messages = [archived(received(f"order-{n}", body=large if n == 4 else None)) for n in range(10)]
+
+    def stop() -> bool:
+        if running.total.events == 9:  # the others are stored
+            allow(16 * 1024 * 1024)
+        return running.total.events == 10
+
     running = mirror.Mirror(
         app=billing.app,
         settings=billing.settings,
         tell=said.append,
-        # After the others are stored.
-        mirrored=lambda _: allow(16 * 1024 * 1024) if running.total.events == 9 else None,
-        stop=lambda: running.total.events == 10,
+        stop=stop,
     )
     with django_db_blocker.unblock(), archive_in("mariadb", private_server.settings()) as database:
         database.migrate()
@@ -124,7 +128,6 @@ def test_a_message_is_larger_than_a_packet(
         running.run()
         assert ArchivedEvent.objects.get(event_id="order-4").body_size == len(large)
     assert "a message cannot be stored and stays in the archive queue" in said[0]
-    assert "raise the server's max_allowed_packet" in said[0]
     assert billing.ready(ARCHIVE) == 0
 
 

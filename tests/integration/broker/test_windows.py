@@ -11,11 +11,9 @@ import amqp
 import pytest
 
 from django_amqp_events import (
-    ConfigurationError,
     PublishError,
     PublishRefusedError,
 )
-from django_amqp_events.broker import connection
 from django_amqp_events.broker.provisioning.amqp_api import version_of
 from django_amqp_events.message.types import Message
 from tests.conftest import Vhost
@@ -138,9 +136,3 @@ def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
     assert kinds(results) == [type(None), PublishRefusedError] * len(good)
     assert [error.reason.code for error in results[1::2] if error] == ["message-unwritable"] * 10
     assert sorted(wire.ids()) == sorted(message.event_id for message in good)
-
-
-def test_a_broker_with_small_frames_is_refused(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connection, "SMALLEST_FRAME", 200_000)
-    with pytest.raises(ConfigurationError, match=r"frames of 131072 bytes.*raise frame_max"):
-        wire.pool.publish([event(wire)], mandatory=True)

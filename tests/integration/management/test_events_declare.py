@@ -59,11 +59,11 @@ def test_dry_run_changes_nothing(billing):
     assert billing.command("events_declare", "--check")[0] == 1
 
 
-def change_queue(billing: Service) -> None:
+def change_queue(billing: Service, queue: str = "billing.send_invoice") -> None:
     channel = billing.channel()
-    channel.queue_delete("billing.send_invoice")
+    channel.queue_delete(queue)
     channel.queue_declare(
-        "billing.send_invoice",
+        queue,
         durable=True,
         auto_delete=False,
         arguments={"x-queue-type": "quorum", "x-delivery-limit": 7},
@@ -124,18 +124,18 @@ def test_refusal_changes_nothing(billing):
     code, out, err = billing.command("events_declare")
     assert code == 1
     assert "refused: nothing was changed" in out
-    assert "--recreate-empty" in err
+    assert "give the handler another QUEUE" in err
     assert [queue["name"] for queue in billing.api.queues()] == ["billing.send_invoice"]
 
 
 def test_recreate_empty_and_delete_stale(billing, service, fresh_vhost):
     service(fresh_vhost, HANDLERS={**HANDLERS, "gone": ["shop.#"]}).declare()
     billing = service(fresh_vhost, HANDLERS=HANDLERS)
-    change_queue(billing)
+    change_queue(billing, "billing:archive")
     billing.publish("", "billing.gone", b"kept")
     code, out, err = billing.command("events_declare", "--recreate-empty", "--delete-stale")
     assert code == 1
-    assert "recreate queue billing.send_invoice" in out
+    assert "recreate queue billing:archive" in out
     assert "did not delete queue billing.gone: it holds 1 message" in err
     assert "A stale queue still receives events, which no handler processes" in out
     billing.take("billing.gone")

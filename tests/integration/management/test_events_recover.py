@@ -183,18 +183,6 @@ def test_a_celery_task_that_became_a_handler(service, fresh_vhost, exchange):
     assert not {"eta", "retries"} & set(message.headers)
 
 
-def test_moved_archive_messages_are_recovered_unchanged(billing):
-    channel = billing.channel()
-    channel.queue_declare("aside", durable=True, auto_delete=False)
-    message = archived(received("order-1"))
-    billing.publish("", "aside", message.body, dict(message.headers))
-    assert "1 passed on" in billing.command("events_recover", "aside")[1]
-    mirror_all(billing)
-    row = ArchivedEvent.objects.get()
-    assert (row.reason, row.exception) == ("exhausted", "billing.errors.TaxError")
-    assert row.failure_set.get().about == json.loads(message.headers["event-archive"])
-
-
 def test_queues_and_arguments_that_are_refused(billing):
     publish(billing, archived())
     billing.channel().queue_declare("mine", exclusive=True)
@@ -203,9 +191,8 @@ def test_queues_and_arguments_that_are_refused(billing):
         ("billing.nobody", "there is no queue 'billing.nobody'; `manage.py events_status` lists"),
         ("mine", "queue 'mine' cannot be inspected"),
     ):
-        for option in ([], ["--force"]):
-            code, _, err = billing.command("events_recover", queue, *option)
-            assert (code, text in err) == (2, True), err
+        code, _, err = billing.command("events_recover", queue)
+        assert (code, text in err) == (2, True), err
     assert billing.ready("billing:archive") == 1
     code, _, err = billing.command("events_recover", "--limit", "0")
     assert (code, "--limit: 0 is not a number from 1" in err) == (2, True)
@@ -217,7 +204,7 @@ def test_queues_and_arguments_that_are_refused(billing):
     assert "there is no queue 'billing:abyss'; run `manage.py events_declare`" in err
 
 
-def test_consumed_queue_needs_force(billing):
+def test_a_queue_with_consumers_is_refused(billing):
     put(billing, 1)
     put(billing, 2)
     billing.consume("billing.send_invoice", prefetch=1)
@@ -226,8 +213,6 @@ def test_consumed_queue_needs_force(billing):
     assert code == 2
     assert "has 1 consumer, which would get some of its messages" in err
     assert billing.ready("billing:archive") == 0
-    assert billing.command("events_recover", "billing.send_invoice", "--force")[0] == 0
-    assert billing.ready("billing:archive") == 1
 
 
 # -- how much -----------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def world() -> ArchivedEvent:
     now = datetime.now(UTC)
     edited = json.dumps({**PAYLOAD, "order_id": 9}).encode()
     revision = Revision.objects.create(
-        pk=uuid4(), event=first, number=1, base=0, body=edited,
+        pk=uuid4(), event=first, number=1, body=edited,
         by="ada", at=now, reason="so",
     )  # fmt: skip
     search_values.store(
@@ -334,7 +334,7 @@ def test_hostile_words_are_shown_as_words_on_every_page(broker: Any) -> None:
         rows = hostile_world()
         client = client_of(User.objects.create_superuser("root"))
         archive = f"{BASE}/archivedevent"
-        form = {"version": "0", "base": "0", "step": "review", "payload": "{" + HOSTILE}
+        form = {"version": "0", "step": "review", "payload": "{" + HOSTILE}
         # Some pages have the words of a request.
         answers = [
             *((archive, client.get(f"{archive}/", {each: HOSTILE})) for each in ("q", "handler")),

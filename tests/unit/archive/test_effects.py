@@ -148,7 +148,7 @@ def test_what_may_be_published_is_counted_once(
 def test_a_process_that_died_after_its_publish_loses_no_audit(way: str, end: str) -> None:
     row, batch = start(way)
     handlers = {row.pk: "send_invoice"}
-    edit = Revision(body=b"[[],{},{}]", base=0) if way == "edit" else None
+    edit = Revision(body=b"[[],{},{}]") if way == "edit" else None
     [taken] = states.claim(
         seen(again(row)),
         handlers=handlers,

@@ -48,7 +48,7 @@ def billing(settings: Any) -> Any:
         "SERVICE": "billing",
         "AUTODISCOVER": [],
         "MAX_BODY": 1000,
-        "RENAMED_HANDLERS": {"older": "old", "old": "send_invoice"},
+        "RENAMED_HANDLERS": {"older": "send_invoice", "old": "send_invoice"},
         "HANDLERS": {
             "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": handler},
             "slow": {

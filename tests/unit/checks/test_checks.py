@@ -178,7 +178,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         # An event that says nothing fits.
         *(of_contract(contract, "misses") for contract in ("", "anything_goes")),
         searching("order_id", "customer.email"),
-        {"RENAMED_HANDLERS": {"old": "older", "older": "billing.handler"}},
+        {"RENAMED_HANDLERS": {"old": "billing.handler", "older": "billing.handler"}},
         *of_celery("broker_url", "amqp://me@a//", "amqps://me@a//", "pyamqp://me@a//"),
         *of_celery("broker_url", ["amqp://me@a", "amqp://me@b"], "AMQP://me@a//", "pyAMQP://me@a"),
         {"celery": {"broker_url": "redis://a", "broker_transport": "pyamqp"}},
