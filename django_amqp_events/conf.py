@@ -343,7 +343,7 @@ def _names(settings: Settings, raw: Mapping[Any, Any]) -> Iterator[Problem]:
         )
     yield from name_problems(prefix + exchange, "AMQP_EVENTS['EXCHANGE']")
     # The longest name of its infrastructure ends with a digest (Names in broker/topology.py).
-    yield from name_problems(f"{prefix}{service}:shadow.{'0' * 40}", "AMQP_EVENTS['PREFIX']")
+    yield from name_problems(f"{prefix}{service}:window.{'0' * 40}", "AMQP_EVENTS['PREFIX']")
 
 
 def name_problems(name: str, where: str) -> Iterator[Problem]:

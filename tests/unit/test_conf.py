@@ -301,7 +301,7 @@ def test_each_name_on_the_broker_fits() -> None:
     settings = parse({"SERVICE": "b" * 207, "EXCHANGE": "e"})[0]
     declared = topology.build(settings, Registry(events={}, handlers={}))
     queue = f"{settings.service}.{'q' * 47}"
-    names = {declared.names.shadow(queue), declared.names.window(queue)}
+    names = {declared.names.window(queue)}
     names |= {queue.name for queue in declared.queues}
     assert max(map(len, names)) == conf.MAX_NAME
     assert codes({"SERVICE": settings.service}) == []
