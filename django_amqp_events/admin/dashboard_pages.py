@@ -56,8 +56,6 @@ VALUE_CHARACTERS: Final = 1_000
 INBOX: Final = "view_inboxentry"
 #: Bars of the chart of open events.
 QUARTERS: Final = 96
-#: The models whose pages it links to.
-_LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent)
 #: What is found, by the model whose pages show it; the inbox has none.
 _KINDS: Final[Mapping[type[Model], tuple[RecordKind, ...]]] = {
     OutboxEvent: ("outbox",),
@@ -151,13 +149,6 @@ class DashboardAdmin(Pages):
 
     # -- helpers
 
-    def lacking_here(self, request: HttpRequest) -> list[str]:
-        site = self.admin_site
-        pages: list[Any] = [site.get_model_admin(m) for m in _LINKED if site.is_registered(m)]
-        lacking = [name for each in pages for name in each.lacking(request)]
-        lacking += [] if self.granted(request, INBOX) else [INBOX]
-        return list(dict.fromkeys(lacking))
-
     def _check(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
             raise PermissionDenied
@@ -205,7 +196,7 @@ class DashboardAdmin(Pages):
             since=moment(request.GET.get("since")) if settings.history and archive else None,
         )
         batches = allowed[ReplayBatch]
-        runs = settings.history and batches and batches.has_run_permission(request)
+        runs = settings.history and batches and batches.has_bulk_replay_permission(request)
         day = snapshots.clock() - backfill_pages.BEFORE
         return {
             "located": [
