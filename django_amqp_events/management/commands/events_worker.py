@@ -9,19 +9,15 @@ exit codes: those of the Celery worker; 1 if it cannot start
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import shutil
-import sys
-import tempfile
 import threading
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django.db import connections
 
@@ -34,14 +30,10 @@ from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.child_command import ChildCommand
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
 from django_amqp_events.monitor import load_metrics
-from django_amqp_events.process_identity import has_died, identity
 from django_amqp_events.service_loop import ServiceLoop
 from django_amqp_events.worker.hang_detector import Watch
 
 logger = logging.getLogger(__name__)
-
-#: Beginning of the name of a folder for metrics; the identity of its worker is the end.
-FOLDER: Final = "amqp-events-metrics-"
 
 
 class Command(EventsCommand):
@@ -87,7 +79,7 @@ class Command(EventsCommand):
             # Celery would run `celery` with the arguments of this command, and exit with 0.
             raise self.wrong("--detach is not supported; use a supervisor, such as systemd")
         if options["metrics_port"] is not None:
-            self._share_metrics(settings)
+            self._check_metrics(settings)
         app = broker_app(settings)
         prepare(app)
         # Pool processes would share the connections.
@@ -103,26 +95,14 @@ class Command(EventsCommand):
         with beside(companion.command_line(options)):
             return run_worker(app, [*argv, *self._celery_arguments])
 
-    def _share_metrics(self, settings: Settings) -> None:
-        """Give the processes of this worker a folder for their metrics.
-
-        prometheus_client reads the variable when it is imported, which this process has done, so
-        the command starts again. A folder that the user has chosen stays as it is.
-        """
+    def _check_metrics(self, settings: Settings) -> None:
+        """Make the folder in which the processes of this worker count."""
         if not settings.metrics:
             raise self.wrong("--metrics-port needs AMQP_EVENTS['METRICS'] = True")
-        folder = load_metrics().FOLDER
-        # A new one: a killed worker leaves its folder, and in a container the next one has its pid.
-        prefix = f"{FOLDER}{os.getpid()}-"
-        if not (chosen := os.environ.get(folder)):
-            for left in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
-                if has_died(left.name.rpartition("-")[2]):
-                    shutil.rmtree(left, ignore_errors=True)
-            os.environ[folder] = tempfile.mkdtemp(prefix=prefix, suffix=f"-{identity()}")
-            sys.stdout.flush()
-            os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this command again
-        elif Path(chosen).name.startswith(prefix):
-            atexit.register(shutil.rmtree, chosen, ignore_errors=True)
+        variable = load_metrics().FOLDER
+        if not (folder := os.environ.get(variable)):
+            raise self.wrong(f"--metrics-port needs {variable}: the path of a folder for counters")
+        Path(folder).mkdir(parents=True, exist_ok=True)
 
     def _queues(self, registry: Registry, names: list[str]) -> set[str]:
         if not registry.handlers:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from django.core.management import CommandError
@@ -14,7 +12,6 @@ from django.db import OperationalError
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.management.commands import events_companion
-from django_amqp_events.management.commands.events_worker import Command
 from django_amqp_events.models import Snapshot
 from django_amqp_events.monitor import metrics, snapshots
 from tests.commands import run_python
@@ -44,22 +41,6 @@ def test_a_missing_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv(metrics.FOLDER, str(tmp_path / "missing"))
     with pytest.raises(CommandError, match=r"missing', which is not a directory"):
         events_companion.Command()._serve_metrics("billing", 9540)
-
-
-def test_a_worker_with_the_pid_of_a_killed_one_has_a_folder_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The first process of a container always has the same pid."""
-    started: list[str] = []
-    monkeypatch.setenv(metrics.FOLDER, "restored after the test")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(os, "execv", lambda *_: started.append(os.environ[metrics.FOLDER]))
-    for _ in range(2):
-        monkeypatch.delenv(metrics.FOLDER)
-        settings: Any = SimpleNamespace(metrics=True)
-        Command()._share_metrics(settings)
-    assert len({*started}) == len(started) == 2
-    assert sorted(map(str, tmp_path.iterdir())) == sorted(started)
 
 
 COUNTING = """
