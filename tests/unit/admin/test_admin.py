@@ -303,7 +303,6 @@ def test_each_action_needs_its_permission(decision, allowed, broker):
     # The button.
     html = somebody.get(url("change", row.pk)).content.decode()
     assert (url(decision) in html) == allowed
-    assert (f"“{right}_archivedevent”" in html) == (not allowed)
     # The action's post, the page that asks, the post that does it.
     if decision in LISTED:
         listed = url("changelist") + "?state=all"
