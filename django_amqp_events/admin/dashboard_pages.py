@@ -315,7 +315,6 @@ def _queues(
     planned = {queue.name: queue for queue in declared.queues} if declared else {}
     handlers = configured[1].handlers.values() if configured else ()
     measured = seen.document.get("queues", {})
-    consumed = seen.document.get("consumed", {})
     queues = []
     for name in dict.fromkeys([*planned, *measured]):
         figures = measured.get(name, {})
@@ -329,7 +328,6 @@ def _queues(
                 "severity": severity,
                 "meaning": text(Reason.from_json(figures.get("meaning", _("not read yet"))), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
-                "consumed": moment(consumed.get(name)),
                 "prefetch": [
                     (count, PREFETCH_REASONS.get(why, why))
                     for why, count in figures.get("prefetch", {}).items()

@@ -99,8 +99,6 @@ def test_snapshot_contains_queues_and_open_events(billing, exact, monkeypatch):
     assert about["broker"]["exact"] == exact
     assert about["broker"]["error"] == ""
     assert about["broker"].get("alarms") == ([] if exact else None)
-    assert about["consumed"] == {QUEUE: now.isoformat()}
-    assert about["drift"]["result"] == ("ok" if exact else "unknown")
     assert about["archive"]["open"] == about["archive"]["new_hour"] == 1
     assert about["mirror"] == {"empty_at": now.isoformat(), "waiting": 0, "lag": 0.0}
     channel.close()
@@ -112,21 +110,6 @@ def test_snapshot_contains_queues_and_open_events(billing, exact, monkeypatch):
     about = Snapshot.objects.latest("at").about
     assert about["queues"][QUEUE]["severity"] == "error"
     assert "start a worker" in str(Reason.from_json(about["queues"][QUEUE]["meaning"]))
-    assert about["consumed"] == {QUEUE: now.isoformat()}, "when it was last seen"
-
-
-@ONE
-def test_drift_is_named_and_compared_now_and_then(billing):
-    taker = watcher(billing).taker
-    about = taker.take(NOW).about
-    assert about["drift"]["result"] == "ok"
-    billing.channel().queue_delete(QUEUE)
-    about = taker.take(NOW + timedelta(seconds=30)).about
-    assert about["queues"][QUEUE]["state"] == "missing"
-    assert about["drift"]["at"] == NOW.isoformat(), "compared lately"
-    about = taker.take(NOW + timedelta(seconds=601)).about
-    assert about["drift"]["result"] == "drift"
-    assert any(QUEUE in each for each in about["drift"]["items"])
 
 
 @ONE

@@ -309,9 +309,8 @@ def hostile_world() -> list[ArchivedEvent]:
         GroupAction.objects.create(group=group, at=datetime.now(UTC), action="note")
     alert(HOSTILE[:32], HOSTILE, HOSTILE)
     queue = {"role": "handler", "severity": "error", "meaning": HOSTILE, "ready": 1}
-    drift = {"at": "2026-03-01T12:00:00Z", "items": [HOSTILE]}
     error = f"{HOSTILE}\ud800"
-    snapshot(queues={error: queue}, drift=drift, broker={"error": error, "away": 9.0})
+    snapshot(queues={error: queue}, broker={"error": error, "away": 9.0})
     # Documents are above, names of one's own are settings.
     others = {"document", "envelope", "claim", "service"}
     for model in apps.get_app_config("django_amqp_events").get_models():
