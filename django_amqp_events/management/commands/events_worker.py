@@ -15,7 +15,6 @@ import threading
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ from django.db import connections
 from django_amqp_events import liveness
 from django_amqp_events.broker.connection import broker_app
 from django_amqp_events.conf import Settings, get_settings
-from django_amqp_events.declare.registry import Registry, get_registry
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments, companion
 from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.child_command import ChildCommand
@@ -41,14 +40,8 @@ class Command(EventsCommand):
     # the worker reports the others when it starts.
     help = __doc__
     error_code: ClassVar[int] = 1
-    _celery_arguments: tuple[str, ...] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "handlers",
-            nargs="*",
-            help="Handler names or shell patterns such as 'billing.*' (default: all handlers).",
-        )
         parser.add_argument(
             "-P",
             "--pool",
@@ -65,17 +58,13 @@ class Command(EventsCommand):
             "limit, or five sixths of CONSUMER_TIMEOUT).",
         )
         companion.add_options(parser)
-
-    def run_from_argv(self, argv: list[str]) -> None:
-        """Keep the arguments after ``--`` for Celery; argparse would read them as handlers."""
-        if "--" in argv:
-            cut = argv.index("--")
-            argv, self._celery_arguments = argv[:cut], tuple(argv[cut + 1 :])
-        super().run_from_argv(argv)
+        parser.add_argument(
+            "celery", nargs="*", metavar="-- ARGUMENT", help="Arguments of `celery worker`."
+        )
 
     def run(self, options: dict[str, Any]) -> int:
         settings, registry = get_settings(), get_registry()
-        if {"-D", "--detach"}.intersection(self._celery_arguments):
+        if {"-D", "--detach"}.intersection(options["celery"]):
             # Celery would run `celery` with the arguments of this command, and exit with 0.
             raise self.wrong("--detach is not supported; use a supervisor, such as systemd")
         if options["metrics_port"] is not None:
@@ -84,16 +73,20 @@ class Command(EventsCommand):
         prepare(app)
         # Pool processes would share the connections.
         connections.close_all()
-        queues = self._queues(registry, options["handlers"])
+        if not registry.handlers:
+            raise self.wrong(
+                "this service has no handlers; declare one in an installed app's handlers.py "
+                'or in AMQP_EVENTS["HANDLERS"], or run events_relay if it only publishes'
+            )
         # Two workers with the same name on one vhost lock each other out of remote control (405).
         options["hostname"] = options["hostname"] or f"{settings.service}-{os.getpid()}@%h"
-        argv = [*QUIET, "-Q", ",".join(sorted(queues)), "-l", options["loglevel"]]
+        argv = [*QUIET, "-Q", ",".join(sorted(registry.by_queue())), "-l", options["loglevel"]]
         for name in ("pool", "concurrency", "hostname"):
             if options[name] is not None:
                 argv += [f"--{name}", str(options[name])]
         Watch.hang_after = options["hang_after"]
         with beside(companion.command_line(options)):
-            return run_worker(app, [*argv, *self._celery_arguments])
+            return run_worker(app, [*argv, *options["celery"]])
 
     def _check_metrics(self, settings: Settings) -> None:
         """Make the folder in which the processes of this worker count."""
@@ -103,31 +96,6 @@ class Command(EventsCommand):
         if not (folder := os.environ.get(variable)):
             raise self.wrong(f"--metrics-port needs {variable}: the path of a folder for counters")
         Path(folder).mkdir(parents=True, exist_ok=True)
-
-    def _queues(self, registry: Registry, names: list[str]) -> set[str]:
-        if not registry.handlers:
-            raise self.wrong(
-                "this service has no handlers; declare one in an installed app's handlers.py "
-                'or in AMQP_EVENTS["HANDLERS"], or run events_relay if it only publishes'
-            )
-        if not names:
-            return set(registry.by_queue())
-        chosen: set[str] = set()
-        for name in names:
-            matching = {key for key in registry.handlers if fnmatchcase(key, name)}
-            if not matching:
-                known = ", ".join(sorted(registry.handlers))
-                raise self.wrong(f"no handler is named {name!r}; the handlers are {known}")
-            chosen |= matching
-        queues = {registry.handlers[name].queue for name in chosen}
-        for queue, handlers in registry.by_queue().items():
-            others = sorted(handler.name for handler in handlers if handler.name not in chosen)
-            if queue in queues and others:
-                self.stderr.write(
-                    f"queue {queue} is shared, so this worker also handles {', '.join(others)}",
-                    self.style.WARNING,
-                )
-        return queues
 
 
 @contextmanager

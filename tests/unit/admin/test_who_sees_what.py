@@ -234,7 +234,7 @@ def test_a_redacted_value_is_nowhere(kind: str, broker: Any, caplog: Any) -> Non
                 if response.status_code == 200:
                     assert not response.context["cl"].result_list
         said = io.StringIO()
-        call_command("events_archive", "export", "--output", "-", stdout=said, stderr=said)
+        call_command("events_archive", "export", stdout=said, stderr=said)
         call_command("events_find", first.event_id, stdout=said, stderr=said)
         call_command("events_catalogue", stdout=said, stderr=said)
         # When the first one failed, its group was new.
