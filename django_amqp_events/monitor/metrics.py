@@ -29,12 +29,10 @@ from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
 from ..worker.celery_internals import current_process
 from ..worker.task import HandlerTask, event_of
-from . import snapshots
+from . import METRICS_FOLDER, snapshots
 
 logger = logging.getLogger(__name__)
 
-#: The environment variable with the folder that processes share.
-FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 #: States in which Celery's tracer ends a run that the verdict calls handled.
 _HANDLED: Final = frozenset({"SUCCESS", "IGNORED"})
 _EVENT: Final = ("event", "handler")
@@ -54,7 +52,7 @@ def _process() -> str:
 _THEIRS: Final[Any] = values.ValueClass
 _OURS: Final[Any] = (
     MultiProcessValue(_process)  # type: ignore[no-untyped-call]
-    if FOLDER in os.environ
+    if METRICS_FOLDER in os.environ
     else _THEIRS
 )
 
@@ -248,7 +246,7 @@ def serve(port: int, service: str) -> Any:
         ValueError: the folder is missing.
     """
     registry = CollectorRegistry()
-    if os.environ.get(FOLDER):
+    if os.environ.get(METRICS_FOLDER):
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     registry.register(SnapshotCollector(service))
     return start_http_server(port, registry=registry)

@@ -28,7 +28,7 @@ from django_amqp_events.management import arguments, companion
 from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.child_command import ChildCommand
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
-from django_amqp_events.monitor import load_metrics
+from django_amqp_events.monitor import METRICS_FOLDER
 from django_amqp_events.service_loop import ServiceLoop
 from django_amqp_events.worker.hang_detector import Watch
 
@@ -92,9 +92,10 @@ class Command(EventsCommand):
         """Make the folder in which the processes of this worker count."""
         if not settings.metrics:
             raise self.wrong("--metrics-port needs AMQP_EVENTS['METRICS'] = True")
-        variable = load_metrics().FOLDER
-        if not (folder := os.environ.get(variable)):
-            raise self.wrong(f"--metrics-port needs {variable}: the path of a folder for counters")
+        if not (folder := os.environ.get(METRICS_FOLDER)):
+            raise self.wrong(
+                f"--metrics-port needs {METRICS_FOLDER}: the path of a folder for counters"
+            )
         Path(folder).mkdir(parents=True, exist_ok=True)
 
 

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.django_db
 ROOT = Path(__file__).parents[3]
 #: The arguments of commands that need no broker, and their exit codes; ``ID`` is an archived event.
 RUNS: list[tuple[int, list[str]]] = [
-    (1, ["events_alerts"]),
     (0, ["events_archive", "index"]),
     (0, ["events_batches", "list"]),
     (0, ["events_batches", "show", "BATCH"]),

@@ -13,7 +13,7 @@ from django.db import OperationalError
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.management.commands import events_companion
 from django_amqp_events.models import Snapshot
-from django_amqp_events.monitor import metrics, snapshots
+from django_amqp_events.monitor import METRICS_FOLDER, metrics, snapshots
 from tests.commands import run_python
 
 
@@ -38,7 +38,7 @@ def test_a_snapshot_of_another_version_is_left_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_missing_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(metrics.FOLDER, str(tmp_path / "missing"))
+    monkeypatch.setenv(METRICS_FOLDER, str(tmp_path / "missing"))
     with pytest.raises(CommandError, match=r"missing', which is not a directory"):
         events_companion.Command()._serve_metrics("billing", 9540)
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 
 def test_a_pool_process_continues_the_files_of_the_one_before(tmp_path: Path) -> None:
     """With worker_max_tasks_per_child, each process left two files until the worker ended."""
-    ended = run_python(COUNTING, **{metrics.FOLDER: str(tmp_path)})
+    ended = run_python(COUNTING, **{METRICS_FOLDER: str(tmp_path)})
     processes, files = map(int, ended.stdout.splitlines()[0].split())
     assert processes == 12
     assert files <= 2 * 3, "of two pool processes and of the main process"
@@ -108,7 +108,7 @@ print(generate_latest(registry).decode())
 
 def test_metrics_of_a_project_keep_their_files(tmp_path: Path) -> None:
     """Two classes of values wrote one file, which could not be read then."""
-    ended = run_python(FORKED, **{metrics.FOLDER: str(tmp_path)})
+    ended = run_python(FORKED, **{METRICS_FOLDER: str(tmp_path)})
     assert "shop_visits_total 3.0" in ended.stdout
     assert 'amqp_events_published_total{event="a long name"} 1.0' in ended.stdout
 
