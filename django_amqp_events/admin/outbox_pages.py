@@ -1,4 +1,4 @@
-"""The outbox's pages: events that are not published yet; publish now, discard, restore."""
+"""The outbox's pages: events that are not published yet; discard, restore."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ def _run(decision: Decision) -> Result:
     """Change each row by one conditional UPDATE, which a relay's claim excludes."""
     action = decision.action
     acts: Mapping[str, Callable[..., int]] = {
-        "publish": outbox.publish_now,
         "restore": outbox.restore,
         "discard": partial(outbox.discard, by=decision.by, reason=decision.reason),
     }
@@ -111,26 +110,6 @@ def _now(row: OutboxEvent) -> datetime:
 ACTIONS: Final[Mapping[str, Action]] = {
     action.name: action
     for action in (
-        Action(
-            name="publish",
-            button=gettext_lazy("Publish now"),
-            menu=gettext_lazy("Publish selected events now"),
-            question=ngettext_lazy(
-                "Publish %(count)s event now", "Publish %(count)s events now", "count"
-            ),
-            done=ngettext_lazy(
-                "%(count)s event is due now. A relay publishes it.",
-                "%(count)s events are due now. A relay publishes them.",
-                "count",
-            ),
-            states=("failed",),
-            log="Publish now",
-            effect=gettext_lazy(
-                "The next try of the events is due now instead of later. A relay publishes each "
-                "to every bound queue."
-            ),
-            publishes=True,
-        ),
         Action(
             name="discard",
             button=pgettext_lazy("button", "Discard"),

@@ -74,7 +74,7 @@ PAYLOAD = {"order_id": 7, "card": SECRET}
 BODY = json.dumps([[], PAYLOAD, {}]).encode()
 _RIGHTS = {
     "archivedevent": "view view_payload replay force discard restore bulk_replay edit",
-    "outboxevent": "view view_payload publish discard restore",
+    "outboxevent": "view view_payload discard restore",
     "failuregroup": "view assign",
     "inboxentry": "view",
     "replaybatch": "view",
