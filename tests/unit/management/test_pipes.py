@@ -62,8 +62,8 @@ RUNS: list[tuple[int, list[str]]] = [
 ]
 
 
-#: Commands, and an option, without ``--format``.
-TEXT_ONLY = {"events_archive", "events_prune", "events_recover", "--rebuild"}
+#: Commands without ``--format``.
+TEXT_ONLY = {"events_archive", "events_groups", "events_prune", "events_recover"}
 
 
 @contextmanager
