@@ -162,7 +162,6 @@ class AlertSettings:
     mirror_lag: float | None = option(_age, default=300.0)
     outbox_lag: float | None = option(_age, default=300.0)
     away: float | None = option(_age, default=60.0)
-    stale: float | None = option(_age, default=300.0)
     groups: bool = option(boolean, default=True)
 
 

@@ -249,8 +249,6 @@ TEXTS: Final[Mapping[str, Any]] = {
         "The oldest event in the outbox of database %(database)s is %(age)s old: %(meaning)s. Run "
         "`manage.py events_status` to see what it waits for."
     ),
-    "alert-stale": _("Last collected: %(at)s. Start `manage.py events_companion`."),
-    "alert-stale-never": _("Never collected. Start `manage.py events_companion`."),
     # -- what queues and outboxes contain
     "both": "%(first)s; %(then)s",
     "empty": _("empty"),

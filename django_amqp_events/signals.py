@@ -30,8 +30,7 @@ sending thread has an event loop, as in ``publish()`` without ``await``.
     each time the seconds have doubled.
 ``alert_raised``, ``alert_ended``
     ``kind``, ``key``, ``title``, ``text``, ``since``, ``runbook`` (a URL); sent once when an alert
-    begins and once when it ends, by the process that notices it first: ``events_mirror`` or
-    ``events_alerts``.
+    begins and once when it ends, by the ``events_mirror`` that notices it first.
     docs/alerts.md lists the kinds.
 """
 

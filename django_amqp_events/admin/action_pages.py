@@ -32,7 +32,7 @@ from ..databases import parts
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
-from .base import Pages, Refused, problem
+from .base import Pages, problem
 from .formatting import MORE, counted, number
 from .lists import CAP
 
@@ -286,8 +286,7 @@ class ActionPages(Pages):
 
     def action_view(self, request: HttpRequest, *, action: Action) -> HttpResponse:
         """Ask for confirmation (GET), and run the action (POST)."""
-        if not self.may(request, action):
-            raise Refused(self.lacking(request, action.permission))
+        self.require(request, None, action.permission)
         data = request.POST if request.method == "POST" else request.GET
         back = data.get("back", "")
         seen = decode_selection(data.get("seen", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial, partialmethod, wraps
 from typing import Any, ClassVar, Final
@@ -45,17 +45,6 @@ from .lists import CAP, CappedPaginator, IndexedList
 WATCHED_SECONDS: Final = 10
 WAITING_SECONDS: Final = 5
 
-#: Permissions that are void without another one.
-NEEDS: Final = {"edit": "view_raw"}
-
-
-class Refused(PermissionDenied):
-    """A user may not open a page."""
-
-    def __init__(self, lacking: Sequence[str]) -> None:
-        super().__init__(quoted(lacking))
-        self.lacking = lacking
-
 
 class ListActionForm(ActionForm):
     """The choice of an action, when the list was made, and how many rows it counted."""
@@ -78,12 +67,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     """Lists that count to a cap, pages without a form, URLs that keep the filters.
 
     Attributes:
-        offers: the permissions for what the list and the page of a row offer.
         index_order: the order of the list and, reversed, the only other one: an index has both.
         missing: the message about an id that no row has.
     """
 
-    offers: ClassVar[tuple[str, ...]] = ()
     index_order: ClassVar[tuple[str, ...]] = ()
     missing: ClassVar[Any]
     list_per_page = 50
@@ -112,13 +99,12 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         super().__init_subclass__(**options)
         meta: Any = getattr(vars(cls).get("model"), "_meta", None)
         for codename, _label in meta.permissions if meta else ():
-            name = codename.removesuffix(f"_{meta.model_name}")
-            cls.offers = (*cls.offers, name)
-            if not hasattr(cls, f"has_{name}_permission"):
-                setattr(cls, f"has_{name}_permission", partialmethod(Pages._has, name))
+            name = f"has_{codename.removesuffix(f'_{meta.model_name}')}_permission"
+            if not hasattr(cls, name):
+                setattr(cls, name, partialmethod(Pages._has, codename))
 
-    def _has(self, permission: str, request: HttpRequest, obj: Any = None) -> bool:
-        return not self.lacking(request, permission)
+    def _has(self, codename: str, request: HttpRequest, obj: Any = None) -> bool:
+        return self.granted(request, codename)
 
     def granted(self, request: HttpRequest, codename: str) -> bool:
         """Return True if this user has a permission."""
@@ -126,27 +112,17 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def allows(self, request: HttpRequest, row: Any, *permissions: str) -> bool:
         """Return True if this user may see rows, or this row, and has all these permissions."""
-        return all(
-            getattr(self, f"has_{permission}_permission")(request, row)
-            for permission in ("view", *permissions)
-        )
+        try:
+            self.require(request, row, *permissions)
+        except PermissionDenied:
+            return False
+        return True
 
-    def codenames(self, permission: str) -> list[str]:
-        """Return the codenames that ``has_<permission>_permission`` asks for."""
-        needed = NEEDS.get(permission)
-        own = f"{permission}_{self.opts.model_name}"
-        return [own, *(self.codenames(needed) if needed else ())]
-
-    def lacking(self, request: HttpRequest, *permissions: str) -> list[str]:
-        """Return the codenames that this user lacks to have all these permissions."""
-        codenames = [
-            name for permission in ("view", *permissions) for name in self.codenames(permission)
-        ]
-        return [name for name in dict.fromkeys(codenames) if not self.granted(request, name)]
-
-    def lacking_here(self, request: HttpRequest) -> list[str]:
-        """Return the codenames that this user lacks to see all parts of these pages."""
-        return self.lacking(request, *self.offers)
+    def require(self, request: HttpRequest, row: Any, *permissions: str) -> None:
+        """Refuse a user who may not see rows, or this row, or lacks one of these permissions."""
+        for permission in ("view", *permissions):
+            if not getattr(self, f"has_{permission}_permission")(request, row):
+                raise PermissionDenied(permission)
 
     # -- what a browser sends
 
@@ -176,10 +152,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             try:
                 return view(request, *args, **kwargs)
             except PermissionDenied as exc:
-                lacking = exc.lacking if isinstance(exc, Refused) else self.lacking(request)
-                if not lacking:
-                    raise
-                context = {"lacking": quoted(lacking)}
+                context = {"permission": " ".join(map(str, exc.args))}
                 return self._render(request, "refused", _("No permission"), context, status=403)
             except (AmqpEventsError, Error) as exc:
                 if request.method != "POST":
@@ -231,7 +204,6 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             "cap": CAP,
             "live": WATCHED_SECONDS,
             "now": datetime.now(UTC),
-            "lacking": quoted(self.lacking_here(request)),
             **_without_messages(request),
         }
         response = super().changelist_view(request, {**context, **(extra_context or {})})
@@ -290,13 +262,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
 
         def run(request: HttpRequest, pk: UUID | str, **kwargs: Any) -> HttpResponse:
             # First: an answer must not tell whether there is a row.
-            if not self.allows(request, None, *permissions):
-                raise Refused(self.lacking(request, *permissions))
+            self.require(request, None, *permissions)
             row = self.find(request, str(pk))
             if row is None:
                 return self._missing(request, pk)
-            if not self.allows(request, row, *permissions):
-                raise Refused(self.lacking(request, *permissions))
+            self.require(request, row, *permissions)
             if posted and request.method != "POST":
                 return self._redirect(request, "change", pk)
             return view(request, row, **kwargs)
@@ -364,7 +334,6 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                 "opts": self.opts,
                 "media": self.media,
                 "preserved_filters": self.get_preserved_filters(request),
-                "lacking": quoted(self.lacking_here(request)),
                 "list_url": self._filtered_url(request, "changelist"),
                 **_without_messages(request),
                 **context,
@@ -389,11 +358,6 @@ def problem(error: AmqpEventsError | Error, *, partly: bool = False) -> Reason:
             return Reason.of(error_line(error))
         raise error
     return reason_of(error)
-
-
-def quoted(codenames: Iterable[str]) -> str:
-    """Return codenames of permissions as a page shows them."""
-    return ", ".join(f"“{codename}”" for codename in codenames)
 
 
 def fetched(request: HttpRequest) -> bool:

@@ -54,8 +54,6 @@ VALUE_CHARACTERS: Final = 1_000
 INBOX: Final = "view_inboxentry"
 #: Bars of the chart of open events.
 QUARTERS: Final = 96
-#: The models whose pages it links to.
-_LINKED: Final = (ArchivedEvent, FailureGroup, ReplayBatch, OutboxEvent)
 #: What is found, by the model whose pages show it; the inbox has none.
 _KINDS: Final[Mapping[type[Model], tuple[RecordKind, ...]]] = {
     OutboxEvent: ("outbox",),
@@ -147,13 +145,6 @@ class DashboardAdmin(Pages):
 
     # -- helpers
 
-    def lacking_here(self, request: HttpRequest) -> list[str]:
-        site = self.admin_site
-        pages: list[Any] = [site.get_model_admin(m) for m in _LINKED if site.is_registered(m)]
-        lacking = [name for each in pages for name in each.lacking(request)]
-        lacking += [] if self.granted(request, INBOX) else [INBOX]
-        return list(dict.fromkeys(lacking))
-
     def _check(self, request: HttpRequest) -> None:
         if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
             raise PermissionDenied
@@ -201,7 +192,7 @@ class DashboardAdmin(Pages):
             since=moment(request.GET.get("since")) if settings.history and archive else None,
         )
         batches = allowed[ReplayBatch]
-        runs = settings.history and batches and batches.has_run_permission(request)
+        runs = settings.history and batches and batches.has_bulk_replay_permission(request)
         day = snapshots.clock() - backfill_pages.BEFORE
         return {
             "located": [
@@ -320,7 +311,6 @@ def _queues(
     planned = {queue.name: queue for queue in declared.queues} if declared else {}
     handlers = configured[1].handlers.values() if configured else ()
     measured = seen.document.get("queues", {})
-    consumed = seen.document.get("consumed", {})
     queues = []
     for name in dict.fromkeys([*planned, *measured]):
         figures = measured.get(name, {})
@@ -334,7 +324,6 @@ def _queues(
                 "severity": severity,
                 "meaning": text(Reason.from_json(figures.get("meaning", _("not read yet"))), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
-                "consumed": moment(consumed.get(name)),
                 "prefetch": [
                     (count, PREFETCH_REASONS.get(why, why))
                     for why, count in figures.get("prefetch", {}).items()

@@ -62,9 +62,10 @@ class EditingPages(PayloadPages):
             *super().get_urls(),
         ]
 
-    def lacking_here(self, request: HttpRequest) -> list[str]:
-        names = self.offers if conf.load()[0].editing else set(self.offers) - {"edit"}
-        return self.lacking(request, *names)
+    def has_edit_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return True if this user may edit payloads, which shows them."""
+        allowed = self.granted(request, "edit_archivedevent")
+        return allowed and self.has_view_raw_permission(request, obj)
 
     # -- on the event's page
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.core.validators import RegexValidator, URLValidator
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Lower
@@ -29,7 +30,7 @@ from . import formatting
 from .action_pages import Action
 from .archived_event_actions import ACTIONS
 from .archived_event_pages import ArchivedEventAdmin, last_failure
-from .base import Pages, Refused
+from .base import Pages
 from .formatting import number
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 from .replay_batch_pages import freeze
@@ -118,13 +119,6 @@ class FailureGroupAdmin(Pages):
         """Return the pages of events of this site, where this user may see them."""
         pages = self.pages_of(request, ArchivedEvent)
         return pages if isinstance(pages, ArchivedEventAdmin) else None
-
-    def lacking_here(self, request: HttpRequest) -> list[str]:
-        site, codenames = self.admin_site, super().lacking_here(request)
-        if site.is_registered(ArchivedEvent):
-            events: Any = site.get_model_admin(ArchivedEvent)
-            codenames += events.lacking(request, *ALL, "bulk_replay")
-        return codenames
 
     # -- the list
 
@@ -218,10 +212,9 @@ class FailureGroupAdmin(Pages):
         """Freeze the open events of a group now, for an action or a batch."""
         events = self._events(request)
         if events is None:
-            raise Refused(self.lacking_here(request))
+            raise PermissionDenied("view_archivedevent")
         permission = "bulk_replay" if name == "batch" else ACTIONS[name].permission
-        if not events.allows(request, None, permission):
-            raise Refused(events.lacking(request, permission))
+        events.require(request, None, permission)
         rows = events.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
         response = None
         if not rows.exists():

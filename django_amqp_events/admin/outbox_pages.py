@@ -1,4 +1,4 @@
-"""The outbox's pages: events that are not published yet; publish now, discard, restore."""
+"""The outbox's pages: events that are not published yet; discard, restore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from django.contrib import admin
-from django.db import Error, transaction
+from django.db import Error, router, transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest
@@ -20,16 +20,17 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext, pgettext_lazy
 
+from .. import conf
 from ..archive.eligibility import Skipped
 from ..archive.selection import parse_uuid
 from ..archive.states import Seen
-from ..databases import Now
+from ..databases import Now, may_have_table
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received
 from ..models import ArchivedEvent, OutboxEvent
 from ..monitor.state_texts import ROW_STATES
-from ..publish import outbox
+from ..publish import outbox, outbox_rows
 from ..reasons import Reason
 from ..templatetags.amqp_events import age, ago, breakable, line
 from . import formatting
@@ -45,9 +46,8 @@ from .action_pages import (
     in_list,
 )
 from .base import alias_of, head_of, problem
-from .database_filter import DatabaseFilter, aliases, chosen
 from .filters import settings_and_registry
-from .lists import CAP, VALUES, StateFilter, ValueFilter, distinct
+from .lists import CAP, VALUES, AlwaysChosenFilter, StateFilter, ValueFilter, distinct
 from .payload_pages import PayloadPages
 
 # -- the actions -----------------------------------------------------------------------------
@@ -79,7 +79,6 @@ def _run(decision: Decision) -> Result:
     """Change each row by one conditional UPDATE, which a relay's claim excludes."""
     action = decision.action
     acts: Mapping[str, Callable[..., int]] = {
-        "publish": outbox.publish_now,
         "restore": outbox.restore,
         "discard": partial(outbox.discard, by=decision.by, reason=decision.reason),
     }
@@ -111,26 +110,6 @@ def _now(row: OutboxEvent) -> datetime:
 ACTIONS: Final[Mapping[str, Action]] = {
     action.name: action
     for action in (
-        Action(
-            name="publish",
-            button=gettext_lazy("Publish now"),
-            menu=gettext_lazy("Publish selected events now"),
-            question=ngettext_lazy(
-                "Publish %(count)s event now", "Publish %(count)s events now", "count"
-            ),
-            done=ngettext_lazy(
-                "%(count)s event is due now. A relay publishes it.",
-                "%(count)s events are due now. A relay publishes them.",
-                "count",
-            ),
-            states=("failed",),
-            log="Publish now",
-            effect=gettext_lazy(
-                "The next try of the events is due now instead of later. A relay publishes each "
-                "to every bound queue."
-            ),
-            publishes=True,
-        ),
         Action(
             name="discard",
             button=pgettext_lazy("button", "Discard"),
@@ -201,6 +180,29 @@ class NameFilter(ValueFilter):
         return sorted(set(first))[:VALUES]
 
 
+class DatabaseFilter(AlwaysChosenFilter):
+    """Offered if several databases have an outbox; the list is of the selected one."""
+
+    title = gettext_lazy("database")
+    parameter_name = "database"
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, str]]:
+        self.chosen = model_admin.get_queryset(request).db
+        possible = aliases()
+        return [(alias, alias) for alias in possible] if len(possible) > 1 else []
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset
+
+
+def aliases() -> list[str]:
+    """Return the databases that have an outbox, first that of the settings."""
+    first, *others = outbox_rows.aliases(conf.load()[0]) or [router.db_for_write(OutboxEvent)]
+    return [first, *(alias for alias in others if may_have_table(alias, OutboxEvent))]
+
+
 # -- the pages -------------------------------------------------------------------------------
 
 
@@ -233,7 +235,9 @@ class OutboxEventAdmin(PayloadPages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows of the selected database, without what is large."""
-        rows = super().get_queryset(request).using(chosen(request, OutboxEvent))
+        possible = aliases()
+        chosen = request.GET.get(DatabaseFilter.parameter_name)
+        rows = super().get_queryset(request).using(chosen if chosen in possible else possible[0])
         waiting: QuerySet[Any] = rows.annotate(at=Now())
         return waiting.defer(*OutboxEvent.LARGE)
 
@@ -241,7 +245,7 @@ class OutboxEventAdmin(PayloadPages):
         """Return rows by their ids, whichever database they are in."""
         by_id: dict[UUID, OutboxEvent] = {}
         rows = self.get_queryset(request)
-        for alias in dict.fromkeys([rows.db, *aliases(OutboxEvent)]):
+        for alias in aliases():
             if left := [pk for pk in ids if pk not in by_id]:
                 by_id |= {row.pk: row for row in rows.using(alias).filter(pk__in=left)}
         return by_id

@@ -26,12 +26,9 @@ class PayloadPages(ActionPages):
 
     def has_view_raw_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may see bodies as they were published."""
-        return not self.lacking(request, "view_raw")
-
-    def codenames(self, permission: str) -> list[str]:
-        if permission != "view_raw":
-            return super().codenames(permission)
-        return [*self.codenames("view_payload"), *([VIEW_RAW] if redaction.has_hook() else [])]
+        if not self.allows(request, obj, "view_payload"):
+            return False
+        return not redaction.has_hook() or self.granted(request, VIEW_RAW)
 
     def get_urls(self) -> list[URLPattern]:
         view = self.row_view(self.payload_view, "view_raw")

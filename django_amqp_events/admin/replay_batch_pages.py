@@ -34,7 +34,7 @@ from ..reasons import Reason
 from ..templatetags.amqp_events import ago, line
 from . import backfill_pages
 from .action_pages import as_listed
-from .base import WAITING_SECONDS, Pages, Refused
+from .base import WAITING_SECONDS, Pages
 from .formatting import number
 from .lists import CAP, ValueFilter
 
@@ -117,7 +117,6 @@ class ReplayBatchAdmin(Pages):
     :func:`background_selected` creates them.
     """
 
-    offers = ("run",)
     index_order = ("-created_at", "-pk")
     missing = gettext_lazy("There is no replay batch %(pk)s.")
     list_display = ("what", "status", "progress", "asked", "age")
@@ -132,22 +131,13 @@ class ReplayBatchAdmin(Pages):
         """Return True if this user may view batches, which name archived events."""
         if not request.user.has_perm(f"{self.opts.app_label}.view_archivedevent"):
             return False
-        return super().has_view_permission(request, obj) or self.has_run_permission(request, obj)
+        return super().has_view_permission(request, obj) or self.has_bulk_replay_permission(
+            request, obj
+        )
 
-    def has_run_permission(self, request: HttpRequest, obj: ReplayBatch | None = None) -> bool:
+    def has_bulk_replay_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if this user may start, pause, resume and cancel batches."""
         return self.granted(request, BULK_REPLAY)
-
-    def codenames(self, permission: str) -> list[str]:
-        if permission == "run":
-            return [BULK_REPLAY]
-        return ["view_archivedevent", *super().codenames(permission)]
-
-    def lacking(self, request: HttpRequest, *permissions: str) -> list[str]:
-        names = super().lacking(request, *permissions)
-        if self.has_run_permission(request):  # which is sufficient to view a batch
-            return [name for name in names if name != "view_replaybatch"]
-        return names
 
     # -- the list
 
@@ -195,7 +185,7 @@ class ReplayBatchAdmin(Pages):
             *(
                 self._path(
                     f"<uuid:pk>/{act}/",
-                    self.row_view(partial(self.act_view, act=act), "run", posted=True),
+                    self.row_view(partial(self.act_view, act=act), "bulk_replay", posted=True),
                     act,
                 )
                 for act in ("start", "look", "pause", "resume", "cancel")
@@ -207,14 +197,13 @@ class ReplayBatchAdmin(Pages):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        may = self.has_run_permission(request)
+        may = self.has_bulk_replay_permission(request)
         form = backfill_pages.empty_form(self, request) if may else None
         return super().changelist_view(request, {"backfill_form": form, **(extra_context or {})})
 
     def backfill_view(self, request: HttpRequest) -> HttpResponse:
         """Freeze a range of past events."""
-        if not self.allows(request, None, "run"):
-            raise Refused(self.lacking(request, "run"))
+        self.require(request, None, "bulk_replay")
         if request.method != "POST":
             return self._redirect(request, "changelist")
         return backfill_pages.backfill_view(self, request)
@@ -233,7 +222,7 @@ class ReplayBatchAdmin(Pages):
         context = {
             "batch": batch,
             "draft": draft,
-            "may": self.allows(request, batch, "run"),
+            "may": self.allows(request, batch, "bulk_replay"),
             "form": form or StartForm(initial={"reason": group.ticket if group else ""}),
             "group": group,
             "plan": batch.plan,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from celery import Celery
 
 from ..conf import Settings
-from ..exceptions import BrokerUnavailableError, PublishError
+from ..exceptions import PublishError
 from ..message.types import Message
 from ..reasons import Reason
 from .confirms import ConfirmChannel
@@ -51,22 +51,6 @@ class PublisherPool:
             return unavailable_errors(messages, self._busy)
         try:
             return channel.publish(messages, mandatory=mandatory, deadline=deadline)
-        finally:
-            self._release(channel)
-
-    def reach(self) -> None:
-        """Connect, unless a connection of the pool is open.
-
-        Raises:
-            BrokerUnavailableError: RabbitMQ is unreachable, blocks publishers, or all connections
-                are busy.
-        """
-        deadline = time.monotonic() + self.timeout
-        channel = self._acquire(deadline - self.timeout / 2)
-        if channel is None:
-            raise BrokerUnavailableError(self._busy)
-        try:
-            channel.connect(deadline)
         finally:
             self._release(channel)
 

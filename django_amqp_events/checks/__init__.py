@@ -32,7 +32,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     celery_options.check_start,
     celery_options.check_consumer_timeout,
     celery_options.check_current_app,
-    celery_options.check_celery_queues,
 )
 _LEVELS: Final = {"E": Error, "W": CheckWarning}
 

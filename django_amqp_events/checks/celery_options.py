@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from celery.app import default_app
 
-from ..broker import topology
 from ..broker.connection import build_connection, current_celery_app, is_default_app
 from ..exceptions import ConfigurationError
 from ..options import Problem
@@ -143,25 +141,3 @@ def check_current_app(project: Project) -> Iterator[Problem]:
             f"thread, so @shared_task publishes to its broker there.",
             "Create it with Celery(…, set_as_current=False), after the project's own app.",
         )
-
-
-def check_celery_queues(project: Project) -> Iterator[Problem]:
-    """Celery queues with names of ours (E020)."""
-    if project.app is None:
-        return
-    ours = {queue.name for queue in topology.build(project.settings, project.registry).queues}
-    for option in ("task_queues", "task_default_queue"):
-        for name in sorted(_queue_names(project.app.conf[option]) & ours):
-            yield Problem(
-                "E020",
-                f"Celery's {option} names {name!r}, a queue of this service's events.",
-                "Remove it. Workers consume that queue without it, and Celery would declare it "
-                "with other arguments, which RabbitMQ refuses (406).",
-            )
-
-
-def _queue_names(value: Any) -> set[str]:
-    """Return names from ``task_queues``, a mapping, queues or names, or from one name."""
-    items = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-    names = (getattr(item, "name", item) for item in items)
-    return {name for name in names if isinstance(name, str)}

@@ -56,7 +56,6 @@ class OutboxEvent(models.Model):
         default_permissions = ("view",)
         permissions: ClassVar = [
             ("view_payload_outboxevent", "Can view payload and headers of outbox events"),
-            ("publish_outboxevent", "Can publish outbox events now"),
             ("discard_outboxevent", "Can discard outbox events"),
             ("restore_outboxevent", "Can restore discarded events of the outbox"),
         ]

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Final
 
-from ..exceptions import ConfigurationError
-
-
-def load_metrics() -> ModuleType:
-    """Return :mod:`~django_amqp_events.monitor.metrics`, which needs prometheus_client."""
-    try:
-        from . import metrics
-    except ModuleNotFoundError as exc:
-        raise ConfigurationError(
-            f"metrics need prometheus_client ({exc}); run pip install "
-            f"'django-amqp-events[prometheus]'"
-        ) from exc
-    return metrics
+#: The environment variable with the folder in which processes count together.
+METRICS_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"

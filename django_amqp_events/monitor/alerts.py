@@ -27,7 +27,6 @@ from ..models import (
     Alert,
     ArchivedEvent,
     ArchivedFailure,
-    Snapshot,
     clean,
     visible,
 )
@@ -44,7 +43,6 @@ KINDS: Final[Mapping[str, Any]] = {
     "abyss": _("Messages in the abyss"),
     "broker_away": _("RabbitMQ unreachable"),
     "broker_alarm": _("RabbitMQ blocks publishers"),
-    "stale": _("Dashboard statistics are not being collected"),
     "group_new": _("New failure"),
     "group_back": _("Failure reopened"),
 }
@@ -146,7 +144,7 @@ def update_alerts(
 def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Reason | None]:
     """Return the problems in a snapshot's document, for :func:`update_alerts`. Pure."""
     limits, broker = settings.alerts, document["broker"]
-    conditions: dict[Which, Reason | None] = {("stale", ""): None}
+    conditions: dict[Which, Reason | None] = {}
 
     def limit(which: Which, value: float | None, most: float | None, text: Reason) -> None:
         """Compare a value with its limit; an unknown value changes nothing."""
@@ -274,24 +272,6 @@ def _of_group(group: Any) -> Reason:
     if not group.frame:
         return Reason("alert-group-unknown-frame", **params)
     return Reason("alert-group", frame=group.frame, **params)
-
-
-def check_snapshots(settings: Settings, now: datetime) -> bool:
-    """Open an alert if snapshots are missing; return True if they are.
-
-    For processes that do not take snapshots; the next snapshot closes the alert.
-    """
-    if settings.alerts.stale is None:
-        return False
-    rows = Snapshot.objects.using(router.db_for_write(Snapshot)).filter(service=settings.service)
-    newest = rows.order_by("-pk").values_list("at", flat=True).first()
-    if newest is not None and now - newest <= timedelta(seconds=settings.alerts.stale):
-        return False
-    problem = Reason("alert-stale-never")
-    if newest is not None:
-        problem = Reason("alert-stale", at=f"{newest:%Y-%m-%d %H:%M} UTC")
-    update_alert("stale", "", problem, now=now, settings=settings)
-    return True
 
 
 def title(alert: Alert) -> str:

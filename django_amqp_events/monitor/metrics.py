@@ -32,12 +32,10 @@ from ..databases import error_line
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
 from ..worker.task import HandlerTask, event_of
-from . import snapshots
+from . import METRICS_FOLDER, snapshots
 
 logger = logging.getLogger(__name__)
 
-#: The environment variable with the folder that processes share.
-FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 #: States in which Celery's tracer ends a run that the verdict calls handled.
 _HANDLED: Final = frozenset({"SUCCESS", "IGNORED"})
 _EVENT: Final = ("event", "handler")
@@ -75,7 +73,7 @@ def _take_place(pid: int) -> str:
 _THEIRS: Final[Any] = values.ValueClass
 _OURS: Final[Any] = (
     MultiProcessValue(_process)  # type: ignore[no-untyped-call]
-    if FOLDER in os.environ
+    if METRICS_FOLDER in os.environ
     else _THEIRS
 )
 
@@ -269,7 +267,7 @@ def serve(port: int, service: str) -> Any:
         ValueError: the folder is missing.
     """
     registry = CollectorRegistry()
-    if os.environ.get(FOLDER):
+    if os.environ.get(METRICS_FOLDER):
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     registry.register(SnapshotCollector(service))
     return start_http_server(port, registry=registry)

@@ -38,11 +38,8 @@ logger = logging.getLogger(__name__)
 #: Version of the documents.
 FORMAT: Final = 1
 SNAPSHOT_SECONDS: Final = 30.0
-#: Seconds between comparisons of the topology with the broker's, which take longer.
-COMPARE_SECONDS: Final = 600.0
 #: Seconds to wait for the thread to end; RabbitMQ may take longer to answer.
 STOP_TIMEOUT: Final = 2.0
-DIFFERENCES: Final = 50
 
 
 def clock() -> datetime:
@@ -75,10 +72,6 @@ class SnapshotTaker:
             by name: role, severity, meaning, state, ready, unacked, total, consumers, paused,
             prefetch, without unknown values. Empty while RabbitMQ is unreachable. A meaning, and
             the broker's error, is a reason (:mod:`django_amqp_events.reasons`).
-        ``consumed``
-            when each queue last had a consumer, by name.
-        ``drift``
-            of the last comparison: ``at``, ``result``, ``items`` (texts). ``{}`` before the first.
         ``archive``, ``outbox``, ``mirror``
             statistics of the database. ``archive.new_hour``, outbox and mirror are of this service,
             the rest of ``archive`` of all services that share the tables. ``mirror.lag`` is an
@@ -91,15 +84,11 @@ class SnapshotTaker:
         last = self.last or {}
         status, broker = self._ask(now, last.get("broker", {}))
         queues = _queues(status) if status else {}
-        consumed = dict(last.get("consumed", {}))
-        consumed |= {name: now for name, figures in queues.items() if figures.get("consumers")}
         standing = statistics.open_events(now, statistics.CAP)
         document: dict[str, Any] = {
             "version": FORMAT,
             "broker": broker,
             "queues": queues,
-            "consumed": {name: at for name, at in consumed.items() if not queues or name in queues},
-            "drift": self._drift(last.get("drift", {}), now) if status else last.get("drift", {}),
             "archive": {**asdict(standing), "new_hour": self._new_hour(now)},
             "outbox": self._outbox(),
             "mirror": self._mirror(queues, last.get("mirror", {}), now),
@@ -143,26 +132,6 @@ class SnapshotTaker:
             }
         part |= {"version": status.version, "vhost": status.vhost, "exact": status.exact}
         return status, part
-
-    def _drift(self, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
-        if before and now - _moment(before["at"]) < timedelta(seconds=COMPARE_SECONDS):
-            return before
-        try:
-            api = inspection.management(self.app, self.settings)
-            report = inspection.inspect(self.app, self.settings, self.topology, api=api)
-        except Exception as exc:
-            if not isinstance(exc, AmqpEventsError):
-                logger.exception("cannot compare the topology")
-            return {"at": now, "result": "unknown", "items": [visible(exc, 500)]}
-        different = report.having("missing", "different", "stale")
-        result = "drift" if report.drifted else "unknown" if report.unknown else "ok"
-        return {
-            "at": now,
-            "result": result,
-            "items": [visible(difference, 500) for difference in (*report.problems, *different)][
-                :DIFFERENCES
-            ],
-        }
 
     def _new_hour(self, now: datetime) -> int:
         # One more than the limit of the alert.

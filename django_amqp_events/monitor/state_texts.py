@@ -49,7 +49,7 @@ ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
     "failed": (
         gettext_lazy("failed"),
         gettext_lazy("Publishing failed. A relay tries again."),
-        gettext_lazy("Fix the cause, then wait or publish it now; or discard it."),
+        gettext_lazy("Fix the cause, then wait or run events_relay --now; or discard it."),
     ),
     "due": (
         gettext_lazy("due"),

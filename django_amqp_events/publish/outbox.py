@@ -167,18 +167,10 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
 # -- actions ---------------------------------------------------------------------------------
 
 
-def publish_now(ids: Collection[UUID], *, alias: str) -> int:
-    """Make failed rows due now, except those with a lease; return how many were changed."""
-    return _failed(alias).filter(pk__in=list(ids)).update(due_at=Now())
-
-
 def publish_failed_now(alias: str, service: str) -> int:
     """Make all failed rows of a service due now, as after an outage; return how many changed."""
-    return _failed(alias).filter(service=service, due_at__gt=Now()).update(due_at=Now())
-
-
-def _failed(alias: str) -> QuerySet[OutboxEvent]:
-    return rows(alias).filter(claim__isnull=True, attempts__gt=0, discarded_at__isnull=True)
+    failed = rows(alias).filter(claim__isnull=True, attempts__gt=0, discarded_at__isnull=True)
+    return failed.filter(service=service, due_at__gt=Now()).update(due_at=Now())
 
 
 def discard(ids: Collection[UUID], *, alias: str, by: str = "", reason: str = "") -> int:

@@ -309,8 +309,12 @@ def tables(settings: Settings) -> list[str]:
 
 
 def _own(settings: Settings) -> list[str]:
+    from ..models import OutboxEvent
+
     alias = settings.database
-    needed = alias in connections and (settings.publish == "outbox" or exists(alias))
+    needed = alias in connections and (
+        settings.publish == "outbox" or is_written(alias, OutboxEvent)
+    )
     return [alias] if needed else []
 
 

@@ -179,11 +179,14 @@ class Demo:
     def _start_workers(self) -> None:
         shop, billing = self.services
         (self.metrics_port,) = free_ports(1)
+        counting = shop.with_environment(
+            PROMETHEUS_MULTIPROC_DIR=str(RUN / f"metrics-{self.metrics_port}")
+        )
         # On one vhost, the second worker with the same name finds its remote control queue locked.
         pool = ("--pool", "prefork", "--concurrency", "1", "--loglevel", "WARNING")
         for one, role, *command in (
             # Starts a companion, which includes the mirror of the archive.
-            (shop, "worker", "manage.py", "events_worker", "--hostname", "shop@%h", *pool,
+            (counting, "worker", "manage.py", "events_worker", "--hostname", "shop@%h", *pool,
              "--metrics-port", str(self.metrics_port)),
             # An ordinary worker runs ordinary tasks too, and no mirror.
             (billing, "worker", "-m", "celery", "--app", "example_project", "worker",

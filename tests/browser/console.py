@@ -23,7 +23,7 @@ PAGES = (
     "dashboard", "find", "find-nothing", "topology", "list", "event",
     "overdue", "edited", "confirm", "discard", "force", "edit", "review", "groups", "group",
     "batches", "batch-draft", "batch-running", "batch-paused", "batch-done", "batch-events",
-    "outbox", "outbox-event", "outbox-publish", "result",
+    "outbox", "outbox-event", "outbox-discard", "result",
 )  # fmt: skip
 
 HERE = Path(__file__).resolve().parent

@@ -143,7 +143,7 @@ def fill() -> dict[str, str]:
         "find-nothing": f"{dashboard}find/?q=order_id%3D1",
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
-        "outbox-publish": url("outboxevent", "publish")
+        "outbox-discard": url("outboxevent", "discard")
         + f"?seen={encode_selection({row.pk: 0 for row in waiting})}",
     }
 

@@ -96,7 +96,7 @@ ACTIONS = {
     "batch-running": ("Pause updates", "Pause", "Cancel batch"),
     "batch-paused": ("Resume", "Cancel batch"),
     "dashboard": ("Topology", "Find", "As a table"),
-    "outbox-publish": ("Publish", "Cancel"),
+    "outbox-discard": ("Discard", "Cancel"),
 }  # fmt: skip
 
 _FOCUSED = """

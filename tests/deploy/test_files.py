@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(300)
 
 #: What libpq, Python and Django themselves read.
 OTHERS = {"PGHOST", "PGUSER", "PGPASSWORD", "DJANGO_SETTINGS_MODULE", "PATH"} | {
-    "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"
+    "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PROMETHEUS_MULTIPROC_DIR"
 }  # fmt: skip
 PARSE = """
 import contextlib, io, json, sys

@@ -97,8 +97,8 @@ READ: dict[str, tuple[Any, Any]] = {
         HistorySettings(max_age=36 * 3600, max_bytes=20 * 10**9),
     ),
     "ALERTS": (
-        {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
-        AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
+        {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1)},
+        AlertSettings(mail=True, growth=7, mirror_lag=60),
     ),
     "EDITING": (True, True),
     "REDACT": ("project.privacy.redact", "project.privacy.redact"),

@@ -29,6 +29,7 @@ from ...models import ReplayBatch, visible
 from ...reasons import Reason
 from ...service_loop import ServiceLoop
 from .. import eligibility, replay, tables
+from ..superseded import count_skipped
 from . import backfill, batch_states
 
 logger = logging.getLogger(__name__)
@@ -202,10 +203,12 @@ class Runner:
         if batch.rate is not None:
             room = max(1, min(room, int(batch.rate)))
         if batch.canary is not None and not batch.trusted:
-            if work.counts.get("succeeded", 0) >= batch.canary:
+            # Of a handler that did not run, a success says nothing: other events are the canary.
+            skipped = count_skipped(work.pk)
+            if work.counts.get("succeeded", 0) - skipped >= batch.canary:
                 batch_states.mark_canary_succeeded(work.pk)
             else:
-                room = max(0, min(room, batch.canary - work.taken))
+                room = max(0, min(room, batch.canary - work.taken + skipped))
         return room
 
     def _wait(self, batch: ReplayBatch, work: _Work) -> None:

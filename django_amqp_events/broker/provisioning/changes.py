@@ -175,8 +175,7 @@ def _replace(
         {
             step.item.name: declared[step.item.name] if step.action == "recreate" else None
             for step in steps
-            if step.item.kind == "queue"
-            and not names.is_window(step.item.name)
+            if step.item.kind == "queue" and not names.is_window(step.item.name)
         }
     )
     # drift.plan() has sorted them: an exchange comes after the queue of its name.

@@ -38,7 +38,7 @@ from django_amqp_events.management.companion import (
     Reaper,
     add_options,
 )
-from django_amqp_events.monitor import load_metrics
+from django_amqp_events.monitor import METRICS_FOLDER
 from django_amqp_events.service_loop import POLL_INTERVAL, ServiceLoop, sleep
 
 #: Seconds after SIGTERM until threads that have not ended end with the process.
@@ -101,11 +101,14 @@ class Command(ServiceCommand):
         self.tell("stopped")
 
     def _serve_metrics(self, service: str, port: int) -> None:
-        metrics = load_metrics()
-        folder = os.environ.get(metrics.FOLDER)
+        try:
+            from django_amqp_events.monitor import metrics
+        except ModuleNotFoundError as exc:
+            raise self.wrong(f"metrics need prometheus_client: {exc}") from exc
+        folder = os.environ.get(METRICS_FOLDER)
         if not folder:
             self.tell(
-                f"{metrics.FOLDER} is not set, so only the snapshot is served. Set it to the "
+                f"{METRICS_FOLDER} is not set, so only the snapshot is served. Set it to the "
                 f"folder of the worker to serve its counters"
             )
         try:
@@ -113,7 +116,7 @@ class Command(ServiceCommand):
         except OSError as exc:
             raise self.wrong(f"cannot listen on port {port}: {exc.strerror}") from exc
         except ValueError as exc:
-            raise self.wrong(f"{metrics.FOLDER} is {folder!r}, which is not a directory") from exc
+            raise self.wrong(f"{METRICS_FOLDER} is {folder!r}, which is not a directory") from exc
         while not self.stopped():
             sleep(1.0, self.stopped)
         server.shutdown()

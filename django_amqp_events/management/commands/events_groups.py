@@ -21,7 +21,7 @@ from typing import Any, Final
 from django_amqp_events import conf
 from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import visible
 
@@ -35,12 +35,9 @@ class Command(ReportCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         arguments.add_limit(parser, "groups", LIMIT)
         parser.add_argument("--rebuild", action="store_true", help="Regroup all events.")
-        super().add_arguments(parser)
 
     def run(self, options: dict[str, Any]) -> int:
         if options["rebuild"]:
-            if self.piped:
-                raise self.wrong("--rebuild prints text only")
             return self._rebuild()
         return self._show(options["limit"])
 
@@ -63,35 +60,17 @@ class Command(ReportCommand):
         newest = group_counts.with_counts(opened).order_by("-last_seen", "-pk")
         groups = list(newest[: limit + 1])
         more, groups = len(groups) > limit, groups[:limit]
-
-        def show() -> None:
-            if not groups:
-                self.tell("no group has open events")
-            for group in groups:
-                reopened = " (reopened)" if group.reopened_at else ""
-                where = f" at {group.frame}" if group.frame else ""
-                self.tell(
-                    visible(
-                        f"{group.pk}  {group.open:>7} open  {group.handler or 'no handler'}: "
-                        f"{group.exception or group.reason}{where}{reopened}"
-                    )
+        if not groups:
+            self.tell("no group has open events")
+        for group in groups:
+            reopened = " (reopened)" if group.reopened_at else ""
+            where = f" at {group.frame}" if group.frame else ""
+            self.tell(
+                visible(
+                    f"{group.pk}  {group.open:>7} open  {group.handler or 'no handler'}: "
+                    f"{group.exception or group.reason}{where}{reopened}"
                 )
-            if more:
-                self.tell(f"only the first {limit}; --limit shows more")
-
-        document = {
-            "groups": [_document(group) for group in groups],
-            "more": more,
-        }
-        return self.finish(0, document, show)
-
-
-def _document(group: Any) -> dict[str, Any]:
-    return {
-        "id": group.pk,
-        "open": group.open,
-        "in_progress": group.in_progress,
-        **columns(group, "service", "handler", "exception", "frame", "reason"),
-        **columns(group, "first_seen", "last_seen", "reopened_at"),
-        **columns(group, "note", "assignee", "ticket"),
-    }
+            )
+        if more:
+            self.tell(f"only the first {limit}; --limit shows more")
+        return 0

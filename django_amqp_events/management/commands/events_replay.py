@@ -15,8 +15,9 @@ Names are exact: patterns such as library.* are refused.
 --discard and --restore change the state of the matching events, as in the admin;
 nothing is published.
 
---background creates a batch, which events_batches replays; its report has the
-outcomes, which a running events_mirror reads from the archive queue.
+--background creates a batch, for which --canary and --pause-at are; events_batches
+replays it. Its report has the outcomes, which a running events_mirror reads from the
+archive queue.
 
 exit codes:
   0  every matching event was published, discarded or restored (--dry-run: can be),
@@ -98,9 +99,6 @@ class Command(ReportCommand):
                 help=text,
             )
         arguments.add_limit(parser, "events, the oldest failure first")
-        parser.add_argument(
-            "--rate", type=arguments.positive, metavar="N", help="Maximum events per second."
-        )
         how = parser.add_mutually_exclusive_group()
         how.add_argument(
             "--dry-run", action="store_true", help="Print where each event would go and why not."
@@ -110,20 +108,7 @@ class Command(ReportCommand):
             action="store_true",
             help="Create a batch of the matching events for events_batches; needs --comment.",
         )
-        parser.add_argument(
-            "--canary",
-            type=int,
-            metavar="N",
-            help="With --background: replay N events first, the rest after these have succeeded.",
-        )
-        parser.add_argument(
-            "--pause-at",
-            type=int,
-            metavar="PERCENT",
-            help="With --background: failure threshold, the percentage of failures among the last "
-            f"{batch_states.WINDOW} outcomes that pauses the batch (default: "
-            f"{batch_states.THRESHOLD}; 0: never).",
-        )
+        arguments.add_batch_options(parser)
         super().add_arguments(parser)
         arguments.add_filters(parser).add_argument(
             "--group",

@@ -9,39 +9,30 @@ exit codes: those of the Celery worker; 1 if it cannot start
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import shutil
-import sys
-import tempfile
 import threading
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django.db import connections
 
 from django_amqp_events import liveness
 from django_amqp_events.broker.connection import broker_app
 from django_amqp_events.conf import Settings, get_settings
-from django_amqp_events.declare.registry import Registry, get_registry
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments, companion
 from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.child_command import ChildCommand
 from django_amqp_events.management.processes import QUIET, prepare, run_worker
-from django_amqp_events.monitor import load_metrics
-from django_amqp_events.process_identity import has_died, identity
+from django_amqp_events.monitor import METRICS_FOLDER
 from django_amqp_events.service_loop import ServiceLoop
 from django_amqp_events.worker.hang_detector import Watch
 
 logger = logging.getLogger(__name__)
-
-#: Beginning of the name of a folder for metrics; the identity of its worker is the end.
-FOLDER: Final = "amqp-events-metrics-"
 
 
 class Command(EventsCommand):
@@ -49,14 +40,8 @@ class Command(EventsCommand):
     # the worker reports the others when it starts.
     help = __doc__
     error_code: ClassVar[int] = 1
-    _celery_arguments: tuple[str, ...] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "handlers",
-            nargs="*",
-            help="Handler names or shell patterns such as 'billing.*' (default: all handlers).",
-        )
         parser.add_argument(
             "-P",
             "--pool",
@@ -73,81 +58,45 @@ class Command(EventsCommand):
             "limit, or five sixths of CONSUMER_TIMEOUT).",
         )
         companion.add_options(parser)
-
-    def run_from_argv(self, argv: list[str]) -> None:
-        """Keep the arguments after ``--`` for Celery; argparse would read them as handlers."""
-        if "--" in argv:
-            cut = argv.index("--")
-            argv, self._celery_arguments = argv[:cut], tuple(argv[cut + 1 :])
-        super().run_from_argv(argv)
+        parser.add_argument(
+            "celery", nargs="*", metavar="-- ARGUMENT", help="Arguments of `celery worker`."
+        )
 
     def run(self, options: dict[str, Any]) -> int:
         settings, registry = get_settings(), get_registry()
-        if {"-D", "--detach"}.intersection(self._celery_arguments):
+        if {"-D", "--detach"}.intersection(options["celery"]):
             # Celery would run `celery` with the arguments of this command, and exit with 0.
             raise self.wrong("--detach is not supported; use a supervisor, such as systemd")
         if options["metrics_port"] is not None:
-            self._share_metrics(settings)
+            self._check_metrics(settings)
         app = broker_app(settings)
         prepare(app)
         # Pool processes would share the connections.
         connections.close_all()
-        queues = self._queues(registry, options["handlers"])
-        # Two workers with the same name on one vhost lock each other out of remote control (405).
-        options["hostname"] = options["hostname"] or f"{settings.service}-{os.getpid()}@%h"
-        argv = [*QUIET, "-Q", ",".join(sorted(queues)), "-l", options["loglevel"]]
-        for name in ("pool", "concurrency", "hostname"):
-            if options[name] is not None:
-                argv += [f"--{name}", str(options[name])]
-        Watch.hang_after = options["hang_after"]
-        with beside(companion.command_line(options)):
-            return run_worker(app, [*argv, *self._celery_arguments])
-
-    def _share_metrics(self, settings: Settings) -> None:
-        """Give the processes of this worker a folder for their metrics.
-
-        prometheus_client reads the variable when it is imported, which this process has done, so
-        the command starts again. A folder that the user has chosen stays as it is.
-        """
-        if not settings.metrics:
-            raise self.wrong("--metrics-port needs AMQP_EVENTS['METRICS'] = True")
-        folder = load_metrics().FOLDER
-        # A new one: a killed worker leaves its folder, and in a container the next one has its pid.
-        prefix = f"{FOLDER}{os.getpid()}-"
-        if not (chosen := os.environ.get(folder)):
-            for left in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
-                if has_died(left.name.rpartition("-")[2]):
-                    shutil.rmtree(left, ignore_errors=True)
-            os.environ[folder] = tempfile.mkdtemp(prefix=prefix, suffix=f"-{identity()}")
-            sys.stdout.flush()
-            os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this command again
-        elif Path(chosen).name.startswith(prefix):
-            atexit.register(shutil.rmtree, chosen, ignore_errors=True)
-
-    def _queues(self, registry: Registry, names: list[str]) -> set[str]:
         if not registry.handlers:
             raise self.wrong(
                 "this service has no handlers; declare one in an installed app's handlers.py "
                 'or in AMQP_EVENTS["HANDLERS"], or run events_relay if it only publishes'
             )
-        if not names:
-            return set(registry.by_queue())
-        chosen: set[str] = set()
-        for name in names:
-            matching = {key for key in registry.handlers if fnmatchcase(key, name)}
-            if not matching:
-                known = ", ".join(sorted(registry.handlers))
-                raise self.wrong(f"no handler is named {name!r}; the handlers are {known}")
-            chosen |= matching
-        queues = {registry.handlers[name].queue for name in chosen}
-        for queue, handlers in registry.by_queue().items():
-            others = sorted(handler.name for handler in handlers if handler.name not in chosen)
-            if queue in queues and others:
-                self.stderr.write(
-                    f"queue {queue} is shared, so this worker also handles {', '.join(others)}",
-                    self.style.WARNING,
-                )
-        return queues
+        # Two workers with the same name on one vhost lock each other out of remote control (405).
+        options["hostname"] = options["hostname"] or f"{settings.service}-{os.getpid()}@%h"
+        argv = [*QUIET, "-Q", ",".join(sorted(registry.by_queue())), "-l", options["loglevel"]]
+        for name in ("pool", "concurrency", "hostname"):
+            if options[name] is not None:
+                argv += [f"--{name}", str(options[name])]
+        Watch.hang_after = options["hang_after"]
+        with beside(companion.command_line(options)):
+            return run_worker(app, [*argv, *options["celery"]])
+
+    def _check_metrics(self, settings: Settings) -> None:
+        """Make the folder in which the processes of this worker count."""
+        if not settings.metrics:
+            raise self.wrong("--metrics-port needs AMQP_EVENTS['METRICS'] = True")
+        if not (folder := os.environ.get(METRICS_FOLDER)):
+            raise self.wrong(
+                f"--metrics-port needs {METRICS_FOLDER}: the path of a folder for counters"
+            )
+        Path(folder).mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -29,8 +28,8 @@ ACT = "testproject.act"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def events_worker(service: Service, *arguments: str) -> Worker:
-    return service.start("events_worker", *arguments)
+def events_worker(service: Service, *arguments: str, folder: object = "") -> Worker:
+    return service.start("events_worker", *arguments, PROMETHEUS_MULTIPROC_DIR=str(folder))
 
 
 def scrape(port: int) -> Samples:
@@ -60,7 +59,9 @@ def counters(samples: Samples) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -> None:
+def test_metrics_are_what_happened(
+    fresh_eyes: Eyes, service: Make, pool: str, tmp_path: Path
+) -> None:
     core = service(
         fresh_eyes,
         events={"METRICS": True, "PUBLISH": "outbox"},
@@ -68,17 +69,10 @@ def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -
     )
     core.declare()
     core.migrate()
-    dead = core.python(
-        "from django_amqp_events.process_identity import identity\nprint(identity())"
-    ).strip()
-    killed, unknown = (
-        Path(tempfile.mkdtemp(prefix="amqp-events-metrics-1-", suffix=f"-{owner}"))
-        for owner in (dead, "0123456789abcdef")
-    )
     (port,) = free_ports(1)
-    worker = events_worker(core, "-P", pool, "-c", "2", "--metrics-port", str(port)).wait_ready()
-    assert not killed.exists()
-    unknown.rmdir()
+    worker = events_worker(
+        core, "-P", pool, "-c", "2", "--metrics-port", str(port), folder=tmp_path / "metrics"
+    ).wait_ready()
     for number in range(20):
         fresh_eyes.event("core.act", {"plan": ["ok"]}, event_id=f"ok-{number}")
     fresh_eyes.event("core.act", {"plan": ["fail", "ok"]}, event_id="retried")
@@ -142,10 +136,7 @@ def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -
     assert samples["amqp_events_outbox_pending", (("database", "default"),)] == 0
     never = {"amqp_events_replayed_total", "amqp_events_superseded_total"}
     assert {base(name) for name, _ in samples} == documented() - never
-    folders = list(Path(tempfile.gettempdir()).glob(f"amqp-events-metrics-{worker.pid}-*"))
-    assert len(folders) == 1
     assert worker.stop() == 0
-    assert not folders[0].exists()
 
 
 def test_a_replaying_process_counts_its_replays(fresh_eyes: Eyes, service: Make) -> None:
@@ -172,6 +163,10 @@ def test_metrics_have_to_be_switched_on(fresh_eyes: Eyes, service: Make) -> None
     worker = events_worker(core, "--metrics-port", "9")
     assert worker.wait() == 1
     assert "--metrics-port needs AMQP_EVENTS['METRICS'] = True" in worker.log
+    counting = service(fresh_eyes, events={"METRICS": True})
+    worker = events_worker(counting, "--metrics-port", "9")
+    assert worker.wait() == 1
+    assert "--metrics-port needs PROMETHEUS_MULTIPROC_DIR" in worker.log
 
 
 def documented() -> set[str]:

@@ -41,7 +41,7 @@ def hang(core: Service, eyes: Eyes, worker: Worker) -> str:
 def watched(core: Service, pool: str, seconds: float) -> Worker:
     beside = ("--no-mirror", "--no-reaper", "--no-relay", "--no-batches")
     arguments = ("-P", pool, "-c", "2", "--hang-after", str(seconds), "-n", NAME, *beside)
-    return events_worker(core, "testproject.act", *arguments).wait_ready()
+    return events_worker(core, *arguments, "--", "-Q", QUEUE).wait_ready()
 
 
 @pytest.mark.parametrize("pool", POOLS)

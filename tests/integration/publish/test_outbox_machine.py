@@ -382,7 +382,7 @@ class Outbox(RuleBasedStateMachine):
 
     which = st.lists(st.integers(0, 9), max_size=3)
 
-    @rule(which=which, what=st.sampled_from(["publish_now", "discard", "restore"]))
+    @rule(which=which, what=st.sampled_from(["discard", "restore"]))
     def decide(self, which: list[int], what: str) -> None:
         rows = list(table())
         chosen = [rows[number % len(rows)] for number in which if rows]

@@ -195,8 +195,7 @@ def outbox_form(client: Client, name: str) -> Form:
     asked = page(client.get(url("outboxevent", "change", row.pk)))
     [link] = [link for link in asked.links if f"/decide/{name}/" in link]
     form = {**page(client.get(link)).fields, "reason": "x"}
-    function = {"publish": "publish_now"}.get(name, name)
-    return url("outboxevent", name), form, outbox, function
+    return url("outboxevent", name), form, outbox, name
 
 
 def batch_form(_client: Client, act: str) -> Form:
@@ -220,7 +219,7 @@ def group_form(_client: Client, name: str) -> Form:
 FORMS: dict[Callable[[Client, str], Form], tuple[str, ...]] = {
     event_form: world.DECISIONS,
     list_form: ("background",),
-    outbox_form: ("publish", "discard", "restore"),
+    outbox_form: ("discard", "restore"),
     batch_form: ("start", "look", "pause", "resume", "cancel"),
     group_form: ("write", "batch"),
 }

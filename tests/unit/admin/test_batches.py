@@ -156,7 +156,6 @@ def test_view_permission_shows_no_button() -> None:
     client = client_of(eve)
     batch = running()
     shown = page(client.get(url("change", batch.pk)))
-    assert "“bulk_replay_archivedevent”" in shown.words
     assert "submit" not in str(shown.fields)
     for act in ACTS:
         assert client.post(url(act, batch.pk)).status_code == 403

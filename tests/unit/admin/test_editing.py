@@ -337,7 +337,6 @@ def test_redact_hook_applies_to_pages(ada, broker):
         for secret in ("Grüße", "swordfish", url("payload", row.pk)):
             assert secret not in html
         assert "Redacted by this project." in page(response).words
-        assert "“view_raw_archivedevent”" in page(response).words
         assert "order_id" in html
         assert ada.get(url("payload", row.pk)).status_code == 403
         # Whoever may see it raw finds it where it is called so, and may edit.
@@ -354,7 +353,6 @@ def test_redacted_values_are_never_published(ada, broker):
         assert ada.post(url("edit", row.pk), publish(row)).status_code == 403
         words = page(ada.get(url("change", row.pk))).words
         assert "Edit and replay" not in words
-        assert "“view_raw_archivedevent”" in words
         boss = client_of(user(*RIGHTS, "view_raw", name="boss"))
         assert json.loads(text_of(boss.get(url("edit", row.pk))))["note"] == "Grüße"
     assert not broker.messages

@@ -18,6 +18,7 @@ from django_amqp_events.archive import eligibility, replay, retention, tables
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
+from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
@@ -31,6 +32,7 @@ from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
+    InboxEntry,
     Replay,
     ReplayBatch,
     ReplayBatchAction,
@@ -39,6 +41,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
+from django_amqp_events.worker.inbox import inbox_key
 from tests import archive_rows
 from tests.archive_rows import NOW, Clock
 from tests.commands import run_command
@@ -428,6 +431,34 @@ def test_skipped_events_are_no_canary(broker: Broker) -> None:
     run()
     assert sorted(broker.ids) == ["order-2", "order-3", "order-4", "order-5"]
     assert states(batch) == {"skipped": 2, "succeeded": 4}
+
+
+@ONE
+def test_a_superseded_replay_is_no_canary(broker: Broker, billing: Any) -> None:
+    """Its handler has not run, so it does not tell whether the others would fail."""
+    newest = {"EVENTS": ["shop.order.created"], "HANDLER": f"{__name__}.handle"}
+    newest |= {"NEWEST": ["order", "version"], "USING": "archive"}
+    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "HANDLERS": {"send_invoice": newest}}
+    outcomes = iter([SUCCEED, SUCCEED, FAIL])
+
+    def report(message: Message) -> Replay.State:
+        event = ReceivedEvent(
+            id=str(message.headers["event-id"]), name="shop.order.created", service="shop"
+        )
+        outcome = next(outcomes)
+        if outcome == SUCCEED:
+            InboxEntry.objects.using("archive").create(
+                id=inbox_key("billing", "send_invoice", event), service="billing",
+                handler="send_invoice", source="shop", event_id=event.id, name=event.name,
+                handled_at=NOW, superseded=True,
+            )  # fmt: skip
+        return outcome
+
+    broker.report = report
+    batch = started(8, canary=1)
+    run()
+    assert [len(window) for window in broker.windows] == [1, 1, 1]
+    assert (again(batch).state, states(batch)["pending"]) == ("paused", 5)
 
 
 # -- a refusing or unreachable broker -----------------------------------------------------

@@ -170,10 +170,10 @@ def pages(client: Any) -> dict[str, Callable[[], Any]]:
     found["replay"] = posted(events, chosen, "replay")
     found["discard"] = posted(events, chosen, "discard")
     found["replay a group"] = posted(of("failuregroup", "replay", group))
-    found["publish"] = posted(
+    found["discard of the outbox"] = posted(
         of("outboxevent", "changelist"),
         list(OutboxEvent.objects.filter(discarded_at=None, attempts=1)),
-        "publish",
+        "discard",
     )
     return found
 

@@ -263,9 +263,7 @@ def test_a_stopped_index_keeps_what_it_has_stored(monkeypatch: pytest.MonkeyPatc
 def test_commands_match_by_value(broker: Broker) -> None:
     row = make(17)
     make(18)
-    code, out, _ = run_command(
-        "events_archive", "export", "--output", "-", "--match", "order_id=17"
-    )
+    code, out, _ = run_command("events_archive", "export", "--match", "order_id=17")
     assert code == 0
     assert [json.loads(line)["event"]["id"] for line in out.splitlines()] == [str(row.pk)]
     code, out, _ = run_command("events_replay", "--match", "order_id=17", "--match", "order_id=9")

@@ -52,7 +52,6 @@ WAYS: dict[str, Callable[[Celery], object]] = {
     "connect": lambda app: connect(app, timeout=TIMEOUT),
     "pool": lambda app: publish(PublisherPool(app, timeout=TIMEOUT)),
     "busy pool": busy,
-    "reach": lambda app: PublisherPool(app, timeout=TIMEOUT).reach(),
     "channel": lambda app: publish(ConfirmChannel(app, timeout=TIMEOUT)),
     "relay": lambda app: publish(OutboxChannel(app, timeout=TIMEOUT)),
     "question": lambda app: accepts_publishes(app, TIMEOUT),

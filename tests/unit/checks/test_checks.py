@@ -226,10 +226,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
         for path in ("nowhere", f"{HERE}.nothing", f"{HERE}.no_app", "tests.unit.broken.app")
     ],
     "E018": of_celery("broker_channel_error_retry", False, None),
-    "E020": [
-        *of_celery("task_queues", [SimpleNamespace(name=OURS)], {OURS: {}}, ["billing:archive"]),
-        *of_celery("task_default_queue", OURS),
-    ],
     "E022": [
         *(of_contract(name, "") for name in ("asynchronous_contract", "generator_contract")),
         {"EVENTS": {"a.b": {"CONTRACT": "builtins.max"}}},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -22,7 +21,6 @@ from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
-    Snapshot,
     State,
 )
 from django_amqp_events.monitor import alerts, statistics
@@ -30,7 +28,6 @@ from django_amqp_events.monitor.snapshots import SnapshotTaker
 from django_amqp_events.reasons import Reason
 from tests.archive_rows import make_group, make_outbox
 from tests.celery_app import app as celery_app
-from tests.commands import run_command
 from tests.conftest import ONE, Database, routed_by
 from tests.doubles.receivers import connected
 
@@ -95,7 +92,6 @@ def look_at_groups(heard: Any, now: datetime = NOW, **limits: Any) -> list[tuple
 
 def test_healthy_system_has_no_alerts() -> None:
     assert alerts.evaluate(document(), read()) == {
-        ("stale", ""): None,
         ("broker_away", ""): None,
         ("broker_alarm", ""): None,
         ("growth", ""): None,
@@ -169,7 +165,7 @@ def test_unreachable_broker_raises_no_queue_alerts() -> None:
     away = document(broker={"error": "away", "away": 5.0}, queues={}, mirror={})
     judged = alerts.evaluate(away, read())
     # A restart is no trouble yet, and nothing that lasted is over.
-    assert set(judged) == {("stale", ""), ("growth", ""), ("outbox_lag", "default")}
+    assert set(judged) == {("growth", ""), ("outbox_lag", "default")}
 
 
 def test_alarms_that_are_not_read_any_more_are_over() -> None:
@@ -436,39 +432,6 @@ def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> No
         assert alerts.update_alert("abyss", "q", "x", now=NOW, settings=read(MAIL=True))
     assert "no mail today" in caplog.text
     assert Alert.objects.count() == 2
-
-
-# -- the command
-
-
-def command(*arguments: str) -> tuple[int, str]:
-    return run_command("events_alerts", *arguments)[:2]
-
-
-@ONE
-@DATABASES
-def test_missing_snapshots_raise_an_alert(heard: Any, settings: Any) -> None:
-    settings.AMQP_EVENTS = {"SERVICE": "billing"}
-    code, out = command()
-    assert code == 1
-    assert "Dashboard statistics are not being collected" in out
-    assert "Never collected" in out
-    taken = Snapshot.objects.create(
-        at=datetime.now(UTC) - timedelta(minutes=6), service="billing", document="{}"
-    )
-    code, out = command("--format", "json")
-    [told] = json.loads(out)["alerts"]
-    assert code == 1
-    assert told["kind"] == "stale"
-    assert f"{taken.at:%H:%M}" in told["text"]
-    assert names(heard) == [("raised", "stale", "")], "told once"
-    alerts.update_alerts(alerts.evaluate(document(), read()), now=NOW, settings=read())
-    assert names(heard)[1:] == [("ended", "stale", "")]
-    Snapshot.objects.create(at=datetime.now(UTC), service="billing", document="{}")
-    assert command() == (0, "no open alerts\n")
-    settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}
-    Snapshot.objects.all().delete()
-    assert command()[0] == 0
 
 
 @ONE

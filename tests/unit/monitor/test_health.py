@@ -1,4 +1,4 @@
-"""Probes: what they report, and what the page tells. Real processes: the acceptance suite."""
+"""Probes: what they report. Real processes: the acceptance suite."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection
-from django.test import Client, override_settings
-from django.urls import path
 
 from django_amqp_events import liveness, process_identity
-from django_amqp_events.models import OutboxEvent
 from django_amqp_events.monitor import health
-from django_amqp_events.monitor.health import health_view
 from django_amqp_events.testing import override_events
 from tests.commands import run_command
-
-urlpatterns = [path("healthz/events", health_view)]
-
 
 Write = Callable[..., None]
 
@@ -126,59 +118,3 @@ def test_a_system_without_proc(write: Write, monkeypatch: pytest.MonkeyPatch) ->
     code, out, err = run_command("events_health", "--live")
     assert (code, out) == (2, "")
     assert "does not show its processes" in err
-
-
-# -- the page ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def billing() -> Iterator[None]:
-    """A service that publishes with the outbox."""
-    with (
-        override_events(SERVICE="billing", PUBLISH="outbox"),
-        override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[]),
-    ):
-        yield
-
-
-def page() -> tuple[int, bool, str]:
-    answer = Client().get("/healthz/events")
-    return answer.status_code, *answer.json().values()
-
-
-@pytest.mark.django_db
-def test_a_healthy_process(billing: None) -> None:
-    assert page() == (200, True, "")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_database_without_the_table(billing: None) -> None:
-    with connection.schema_editor() as editor:
-        editor.delete_model(OutboxEvent)
-    try:
-        found = page()
-    finally:
-        with connection.schema_editor() as editor:
-            editor.create_model(OutboxEvent)
-    problem = (
-        "The outbox in database 'default' cannot be read: a table is missing; run `manage.py "
-        "migrate`."
-    )
-    assert found == (503, False, problem)
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-def test_an_unreachable_database(
-    billing: None, monkeypatch: pytest.MonkeyPatch, atomic: bool
-) -> None:
-    """No test database here, so each query fails; not even ATOMIC_REQUESTS needs one."""
-    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
-    code, ok, problem = page()
-    assert (code, ok) == (503, False)
-    assert problem.startswith("The outbox in database 'default' cannot be read: ")
-    assert "RuntimeError" not in problem
-
-
-def test_who_is_not_logged_in_may_ask() -> None:
-    """As the middleware that requires a login looks at it."""
-    assert health_view.login_required is False  # type: ignore[attr-defined]

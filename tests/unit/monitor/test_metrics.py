@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from django.core.management import CommandError
@@ -14,9 +12,8 @@ from django.db import OperationalError
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.management.commands import events_companion
-from django_amqp_events.management.commands.events_worker import Command
 from django_amqp_events.models import Snapshot
-from django_amqp_events.monitor import metrics, snapshots
+from django_amqp_events.monitor import METRICS_FOLDER, metrics, snapshots
 from tests.commands import run_python
 
 
@@ -41,25 +38,9 @@ def test_a_snapshot_of_another_version_is_left_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_missing_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(metrics.FOLDER, str(tmp_path / "missing"))
+    monkeypatch.setenv(METRICS_FOLDER, str(tmp_path / "missing"))
     with pytest.raises(CommandError, match=r"missing', which is not a directory"):
         events_companion.Command()._serve_metrics("billing", 9540)
-
-
-def test_a_worker_with_the_pid_of_a_killed_one_has_a_folder_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The first process of a container always has the same pid."""
-    started: list[str] = []
-    monkeypatch.setenv(metrics.FOLDER, "restored after the test")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(os, "execv", lambda *_: started.append(os.environ[metrics.FOLDER]))
-    for _ in range(2):
-        monkeypatch.delenv(metrics.FOLDER)
-        settings: Any = SimpleNamespace(metrics=True)
-        Command()._share_metrics(settings)
-    assert len({*started}) == len(started) == 2
-    assert sorted(map(str, tmp_path.iterdir())) == sorted(started)
 
 
 COUNTING = """
@@ -93,7 +74,7 @@ if __name__ == "__main__":
 
 def test_a_pool_process_continues_the_files_of_the_one_before(tmp_path: Path) -> None:
     """With worker_max_tasks_per_child, each process left two files until the worker ended."""
-    ended = run_python(COUNTING, **{metrics.FOLDER: str(tmp_path)})
+    ended = run_python(COUNTING, **{METRICS_FOLDER: str(tmp_path)})
     processes, files = map(int, ended.stdout.splitlines()[0].split())
     assert processes == 12
     assert files <= 2 * 5, "of the processes that run at the same time"
@@ -128,7 +109,7 @@ print(generate_latest(registry).decode())
 
 def test_metrics_of_a_project_keep_their_files(tmp_path: Path) -> None:
     """Two classes of values wrote one file, which could not be read then."""
-    ended = run_python(FORKED, **{metrics.FOLDER: str(tmp_path)})
+    ended = run_python(FORKED, **{METRICS_FOLDER: str(tmp_path)})
     assert "shop_visits_total 3.0" in ended.stdout
     assert 'amqp_events_published_total{event="a long name"} 1.0' in ended.stdout
 
