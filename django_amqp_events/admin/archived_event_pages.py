@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import F, Q, QuerySet
@@ -256,6 +257,9 @@ class ArchivedEventAdmin(EditingPages):
         last = next((failed for failed in failures if not failed.late), None) or last_failure(event)
         document = last.about if last is not None else {}
         by_id: dict[UUID | None, Replay] = {replayed.pk: replayed for replayed in replays}
+        tasks = self._tasks(request, [event.task_id, *(replayed.task_id for replayed in replays)])
+        for replayed in replays:
+            replayed.result = tasks.get(replayed.task_id)
         meaning, remedy = STATES.get(event.state, ("", ""))
         return {
             "meaning": meaning,
@@ -267,12 +271,14 @@ class ArchivedEventAdmin(EditingPages):
             "now": datetime.now(UTC),
             "failed": by_id.get(last.replay_id) if last else None,
             **formatting.failure(event, document),
+            "deaths": formatting.mappings(document.get("deaths")),
             "group_url": self._group_url(event.group_id)
             if self.pages_of(request, FailureGroup)
             else "",
             "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,
             "more_audit": len(actions) == REPLAYS,
+            "task": tasks.get(event.task_id),
         }
 
     def _group_url(self, pk: UUID | None) -> str:
@@ -322,6 +328,16 @@ class ArchivedEventAdmin(EditingPages):
         if not isinstance(where, Reason):
             return ""
         return _("It cannot be replayed: %(why)s") % {"why": text(where, TEXT)}
+
+    def _tasks(self, request: HttpRequest, ids: list[str]) -> dict[str, Any]:
+        """Return the results that django-celery-results has, for users who may see them."""
+        if not apps.is_installed("django_celery_results"):
+            return {}
+        model: Any = apps.get_model("django_celery_results", "TaskResult")
+        if self.pages_of(request, model) is None:
+            return {}
+        results = model.objects.filter(task_id__in=ids).only("pk", "task_id", "status")
+        return {result.task_id: result for result in results}
 
 
 def last_failure(event: ArchivedEvent) -> ArchivedFailure | None:

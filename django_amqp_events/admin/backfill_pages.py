@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext_lazy
@@ -17,7 +18,7 @@ from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
 from ..models import LENGTH, ArchivedEvent, ReplayBatch
 from ..templatetags.amqp_events import code, text
-from .base import Pages, Refused, problem
+from .base import Pages, problem
 from .filters import settings_and_registry
 
 #: Time before a row of an event in which the event may have been published.
@@ -105,7 +106,7 @@ def backfill_view(pages: Pages, request: HttpRequest) -> HttpResponse:
     """Freeze a range and show its preview."""
     searches = _may_search(pages, request)
     if request.POST.get("match") and not searches:
-        raise Refused(["view_payload_archivedevent"])
+        raise PermissionDenied("view_payload_archivedevent")
     form = BackfillForm(request.POST, searches=searches)
     list_url = pages.url_of(ReplayBatch, "changelist")
     if not form.is_valid():

@@ -9,7 +9,7 @@ from celery.app import default_app
 from ..broker.connection import build_connection, current_celery_app, is_default_app
 from ..exceptions import ConfigurationError
 from ..options import Problem
-from ..worker.bootstrap import check_libraries
+from ..worker.bootstrap import check_libraries, check_queues
 from ..worker.pools import pool_problem
 from ..worker.prefetch import RUNNING, WAITING, events_per_second, lowest_rate, run_limit
 from ..worker.task import new_task
@@ -80,6 +80,7 @@ def check_start(project: Project) -> Iterator[Problem]:
         return
     try:
         check_libraries()
+        check_queues(app, project.registry.by_queue())
         for handler in handlers.values():
             new_task(app, handler).bind(app)
     except Exception as exc:  # noqa: BLE001 - it runs the project's modules and classes

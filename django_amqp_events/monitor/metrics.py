@@ -57,7 +57,9 @@ def _take_place(pid: int) -> str:
         place = f"events-{number}"
         try:
             # The kernel closes it when the process and those that it has forked are gone.
-            lock = os.open(Path(os.environ[FOLDER]) / f"{place}.lock", os.O_CREAT | os.O_RDWR)
+            lock = os.open(
+                Path(os.environ[METRICS_FOLDER]) / f"{place}.lock", os.O_CREAT | os.O_RDWR
+            )
         except OSError:
             break  # the folder is missing, which events_companion tells
         try:

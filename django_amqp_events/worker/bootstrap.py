@@ -175,7 +175,7 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
         if selected != frozenset():
             if unsupported:
                 raise AmqpEventsError(unsupported)
-            _check_queues(app, registry.by_queue())
+            check_queues(app, registry.by_queue())
         for handler in registry.handlers.values():
             if handler.validate:
                 validator(handler)  # pool processes share it
@@ -194,7 +194,12 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
     app.steps["worker"].add(Handover)
 
 
-def _check_queues(app: Celery, ours: Iterable[str]) -> None:
+def check_queues(app: Celery, ours: Iterable[str]) -> None:
+    """Check that Celery declares no handler's queue.
+
+    Raises:
+        AmqpEventsError: it would.
+    """
     both = sorted(set(app.amqp.queues) & set(ours))
     if both:
         raise AmqpEventsError(

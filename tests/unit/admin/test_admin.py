@@ -9,9 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 from django.contrib.admin import site
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.urls import reverse
+from django_celery_results.models import TaskResult
 
 from django_amqp_events.admin import (
     ArchivedEventAdmin,
@@ -185,6 +186,7 @@ def test_detail_page_shows_the_event(ada):
         '"order_id": 7',
         "traceparent",
         "cause-1",
+        "billing:delay.1s",
         str(made.pk),
         row.task_id,
     ):
@@ -214,6 +216,26 @@ def test_an_event_that_cannot_be_replayed_says_why(ada):
     assert "there is no handler 'gone'" in found.words
     assert "Replay…" not in found.words
     assert "Discard…" in found.words
+
+
+def test_task_results_are_linked_with_permission(ada):
+    row = make()
+    made = add_replay(row)
+    results = [
+        TaskResult.objects.create(task_id=task_id, status=status)
+        for task_id, status in ((row.task_id, "FAILURE"), (made.task_id, "SUCCESS"))
+    ]
+    links = [reverse("admin:django_celery_results_taskresult_change", args=[r.pk]) for r in results]
+    before = ada.get(url("change", row.pk)).content.decode()
+    assert not [link for link in links if link in before]
+    boss = user(*PERMISSIONS, name="boss")
+    boss.user_permissions.add(Permission.objects.get(codename="view_taskresult"))
+    html = client_of(boss).get(url("change", row.pk)).content.decode()
+    assert [link for link in links if link in html] == links
+    # The project's own site does not show them.
+    elsewhere = client_of(boss).get(url("change", row.pk, site="office")).content.decode()
+    assert row.task_id in elsewhere
+    assert not [link for link in links if link in elsewhere]
 
 
 def test_a_page_takes_the_context_of_a_subclass(rf):

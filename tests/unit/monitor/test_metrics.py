@@ -51,7 +51,7 @@ django.setup()
 from billiard.pool import Pool
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from django_amqp_events.monitor import metrics
+from django_amqp_events.monitor import METRICS_FOLDER, metrics
 
 def count(number):
     metrics.HANDLED.labels("a.b", "billing.h").inc()
@@ -92,7 +92,7 @@ mine = Counter("shop_visits", "Made before ours.")
 os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
 import django
 django.setup()
-from django_amqp_events.monitor import metrics
+from django_amqp_events.monitor import METRICS_FOLDER, metrics
 
 metrics.PUBLISHED.labels("a").inc()
 if not os.fork():  # as gunicorn --preload does
@@ -128,7 +128,7 @@ import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
 import django
 django.setup()
-from django_amqp_events.monitor import metrics
+from django_amqp_events.monitor import METRICS_FOLDER, metrics
 
 metrics.PUBLISHED.labels("a.b").inc()
 metrics.SECONDS.labels("billing.h").observe(0.01)
@@ -149,6 +149,6 @@ os._exit(0)
 def test_a_process_continues_the_files_of_one_that_was_killed(tmp_path: Path) -> None:
     """Such as each reaper, which a companion starts again and again."""
     for start in range(1, 4):
-        ended = run_python(STARTED, **{metrics.FOLDER: str(tmp_path)})
+        ended = run_python(STARTED, **{METRICS_FOLDER: str(tmp_path)})
         assert f'amqp_events_published_total{{event="a.b"}} {3 * start}.0' in ended.stdout
         assert len(list(tmp_path.glob("*.db"))) == 2 * 2
