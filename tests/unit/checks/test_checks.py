@@ -186,7 +186,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         # A service that handles nothing runs no worker for events.
         *of_celery("broker_channel_error_retry", False, HANDLERS={}),
         *of_celery("broker_heartbeat", 0, HANDLERS={}),
-        *of_celery("task_queues", [SimpleNamespace(name="billing2.images")], [], 5, [5, None]),
+        *of_celery("task_queues", {"billing2.images": {}}, []),
         *of_celery("task_default_queue", None),
         *of_celery("worker_pool", "prefork", "threads", "solo"),
         *of_celery("worker_pool", "gevent", HANDLERS={}),
@@ -209,7 +209,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "E012": of_each("fits takes_nothing by_position_if_at_all", STRICT=True),
     "E013": [
-        *of_celery("task_queues", {OURS: {}}),
+        *of_celery("task_queues", {OURS: {}}, 5, [5, None]),
         *of_celery("task_default_queue", OURS),
         *of_each(
             "by_position generator asynchronous_generator celery_task NoTask TaskWithoutRun "
