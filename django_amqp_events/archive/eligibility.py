@@ -1,6 +1,6 @@
 """Decide which archived events can be replayed, by which handler, and why the others cannot.
 
-Nothing here changes or publishes anything.
+Nothing here changes or publishes anything. What a user may do: ``admin/action_pages.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Errors of messages that were not confirmed."""
+"""Build the errors of messages that were not confirmed.
+
+What an error concerns is its ``scope`` (``PublishError`` in ``exceptions.py``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute when a failed attempt is retried. Pure."""
+"""Compute when a failed attempt is retried, and through which delay queues. Pure."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ def identify(
     """Decode an event's identity and its progress.
 
     Args:
-        trusted: the delivery returned to this service (its return or replay exchange, or a dead
-            letter), so its progress headers count. A publisher could set them to anything.
+        trusted: the delivery came through this service's return or replay exchange, so its
+            progress headers count. A publisher could set them to anything.
         only_event: the name of the only event of its queue, for a message from the default
             exchange, whose key is the name of the queue.
 

@@ -18,7 +18,7 @@ CONTENT_TYPE: Final = "application/json"
 PREFIXES: Final = ("cloudEvents_", "cloudEvents:", "ce-", "ce_")
 CONTENT_ENCODING: Final = "utf-8"
 
-# Identity: set by the publisher and trusted on every delivery.
+# Identity: set by the publisher. The name counts where the routing key is not that of the event.
 EVENT_FORMAT: Final = "event-format"
 EVENT_ID: Final = "event-id"
 EVENT_NAME: Final = "event-name"

@@ -1,4 +1,8 @@
-"""Decide what is done with a delivery, from policy, attempt, exception and time. Pure."""
+"""Decide what is done with a delivery whose handler raised an exception. Pure.
+
+It depends on policy, attempt, exception and time. What cannot be read is decided in ``dispatch.py``,
+what is poison in ``reaper.py``.
+"""
 
 from __future__ import annotations
 
