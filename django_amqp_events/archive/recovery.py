@@ -24,7 +24,7 @@ from celery import Celery
 
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
-from ..broker.dead_letters import before_death
+from ..broker.before_death import before_death
 from ..broker.provisioning.amqp_api import Amqp
 from ..broker.publisher_pool import PublisherPool
 from ..broker.queue_depth import Depth

@@ -27,9 +27,9 @@ from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
 from ..message.types import Message, Received
 from ..publish.pending import Backend, Pending
-from ..worker.dispatch import Reading
 from ..worker.outgoing import announce, needs_message
 from ..worker.pool_job import Engine
+from ..worker.reading import Reading
 from ..worker.task import utc_now
 from ..worker.verdict import Verdict
 from .broker import Clock, MemoryBroker, Stored

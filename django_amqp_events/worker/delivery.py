@@ -17,7 +17,7 @@ from ..declare.registry import Handler
 from ..message.types import Delivered
 from .acks import Acks
 from .celery_internals import TERM_SIGNAME
-from .dispatch import Dispatcher, Reading, described
+from .reading import Dispatcher, Reading, described
 from .verdict import Verdict
 
 _numbers = count(1)

@@ -16,7 +16,7 @@ from ..declare.retry_policy import hop
 from ..logs import get_logger
 from ..message import archive_message, encoding, text
 from ..message.types import Message, Progress
-from .dispatch import Reading
+from .reading import Reading
 from .verdict import Verdict
 
 logger = get_logger(__name__)

@@ -32,8 +32,8 @@ from ..message.text import printable
 from ..message.types import Message
 from .celery_internals import terminated_by_signal
 from .delivery import Item
-from .dispatch import HOLD_SECONDS, Dispatcher, Reading, celery_headers, delivery_info
 from .outgoing import OutgoingMessages, announce, needs_message
+from .reading import HOLD_SECONDS, Dispatcher, Reading, celery_headers, delivery_info
 from .task import HandlerTask, register, utc_now
 from .tracing import trace
 from .verdict import POSTPONE, Verdict

@@ -26,8 +26,8 @@ from ..logs import get_logger
 from ..message.types import Delivered, Failure, handling
 from .celery_internals import shutdown_requested, state
 from .delivery import Delivery
-from .dispatch import Reading
 from .prefetch import HOLDING, Window
+from .reading import Reading
 from .step import EventStep
 from .verdict import Verdict
 

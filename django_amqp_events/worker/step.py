@@ -32,9 +32,9 @@ from . import remote_control
 from .acks import Acks
 from .celery_internals import shutdown_requested, state
 from .delivery import Delivery, Item
-from .dispatch import Dispatcher
 from .jobs import Jobs
 from .prefetch import JOB_EVENTS, Window, window
+from .reading import Dispatcher
 from .wakeup import Wakeup
 
 logger = get_logger(__name__)

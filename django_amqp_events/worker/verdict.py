@@ -1,7 +1,7 @@
 """Decide what is done with a delivery whose handler raised an exception. Pure.
 
-It depends on policy, attempt, exception and time. What cannot be read is decided in ``dispatch.py``,
-what is poison in ``reaper.py``.
+It depends on policy, attempt, exception and time. ``reading.py`` decides what cannot be handled,
+and ``reaper.py`` what is poison.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from django_amqp_events.declare.retry_policy import (
     hop,
 )
 from django_amqp_events.options import LONGEST_TTL, POLICY_OPTIONS, Problem, read_options
-from django_amqp_events.worker.dispatch import HOLD_SECONDS
+from django_amqp_events.worker.reading import HOLD_SECONDS
 
 policies = st.builds(
     RetryPolicy,

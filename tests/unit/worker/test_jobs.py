@@ -20,10 +20,10 @@ from django_amqp_events.testing import override_events
 from django_amqp_events.worker import jobs, pool_job
 from django_amqp_events.worker.celery_internals import state
 from django_amqp_events.worker.delivery import Delivery, Item
-from django_amqp_events.worker.dispatch import Dispatcher, Reading
 from django_amqp_events.worker.jobs import Jobs
 from django_amqp_events.worker.pool_job import Outcome
 from django_amqp_events.worker.prefetch import JOB_EVENTS, Durations
+from django_amqp_events.worker.reading import Dispatcher, Reading
 from django_amqp_events.worker.verdict import HANDLED, Verdict
 from tests.doubles.consumer import consumer
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from celery.utils.saferepr import saferepr
 
-from ..broker.dead_letters import before_death
+from ..broker.before_death import before_death
 from ..broker.delivery_reader import decode
 from ..broker.topology import Names
 from ..conf import Settings

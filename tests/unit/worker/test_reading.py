@@ -14,7 +14,7 @@ from django_amqp_events.conf import Settings
 from django_amqp_events.declare.registry import build
 from django_amqp_events.message.types import Delivered, Payload, Received
 from django_amqp_events.worker.delivery import Delivery, Item
-from django_amqp_events.worker.dispatch import MAX_REPR, Dispatcher, Reading, celery_headers
+from django_amqp_events.worker.reading import MAX_REPR, Dispatcher, Reading, celery_headers
 from django_amqp_events.worker.verdict import Verdict
 
 
