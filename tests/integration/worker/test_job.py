@@ -21,6 +21,9 @@ from tests.doubles.receivers import connected
 
 from ..conftest import Service
 
+#: An announcement looks at the connections that other tests have left open.
+pytestmark = pytest.mark.django_db
+
 QUEUE, DELAY = "billing.count", "billing:delay.60s"
 #: Messages in the delay queue when each run began.
 seen: list[int] = []
@@ -93,16 +96,13 @@ def test_an_archived_event_is_published_in_a_job_of_its_own(counting: Service) -
     def receiver(sender: Any, *, event: Any, **_: Any) -> None:
         archived.append(event.id)
 
-    signals.event_archived.connect(receiver)
-    try:
+    with connected(receiver, signals.event_archived):
         items = deliver(counting, "retry", "archive", "", "archive")
         outcomes = run_job(JobOptions(worker="w"), items)
         assert kinds(outcomes) == ["published", "publish"]
         assert archived == []
         verdict = outcomes[1].verdict  # type: ignore[union-attr]
         again = run_job(JobOptions(worker="w"), [items[1]._replace(verdict=verdict)])
-    finally:
-        signals.event_archived.disconnect(receiver)
     assert kinds(again) == ["published"]
     assert archived == ["event-1"]
     counting.wait_for_ready("billing:archive", 1)
