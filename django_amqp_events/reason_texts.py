@@ -17,7 +17,8 @@ TEXTS: Final[Mapping[str, Any]] = {
     "filtered": "it does not match the filters",
     "overdue": "its replay is overdue; --force replays it again, and it may be handled twice",
     "list-changed": _(
-        "Other events match the filters than when the list was shown. Select the events again."
+        "More events match the filters now than when the list was shown; nothing was changed. "
+        "Reload the list and select the events again."
     ),
     # -- replay
     "backend": _(

@@ -23,7 +23,7 @@ _CELERY: Final = "opentelemetry.instrumentation.celery"
 class _Current:
     """Makes a span the current one in a block, and records the block's exception.
 
-    Without contextlib, as :class:`.context.handling`.
+    Not a contextlib generator, for the reason given in :class:`.context.handling`.
     """
 
     __slots__ = ("_context", "_span", "_token")

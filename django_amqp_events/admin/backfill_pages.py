@@ -69,10 +69,10 @@ class BackfillForm(forms.Form):
 
     @property
     def selection(self) -> PastSelection:
-        """The filter of a valid form.
+        """Return the filter of a valid form.
 
         Raises:
-            ValueError: the value in the payload is none.
+            ValueError: *Value in the payload* is not ``path=value``.
         """
         given = self.cleaned_data
         return PastSelection(

@@ -122,7 +122,14 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         """Refuse a user who may not see rows, or this row, or lacks one of these permissions."""
         for permission in ("view", *permissions):
             if not getattr(self, f"has_{permission}_permission")(request, row):
-                raise PermissionDenied(permission)
+                raise PermissionDenied(self._codename(permission))
+
+    def _codename(self, permission: str) -> str:
+        """Return the full name of a permission, which is the archive's if the model has none."""
+        own = f"{permission}_{self.opts.model_name}"
+        if permission == "view" or own in dict(self.opts.permissions):
+            return own
+        return f"{permission}_archivedevent"
 
     # -- what a browser sends
 

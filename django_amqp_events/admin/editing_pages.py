@@ -56,7 +56,7 @@ class EditingPages(PayloadPages):
     """Editing, for :class:`.archived_event_pages.ArchivedEventAdmin`."""
 
     def get_urls(self) -> list[URLPattern]:
-        edit = self.row_view(self.edit_view, "edit")
+        edit = self.row_view(self.edit_view, "view_payload", "view_raw", "edit")
         return [
             self._path("<uuid:pk>/edit/", edit, "edit"),
             *super().get_urls(),

@@ -31,7 +31,7 @@ class PayloadPages(ActionPages):
         return not redaction.has_hook() or self.granted(request, VIEW_RAW)
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.row_view(self.payload_view, "view_raw")
+        view = self.row_view(self.payload_view, "view_payload", "view_raw")
         return [self._path("<uuid:pk>/payload/", view, "payload"), *super().get_urls()]
 
     def payload_view(self, request: HttpRequest, row: Any) -> HttpResponse:

@@ -40,7 +40,7 @@ class PastSelection:
         since, until: when it was published; *until* is excluded.
 
     Raises:
-        ValueError: *search* has something else.
+        ValueError: a term of *search* is not ``path=value``.
     """
 
     events: tuple[str, ...] = ()
@@ -90,9 +90,10 @@ class PastSelection:
 
 
 def offsets_of(app: Celery, settings: Settings, queue: str, selection: PastSelection) -> range:
-    """Return the offsets of the events of now that can match.
+    """Return the offsets of the stored events that can match.
 
-    By the time at which RabbitMQ has stored them: the clock of one publisher ends no range.
+    The range is found by the times at which RabbitMQ stored them, so a publisher's wrong clock
+    cannot end it early.
     """
     last = history.last(app, settings, queue)
     first = history.first(app, settings, queue, selection.start) if last is not None else None

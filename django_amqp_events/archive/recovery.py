@@ -109,7 +109,7 @@ def inspect_queue(app: Celery, settings: Settings, queue: str) -> Depth:
     if depth.consumers:
         raise TopologyError(
             f"queue {queue!r} has {counted(depth.consumers, 'consumer')}, which would get some of "
-            f"its messages; stop them"
+            f"its messages; stop the workers that consume it, then run this command again"
         )
     return depth
 

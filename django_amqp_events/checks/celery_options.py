@@ -63,9 +63,10 @@ def check_worker(project: Project) -> Iterator[Problem]:
     if problem := pool_problem(celery.worker_pool):
         yield Problem(
             "W075",
-            f"Celery's worker_pool is {celery.worker_pool!r}: a worker of the handlers exits, "
-            f"unless it is started with another --pool. {problem}",
-            "docs/pools.md has the pools that can handle events.",
+            f"Celery's worker_pool is {celery.worker_pool!r}, so a worker with handlers does not "
+            f"start: {problem}",
+            "Remove worker_pool, or start workers with --pool prefork, threads or solo. See "
+            "docs/pools.md.",
         )
 
 
@@ -87,7 +88,7 @@ def check_start(project: Project) -> Iterator[Problem]:
         yield Problem(
             "E013",
             f"No worker starts: {type(exc).__name__}: {exc}.",
-            "Correct the handler, or the module that the error comes from.",
+            "Correct the setting, the handler or the module that the message names.",
         )
 
 

@@ -186,7 +186,10 @@ def _plain(value: Any) -> Any:
         with suppress(ValidationError):  # it comes with its path when the whole is read
             # A field may be read under another name, and would get its default.
             if not _same(dumped, dump(adapter.validate_python(dumped))):
-                raise ValueError(f"the fields of a {kind.__name__} are not read back as written")
+                raise ValueError(
+                    f"{kind.__name__} does not read its fields as it writes them; give each one "
+                    f"alias for both, or publish a dict"
+                )
         return _plain(dumped)
     written = to_jsonable_python(value)
     if adapter.validate_python(written) != value:

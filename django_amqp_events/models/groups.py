@@ -21,7 +21,7 @@ class FailureGroup(models.Model):
     Attributes:
         id: derived from the next five
             (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
-        first_seen: of its failures.
+        first_seen: the time of its first failure.
         assignee: a user's name.
         ticket: a URL.
         edits: counts changes of note, assignee and ticket; a change names the one that it is about.

@@ -61,7 +61,7 @@ def _take_place(pid: int) -> str:
                 Path(os.environ[METRICS_FOLDER]) / f"{place}.lock", os.O_CREAT | os.O_RDWR
             )
         except OSError:
-            break  # the folder is missing, which events_companion tells
+            break  # the folder is missing, which events_companion reports
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

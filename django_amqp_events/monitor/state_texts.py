@@ -49,7 +49,10 @@ ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
     "failed": (
         gettext_lazy("failed"),
         gettext_lazy("Publishing failed. A relay tries again."),
-        gettext_lazy("Fix the cause, then wait or run events_relay --now; or discard it."),
+        gettext_lazy(
+            "Fix the cause, then wait, or run events_relay --now to retry all failed events; or "
+            "discard it."
+        ),
     ),
     "due": (
         gettext_lazy("due"),

@@ -238,7 +238,7 @@ class DirectPublisher:
                 mine.setdefault(commit.alias, []).extend(own)
         for alias, own in mine.items():
             self._record(alias, own)
-        # Log handlers and receivers may take their time.
+        # Log handlers and receivers may be slow, so they run after the answers are recorded.
         if answers:
             self._switch(answers)
         for own in mine.values():

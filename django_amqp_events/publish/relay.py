@@ -290,7 +290,8 @@ class Relay:
         since = time.monotonic()
         rows = outbox_rows.claim(self.alias, self.settings.service, limit=limit, failed=failed)
         if time.monotonic() > since + outbox_rows.BEGIN_WITHIN:
-            # The database was slow, or a log handler: another relay claims them when they are due.
+            # The database or a log handler was slow, so the lease is too old; another relay claims
+            # the rows when they are due.
             return []
         self._channel.hold([(self.alias, rows)], since)
         return rows

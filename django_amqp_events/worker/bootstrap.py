@@ -203,6 +203,7 @@ def check_queues(app: Celery, ours: Iterable[str]) -> None:
     both = sorted(set(app.amqp.queues) & set(ours))
     if both:
         raise AmqpEventsError(
-            f"task_queues of the Celery app contains {', '.join(both)}, which Celery would declare "
-            f"with other arguments. Remove the handlers' queues from it."
+            f"Celery's task_queues or task_default_queue names queues of handlers "
+            f"({', '.join(both)}), which Celery would declare with other arguments; remove them "
+            f"there, since workers consume them anyway"
         )

@@ -124,8 +124,9 @@ def once(
                 break
             return results[0]
         except Exception as exc:
-            # A soft time limit may interrupt the commit, or a cut take its answer. Django may then
-            # raise another error, since it cannot end the transaction.
+            # A soft time limit may interrupt the commit, or its answer may be lost with the
+            # connection. Django may then raise another error, because it cannot end the
+            # transaction.
             if results and not nested and _committed(alias, entry):
                 return results[0]
             if inserted:

@@ -284,7 +284,8 @@ def _publish_windows(
             one.outcome = one.outcome._replace(error="RabbitMQ accepts no messages")
         return
     messages = [engine.message(one.reading, one.verdict, utc_now()) for one in decided]
-    # A missing exchange costs the messages of its window their confirms.
+    # If an exchange is missing, RabbitMQ closes the channel and no message of the window is
+    # confirmed.
     windows: dict[str, list[int]] = {}
     for index, message in enumerate(messages):
         windows.setdefault(message.exchange, []).append(index)

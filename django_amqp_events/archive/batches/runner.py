@@ -203,7 +203,8 @@ class Runner:
         if batch.rate is not None:
             room = max(1, min(room, int(batch.rate)))
         if batch.canary is not None and not batch.trusted:
-            # Of a handler that did not run, a success says nothing: other events are the canary.
+            # A skipped replay succeeds without a run, so it proves nothing: another event takes its
+            # place in the canary.
             skipped = count_skipped(work.pk)
             if work.counts.get("succeeded", 0) - skipped >= batch.canary:
                 batch_states.mark_canary_succeeded(work.pk)

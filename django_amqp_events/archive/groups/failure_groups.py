@@ -85,8 +85,8 @@ def rebuild(
 ) -> Rebuilt:
     """Move every event to its group.
 
-    Run it after a change of the algorithm or of rows by hand. Notes about a group move with its
-    events. Everything else may run meanwhile.
+    Run it after an upgrade that groups differently, or after rows were changed by hand. Notes about
+    a group move with its events. Everything else may run meanwhile.
     """
     rebuilt = Rebuilt()
     check_commits(tables.database())

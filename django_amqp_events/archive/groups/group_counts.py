@@ -1,7 +1,7 @@
-"""Tell from the events of a group how many are open, when the last one failed, and a reopening.
+"""Read a group's numbers, last failure and reopening from its events.
 
-Nothing of this is stored. Two indexes of the archive begin with the group and the state, so each
-number and time is read from one of them.
+None of these is stored. Two indexes of the archive begin with the group and the state, so one of
+them answers each.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def delete_window(session: Amqp, name: str) -> None:
 def record_bound(
     app: Celery, settings: Settings, session: Amqp, bindings: Iterable[Binding]
 ) -> None:
-    """Record that queues are bound, for those without a record: they missed nothing that counts.
+    """Record the bound queues that have no record, as queues that have missed no event.
 
     Another process may have bound them a moment ago, and be recording it: with both records, the
     queue counts as having everything.

@@ -188,8 +188,8 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
 
     Args:
         delete_stale: delete stale entities that are empty and unused.
-        recreate_empty: delete and declare again different queues of the infrastructure that are
-            empty and unused. Both need a report of the management API.
+        recreate_empty: delete and declare again the infrastructure's queues whose arguments differ,
+            if they are empty and unused. Both need a report of the management API.
     """
     names = report.topology.names
     refusals = [str(problem) for problem in report.errors]
@@ -273,8 +273,9 @@ def _immutable(item: Item) -> str:
         )
     if item.role == "handler":
         return (
-            "arguments cannot be changed: give the handler another QUEUE, or restore the setting "
-            "that it was declared with"
+            "arguments cannot be changed: restore the setting that it was declared with; or give "
+            "the handler another QUEUE, then move the old queue's events with manage.py "
+            "events_recover"
         )
     return (
         "arguments cannot be changed: wait until the queue is empty, then run manage.py "

@@ -200,8 +200,8 @@ def _policies(
                 _collect(hits, repr(policy["name"]), definition, exchange.name, harmful)
     return [
         BrokerProblem(
-            message=f"policy {who} sets {keys} on {some(names)}, which changes how events are "
-            f"handled (one queue that refuses or drops messages affects all)",
+            message=f"policy {who} sets {keys} on {some(names)}, which can remove, refuse or "
+            f"divert this service's messages",
             remedy="change its pattern so that it does not match this service's queues and "
             "exchanges, or clear it",
         )

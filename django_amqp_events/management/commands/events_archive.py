@@ -47,7 +47,7 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         exports = options["what"] == "export"
         if options["raw"] and not exports:
-            raise self.wrong("index takes filters")
+            raise self.wrong("--raw is an option of export; index takes only filters")
         # The events are on stdout.
         self.piped = exports
         with self.interruptible():

@@ -108,15 +108,17 @@ class Command(ServiceCommand):
         folder = os.environ.get(METRICS_FOLDER)
         if not folder:
             self.tell(
-                f"{METRICS_FOLDER} is not set, so only the snapshot is served. Set it to the "
-                f"folder of the worker to serve its counters"
+                f"{METRICS_FOLDER} is not set, so only the metrics of the snapshot are served; to "
+                f"serve a worker's counters too, set it to that worker's folder"
             )
         try:
             server, _ = metrics.serve(port, service)
         except OSError as exc:
             raise self.wrong(f"cannot listen on port {port}: {exc.strerror}") from exc
         except ValueError as exc:
-            raise self.wrong(f"{METRICS_FOLDER} is {folder!r}, which is not a directory") from exc
+            raise self.wrong(
+                f"{METRICS_FOLDER} is {folder!r}, which is not a directory; create it"
+            ) from exc
         while not self.stopped():
             sleep(1.0, self.stopped)
         server.shutdown()

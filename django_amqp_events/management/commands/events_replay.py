@@ -15,9 +15,9 @@ Names are exact: patterns such as library.* are refused.
 --discard and --restore change the state of the matching events, as in the admin;
 nothing is published.
 
---background creates a batch, for which --canary and --pause-at are; events_batches
-replays it. Its report has the outcomes, which a running events_mirror reads from the
-archive queue.
+--background creates a batch, which events_batches replays. --canary and --pause-at
+need --background. The batch's report has the outcomes, which a running events_mirror
+reads from the archive queue.
 
 exit codes:
   0  every matching event was published, discarded or restored (--dry-run: can be),

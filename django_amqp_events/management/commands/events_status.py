@@ -7,9 +7,9 @@ exit codes:
   0  nothing waits without a process to handle it
   1  messages wait in the archive, the graveyard or a handler's queue without a
      consumer, unless a worker has paused it; dead or abyss holds a message; dead
-     letters cannot move because their exchange is missing; a queue is missing; a
-     recreation was interrupted; events in the outbox are overdue or failed three
-     times; with --workers, a handler hangs
+     letters cannot move because their exchange is missing; a queue is missing;
+     events in the outbox are overdue or failed three times; with --workers, a
+     handler hangs
   2  unknown: RabbitMQ, the management API or the database of an outbox is
      unreachable, wrong settings, no permission
 """

@@ -89,12 +89,13 @@ class Command(EventsCommand):
             return run_worker(app, [*argv, *options["celery"]])
 
     def _check_metrics(self, settings: Settings) -> None:
-        """Make the folder in which the processes of this worker count."""
+        """Check the settings for metrics, and create the folder of this worker's counters."""
         if not settings.metrics:
             raise self.wrong("--metrics-port needs AMQP_EVENTS['METRICS'] = True")
         if not (folder := os.environ.get(METRICS_FOLDER)):
             raise self.wrong(
-                f"--metrics-port needs {METRICS_FOLDER}: the path of a folder for counters"
+                f"--metrics-port needs {METRICS_FOLDER} in the environment: the path of a folder "
+                f"for counters, which is created"
             )
         Path(folder).mkdir(parents=True, exist_ok=True)
 

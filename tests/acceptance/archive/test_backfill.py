@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.conftest import _vhost
 
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, until
+from ..worker.test_reaper import LOSSES, lose
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -115,7 +117,7 @@ def test_each_role_may_do_its_part(
     done(acting("declare"), "events_declare")
     worker = acting("work")
     worker.celery = {"worker_enable_remote_control": False}
-    worker.worker("prefork", 1, "-Q", QUEUE).wait_ready()
+    running = worker.worker("prefork", 1, "-Q", QUEUE).wait_ready()
     operator = acting("operate")
     operator.start("events_mirror")
     done(operator, "events_history", "--since", "1h")
@@ -124,6 +126,18 @@ def test_each_role_may_do_its_part(
     until(lambda: state(operator) == "done", 60, "the batch is done")
     ((count,),) = ask(operator, "SELECT count(*) FROM counted")
     assert count == 20
+    running.stop()
+    isolator = acting("isolate")
+    isolator.celery = {"worker_enable_remote_control": False}
+    eyes.event(NAME, {"number": 20})
+    for _ in range(LOSSES):
+        lose(eyes, QUEUE)
+    isolator.start("events_reaper")
+    until(lambda: ask(operator, "SELECT count(*) FROM counted") == [[21]], 60, "it ran alone")
+    unread = eyes.message(NAME, {"number": 21})
+    eyes.send(replace(unread, exchange="core:abyss", routing_key=QUEUE))
+    done(isolator, "events_recover")
+    assert not eyes.ready("core:abyss")
 
 
 def permissions_of_roles() -> Iterator[tuple[str, list[str]]]:

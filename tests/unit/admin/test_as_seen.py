@@ -376,5 +376,5 @@ def test_all_rows_are_those_that_the_list_showed(
         assert root.post(address, form).context["total"] == 51
     come()
     answer = root.post(address, form)
-    assert said(root.get(answer["Location"]))[0].startswith("Other events match the filters")
+    assert said(root.get(answer["Location"]))[0].startswith("More events match the filters")
     assert not batch_states.rows().exists()

@@ -464,9 +464,9 @@ def test_a_refused_page_names_the_permission(broker: Any) -> None:
         event = world()
         mallory = client_of(staff("view_archivedevent", name="mallory"))
         for page, permission in (
-            ("archivedevent/decide/replay", "replay"),
-            (f"archivedevent/{event.pk}/edit", "edit"),
-            ("replaybatch/backfill", "view"),
+            ("archivedevent/decide/replay", "replay_archivedevent"),
+            (f"archivedevent/{event.pk}/edit", "view_payload_archivedevent"),
+            ("replaybatch/backfill", "view_replaybatch"),
         ):
             response = mallory.post(f"{BASE}/{page}/")
             assert response.status_code == 403

@@ -186,7 +186,7 @@ def test_filters_of_an_export() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["index", "--raw"], "index takes filters"),
+        (["index", "--raw"], "index takes only filters"),
         (["export", "--since", "yesterday"], "--since: 'yesterday' is neither"),
         (["export", "--handler", "typo"], "there is no handler 'typo' and no"),
     ],
