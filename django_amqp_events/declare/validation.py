@@ -8,6 +8,7 @@ is published is what the publisher has passed.
 from __future__ import annotations
 
 import inspect
+import json
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -164,7 +165,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, dict):
         items = {_plain(key): _plain(item) for key, item in value.items()}
-        if len(items) < len(value):
+        if len(json.loads(json.dumps(dict.fromkeys(items)))) < len(value):
             raise ValueError("two keys of a dict are equal in JSON")
         return items
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -44,7 +45,7 @@ _ENCODINGS: Final = (
 #: Types that kombu's JSON encoder wraps into text.
 _KOMBU_TEXTS: Final = ("datetime", "date", "time", "decimal", "bytes", "base64")
 #: Start of an id derived from the content of a message that has none.
-CONTENT_ID: Final = "content-"
+CONTENT_ID: Final = re.compile(r"content-[0-9a-f]{32}")
 
 
 def decode(received: Received, max_body: int) -> Payload:
@@ -216,13 +217,13 @@ def _foreign_identity(received: Received, cloud: Mapping[str, Any]) -> dict[str,
 
 def is_nameless(event: ReceivedEvent | None) -> bool:
     """Return True if a message has no id of its own."""
-    return event is None or event.id.startswith(CONTENT_ID)
+    return event is None or CONTENT_ID.fullmatch(event.id) is not None
 
 
 def _content_id(received: Received) -> str:
     """Return an id for a message without one, the same at each delivery."""
     digest = blake2b(received.event_key.encode() + b"\0" + received.body, digest_size=16)
-    return f"{CONTENT_ID}{digest.hexdigest()}"
+    return f"content-{digest.hexdigest()}"
 
 
 def _time(value: object) -> str | None:

@@ -66,11 +66,11 @@ def encode_payload(
         InvalidEventError: a value is not one of JSON.
     """
     try:
-        content: object = payload
+        content: object = dict(payload)
         if form in CELERY:
-            content = [list(args), payload, {}]
+            content = [list(args), content, {}]
         elif form == "cloudevents":
-            content = {**(attributes or {}), "data": payload}
+            content = {**(attributes or {}), "data": content}
         body = _ENCODER.encode(content).encode()
         if too_deep(payload):
             raise ValueError(f"it is nested deeper than {MAX_DEPTH}")

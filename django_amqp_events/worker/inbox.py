@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
+from celery.exceptions import Ignore
 from django.db import (
     IntegrityError,
     InternalError,
@@ -72,7 +73,7 @@ def once(
     event: ReceivedEvent,
     run: Callable[[], T],
     version: Version | None = None,
-) -> T | None:
+) -> T:
     """Call *run* and insert the row in one transaction; skip it if the row exists.
 
     An exception of *run* rolls both back, so that the next attempt runs.
@@ -82,6 +83,7 @@ def once(
             forced.
 
     Raises:
+        Ignore: the event is skipped.
         InvalidArguments: an earlier version is of another type.
         RolledBackError: *run* returned, but its transaction cannot be committed.
         ConfigurationError: the database would not commit; *run* was not called.
@@ -128,6 +130,14 @@ def once(
             # connection. Django may then raise another error, because it cannot end the
             # transaction.
             if results and not nested and _committed(alias, entry):
+                logger.exception(
+                    "event %r (%s) is handled by %s and its transaction is committed, but the end "
+                    "of the transaction, or a callback of transaction.on_commit(), has failed",
+                    event.name,
+                    printable(event.id),
+                    handler.name,
+                    extra=event_fields(event, handler.name),
+                )
                 return results[0]
             if inserted:
                 raise
@@ -149,7 +159,7 @@ def once(
     signals.event_skipped.send_robust(
         settings.service, handler=handler.name, event=event, superseded=superseded
     )
-    return None
+    raise Ignore  # no result replaces that of the earlier run
 
 
 def latest_key(service: str, handler: Handler, version: Version) -> UUID:

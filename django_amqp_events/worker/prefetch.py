@@ -127,6 +127,7 @@ def window(
         decided = Window(2 * JOB_EVENTS * processes, "measured")
     else:
         decided = Window(2 * processes, "default")
-    if rate and rate * wait < decided.count:
-        decided = Window(max(1, int(rate * wait)), "rate")
+    # Half of what the limit lets begin in time, for a limit that is used up when events arrive.
+    if rate and rate * wait / 2 < decided.count:
+        decided = Window(max(1, int(rate * wait / 2)), "rate")
     return Window(min(decided.count, MAX_PREFETCH), decided.why)

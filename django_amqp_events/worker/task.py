@@ -310,7 +310,8 @@ def _call(task: Task, call: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
         return wait_for(result, within=_with_request(task, task.request_stack.top))
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise Unsupported(
-            f"handler {task.name!r} is a generator, so its body does not run. Remove the yield."
+            f"handler {task.name!r} returned a generator, which nothing runs. Return a list or, if "
+            f"the handler itself is the generator, remove the yield"
         )
     return result
 

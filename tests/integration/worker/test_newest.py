@@ -17,10 +17,11 @@ from django_amqp_events.declare.newest import Version
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.models import InboxEntry, LatestVersion
 from django_amqp_events.testing import override_events
-from django_amqp_events.worker import inbox
 from django_amqp_events.worker.verdict import InvalidArguments
 from tests.conftest import Database
 from tests.doubles.receivers import connected
+
+from .handled import once
 
 ALIAS = "archive"
 ORDERS, VERSIONS, WORKERS = 4, 12, 3
@@ -57,7 +58,7 @@ def update(order: int, version: int) -> str:
 def handle(books: Handler, order: int, version: int, **more: Any) -> str | None:
     event = received(f"{order}-{version}", **more)
     thing = Version(str(order), version, is_time=False)
-    return inbox.once(books, event, lambda: update(order, version), thing)
+    return once(books, event, lambda: update(order, version), thing)
 
 
 def orders() -> dict[int, int]:
@@ -78,7 +79,7 @@ def test_an_event_that_is_not_newer_is_skipped_and_told(books: Handler) -> None:
         assert handle(books, 1, 3) is None
         assert handle(books, 2, 3) == "written", "another order"
         same = Version("1", 5, is_time=False)
-        assert inbox.once(books, received("other"), lambda: update(1, 5), same) is None
+        assert once(books, received("other"), lambda: update(1, 5), same) is None
     assert told == [("1-5", False), ("1-3", True), ("other", True)]
     superseded = InboxEntry.objects.using(ALIAS).filter(superseded=True)
     assert {row.event_id for row in superseded} == {"1-3", "other"}
@@ -90,7 +91,7 @@ def test_a_failed_run_does_not_count(books: Handler) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        inbox.once(books, received("1-9"), fail, Version("1", 9, is_time=False))
+        once(books, received("1-9"), fail, Version("1", 9, is_time=False))
     assert not LatestVersion.objects.using(ALIAS).exists()
     assert handle(books, 1, 5) == "written"
     assert orders() == {1: 5}
@@ -100,7 +101,7 @@ def test_a_forced_replay_runs_and_keeps_the_newest(books: Handler) -> None:
     handle(books, 1, 5)
     ran: list[str] = []
     forced = received("1-3", replay_id="r", replay_forced=True)
-    inbox.once(books, forced, lambda: ran.append("1-3"), Version("1", 3, is_time=False))
+    once(books, forced, lambda: ran.append("1-3"), Version("1", 3, is_time=False))
     assert ran == ["1-3"]
     assert LatestVersion.objects.using(ALIAS).get().version == 5
 
@@ -109,7 +110,7 @@ def test_a_version_of_another_type_is_archived(books: Handler) -> None:
     handle(books, 1, 5)
     later = Version("1", 10**15, is_time=True)
     with pytest.raises(InvalidArguments, match="is a time, and that of an earlier event is an int"):
-        inbox.once(books, received("x"), lambda: None, later)
+        once(books, received("x"), lambda: None, later)
     assert LatestVersion.objects.using(ALIAS).get().version == 5
 
 
@@ -118,11 +119,11 @@ def test_other_paths_have_other_versions(books: Handler) -> None:
     handle(books, 1, 5)
     customers = replace(books, newest=("customer", "version"))
     customer = Version("1", 3, is_time=False)
-    assert inbox.once(customers, received("c"), lambda: "ran", customer) == "ran"
-    assert inbox.once(customers, received("again"), lambda: "ran", customer) is None
+    assert once(customers, received("c"), lambda: "ran", customer) == "ran"
+    assert once(customers, received("again"), lambda: "ran", customer) is None
     times = replace(books, newest=("order", "time"))
     later = Version("1", 10**15, is_time=True)
-    assert inbox.once(times, received("t"), lambda: "ran", later) == "ran"
+    assert once(times, received("t"), lambda: "ran", later) == "ran"
 
 
 def test_old_versions_are_pruned(books: Handler) -> None:

@@ -44,6 +44,7 @@ from tests.doubles.receivers import connected
 from ..archiving import archived, mirror_all, publish
 from ..archiving import received as delivered
 from ..conftest import SHORT_LOCKS, wait_until
+from .handled import once
 
 ALIAS = "archive"
 
@@ -77,7 +78,7 @@ def effects() -> list[str]:
 
 
 def run(books: Handler, event: ReceivedEvent) -> str | None:
-    return inbox.once(books, event, lambda: effect(event))
+    return once(books, event, lambda: effect(event))
 
 
 def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,7 +120,7 @@ def test_a_conflict_in_the_handler_is_a_failure(
         raise OperationalError("deadlock detected") if len(runs) == 1 else ValueError("again")
 
     with pytest.raises(OperationalError):
-        inbox.once(books, event, fail)
+        once(books, event, fail)
     assert len(runs) == 1
     assert not effects()
 
@@ -216,7 +217,7 @@ def test_an_error_of_the_commit(
             monkeypatch.setattr(transaction, "get_rollback", interrupted)
 
     with pytest.raises(error):
-        inbox.once(books, event, twice)
+        once(books, event, twice)
     monkeypatch.undo()
     assert not effects()
     assert run(books, event) == "done"
@@ -232,7 +233,7 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
         return done
 
     with pytest.raises(RolledBackError, match=rf"{event.id}.*transaction on .* is rolled back"):
-        inbox.once(books, event, swallows)
+        once(books, event, swallows)
     assert not effects()
     assert not InboxEntry.objects.using(ALIAS).exists()
     assert run(books, event) == "done"
@@ -261,7 +262,7 @@ def test_deliveries_at_the_same_time(books: Handler) -> None:
             cursor.execute(SHORT_LOCKS[connection.vendor])
         start.wait(10)
         try:
-            outcomes.append(inbox.once(books, event, slow))
+            outcomes.append(once(books, event, slow))
         except OperationalError as exc:
             outcomes.append(exc)
         finally:
@@ -306,7 +307,7 @@ def test_deliveries_that_wait_for_one_that_is_rolled_back(
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        inbox.once(books, event, fails)
+        once(books, event, fails)
     for thread in threads:
         thread.join(60)
     assert Counter(map(str, outcomes)) == {"done": 1, "None": 5}
@@ -412,11 +413,27 @@ def test_an_answer_to_the_commit_that_is_lost(
         return effect(event)
 
     if committed:
-        assert inbox.once(books, event, work) == "done"
+        assert once(books, event, work) == "done"
     else:
         with pytest.raises(error):
-            inbox.once(books, event, work)
+            once(books, event, work)
     monkeypatch.undo()
     assert effects() == [event.id] * committed
     assert run(books, event) == (None if committed else "done")
     assert effects() == [event.id]
+
+
+def test_a_callback_after_the_commit_that_fails_is_logged(
+    books: Handler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next attempt would be skipped, so there is none."""
+
+    def work() -> str:
+        transaction.on_commit(lambda: int("broken"), using=ALIAS)
+        return effect(event)
+
+    event = received()
+    assert once(books, event, work) == "done"
+    assert effects() == [event.id]
+    assert "callback of transaction.on_commit()" in caplog.text
+    assert "ValueError" in caplog.text

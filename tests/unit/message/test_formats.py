@@ -114,7 +114,8 @@ def test_a_json_message_without_an_id_gets_one_of_its_content() -> None:
     one, same, other = message({"a": 1}), message({"a": 1}, priority=5), message({"a": 2})
     first, second, third = (identify(each, trusted=False)[0].id for each in (one, same, other))
     assert first == second != third
-    assert first.startswith(CONTENT_ID)
+    assert CONTENT_ID.fullmatch(first)
+    assert not CONTENT_ID.fullmatch("content-17-published")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ WAIT = 300.0
         ({"multiplier": 1}, Window(2, "configured")),
         ({"multiplier": 10, "quick": True}, Window(20, "configured")),
         ({"rate": 1.0}, Window(4, "default")),
-        ({"rate": 0.01}, Window(3, "rate")),
+        ({"rate": 0.02}, Window(3, "rate")),
         ({"multiplier": 100_000}, Window(MAX_PREFETCH, "configured")),
     ],
 )
