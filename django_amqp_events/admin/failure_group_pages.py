@@ -110,9 +110,7 @@ class FailureGroupAdmin(Pages):
     list_filter = (GroupStateFilter, HandlerFilter, ExceptionFilter, AssigneeFilter)
     sortable_by = ("opened", "seen")
     search_fields = ("exception", "handler")
-    search_help_text = gettext_lazy(
-        "Start of an exception or handler: its dotted name, or the last part."
-    )
+    search_help_text = gettext_lazy("Part of an exception or handler, or the id of a group.")
     actions = ()
 
     def _events(self, request: HttpRequest) -> ArchivedEventAdmin | None:
