@@ -260,7 +260,7 @@ class FailureGroupAdmin(Pages):
         rows = events.get_queryset(request).filter(group=group.pk)
         rows = rows.defer(None).defer("body", "headers_raw")
         event = rows.order_by("-last_failed_at", "-pk").first()
-        if event is None:
+        if event is None or not events.allows(request, event):
             return {"linked": True}
         last = last_failure(event)
         document = last.about if last is not None else {}

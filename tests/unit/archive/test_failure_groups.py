@@ -412,6 +412,14 @@ def test_groups_that_are_merged_keep_what_people_wrote() -> None:
     assert failure_groups.prune(service=conf.get_settings().service) == 1
 
 
+@ONE
+@database
+def test_an_event_that_has_not_failed_gets_no_group() -> None:
+    keep(archived(received("1"), failure=failure(), at=NOW))
+    ArchivedEvent.objects.update(group=None, reason="backfill", exception="", location="")
+    assert failure_groups.rebuild().seen == 0
+
+
 @database
 def test_empty_group_is_deleted_unless_it_has_notes() -> None:
     keep(archived(received("1"), failure=failure(), at=NOW))
