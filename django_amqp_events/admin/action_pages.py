@@ -186,13 +186,11 @@ def across(request: HttpRequest) -> bool:
 
 
 def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: Any) -> QuerySet[Any]:
-    """Return the selected rows; for *Select all*, those that the list had when it was shown.
+    """Return those of the selected rows that the list had when it was shown.
 
     Raises:
         AmqpEventsError: other rows match the filters by now, such as events that are overdue since.
     """
-    if not across(request):
-        return rows
     try:
         listed = datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -271,11 +269,12 @@ class ActionPages(Pages):
         self, request: HttpRequest, queryset: QuerySet[Any], action: Action
     ) -> HttpResponse | None:
         """Freeze the rows that are selected in the list, and ask for confirmation."""
-        seen = self.freeze(as_listed(request, queryset, self.changed))
+        whole = across(request)
+        seen = self.freeze(as_listed(request, queryset, self.changed) if whole else queryset)
         if len(seen) > self.limit:
             messages.error(request, code(str(self.too_many) % {"limit": number(self.limit)}))
             return None
-        if not across(request):
+        if not whole:
             # The confirmation page says why events that have left the list are skipped.
             ids = {UUID(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)}
             seen.update(dict.fromkeys(ids - set(seen), 0))

@@ -110,9 +110,7 @@ class FailureGroupAdmin(Pages):
     list_filter = (GroupStateFilter, HandlerFilter, ExceptionFilter, AssigneeFilter)
     sortable_by = ("opened", "seen")
     search_fields = ("exception", "handler")
-    search_help_text = gettext_lazy(
-        "Start of an exception or handler: its dotted name, or the last part."
-    )
+    search_help_text = gettext_lazy("Part of an exception or handler, or the id of a group.")
     actions = ()
 
     def _events(self, request: HttpRequest) -> ArchivedEventAdmin | None:
@@ -262,7 +260,7 @@ class FailureGroupAdmin(Pages):
         rows = events.get_queryset(request).filter(group=group.pk)
         rows = rows.defer(None).defer("body", "headers_raw")
         event = rows.order_by("-last_failed_at", "-pk").first()
-        if event is None:
+        if event is None or not events.allows(request, event):
             return {"linked": True}
         last = last_failure(event)
         document = last.about if last is not None else {}

@@ -324,10 +324,7 @@ def bar(batch: ReplayBatch) -> SafeString:
 def background_selected(
     pages: Pages, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
 ) -> HttpResponse | None:
-    """Freeze the selected events in a batch, and show what its replay would do.
-
-    *Select all* means the events that the list had when it was made.
-    """
+    """Freeze the selected events that the list had when it was shown in a batch, and preview it."""
     return freeze(pages, request, as_listed(request, queryset, F("state_since"))[:CAP])
 
 

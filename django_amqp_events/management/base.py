@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final, TextIO, cast
+from typing import Any, ClassVar, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
     BaseCommand,
     CommandError,
     DjangoHelpFormatter,
+    OutputWrapper,
     no_translations,
 )
 from django.db import DatabaseError, InterfaceError
@@ -29,6 +30,7 @@ from django.db import DatabaseError, InterfaceError
 from django_amqp_events.databases import error_line, table_missing
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.child_command import follow
+from django_amqp_events.models import visible
 
 #: Version of the document that ``--format json`` prints.
 FORMAT: Final = 1
@@ -42,37 +44,38 @@ class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
     """Print the options in Django's order, and the rest as it is written."""
 
 
-class Pipe:
-    """An output whose reader may close it, as ``| head -1`` does: what follows is discarded.
+class Output(OutputWrapper):
+    """An output that shows control characters as escapes; a terminal would obey them.
 
-    The work continues, and ends with the exit code of its result. A process may have no stdout at
-    all, as after ``>&-``.
+    If it cannot be written, because its reader has closed it, as ``| head -1`` does, or the disk is
+    full, what follows is discarded: the work continues, and ends with the exit code of its result.
+    A process may have no stdout at all, as after ``>&-``.
 
     Attributes:
-        closed_by_reader: nothing that is written arrives any more.
+        broken: nothing that is written arrives any more.
     """
 
-    closed_by_reader = False
+    _out: Any
 
     def __init__(self, out: Any) -> None:
-        self._out = out
+        super().__init__(out)
+        self.broken = out is None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
-
-    def write(self, text: str) -> None:
-        if self._out is not None:
-            self._pass_on(self._out.write, text)
+    def write(  # type: ignore[override]  # of io.TextIOBase
+        self, msg: str = "", style_func: Any = None, ending: str | None = None
+    ) -> None:
+        self._pass_on(super().write, visible(msg), style_func, ending)
 
     def flush(self) -> None:
-        if self._out is not None:
-            self._pass_on(self._out.flush)
+        self._pass_on(super().flush)
 
-    def _pass_on(self, call: Callable[..., object], *args: str) -> None:
+    def _pass_on(self, call: Callable[..., object], *args: Any) -> None:
+        if self._out is None:
+            return
         try:
             call(*args)
-        except BrokenPipeError:
-            self.closed_by_reader = True
+        except OSError:
+            self.broken = True
             # Python writes what is left in its buffer when it exits.
             with suppress(OSError), Path(os.devnull).open("w") as nowhere:
                 os.dup2(nowhere.fileno(), self._out.fileno())
@@ -84,7 +87,6 @@ class EventsCommand(BaseCommand):
     Subclasses implement :meth:`run`.
 
     Attributes:
-        pipe: stdout, unless the caller names another output.
         piped: stdout is for another program.
     """
 
@@ -96,9 +98,17 @@ class EventsCommand(BaseCommand):
     stopping = False
 
     def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
-        self.pipe = Pipe(stdout or sys.stdout)
-        err: Any = Pipe(stderr or sys.stderr)
-        super().__init__(cast("TextIO", self.pipe), err, **options)
+        super().__init__(stdout, stderr, **options)
+        self.stdout: Output = Output(stdout or sys.stdout)
+        self.stderr: Output = Output(stderr or sys.stderr)
+        self.stderr.style_func = self.style.ERROR
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        if options.get("stdout"):
+            self.stdout = Output(options.pop("stdout"))
+        if options.get("stderr"):
+            self.stderr = Output(options.pop("stderr"))
+        return super().execute(*args, **options)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         summary, _, details = (self.help or "").partition("\n\n")
@@ -154,9 +164,9 @@ class EventsCommand(BaseCommand):
         """Return True if the command was asked to stop."""
         return self.stopping
 
-    def styled(self, state: str, text: str = "") -> str:
-        """Color *text*, or the name of the state, by a state or severity."""
-        style = {
+    def style_of(self, state: str) -> Any:
+        """Return the style of a state or severity."""
+        return {
             "ok": self.style.SUCCESS,
             "unknown": self.style.NOTICE,
             "warning": self.style.WARNING,
@@ -165,7 +175,6 @@ class EventsCommand(BaseCommand):
             "different": self.style.ERROR,
             "error": self.style.ERROR,
         }[state]
-        return style(text or state)
 
     def wrong(self, text: str) -> CommandError:
         """Return an error that ends the command with :attr:`error_code`."""

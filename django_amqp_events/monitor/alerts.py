@@ -26,7 +26,6 @@ from ..models import (
     LENGTH,
     Alert,
     ArchivedEvent,
-    ArchivedFailure,
     clean,
     visible,
 )
@@ -250,17 +249,14 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
             conditions[kind, key] = _of_group(group)
     if not settings.alerts.groups:
         return conditions
-    # By when they were mirrored: the mirror may have been down, or the clock of a worker wrong. One
-    # that has failed again since may have been in another group.
     begin = now - NEW_AGE
-    again = ArchivedFailure.objects.using(groups.db).filter(
-        event=OuterRef("pk"), late=False, mirrored_at__gt=begin
-    )
-    events = ArchivedEvent.objects.using(groups.db).filter(~Exists(again), group=OuterRef("pk"))
-    old = Exists(events.filter(mirrored_at__lte=begin))
-    news = groups.filter(group_counts.has_open(), Q(reopened_at__gt=begin) | ~old).exclude(
-        pk__in=ids
-    )
+    events = ArchivedEvent.objects.using(groups.db).filter(group=OuterRef("pk"))
+    # The mirror may have been down when a new group failed first, or the clock of a worker wrong.
+    first = Exists(events.filter(last_failed_at__lte=OuterRef("first_seen")))
+    late = first & ~Exists(events.filter(mirrored_at__lte=begin))
+    new = Q(first_seen__gt=begin) | late
+    news = groups.filter(group_counts.has_open(), Q(reopened_at__gt=begin) | new)
+    news = news.exclude(pk__in=ids)
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
         kind = "group_new" if group.reopened_at is None else "group_back"
         conditions[kind, str(group.pk)] = _of_group(group)

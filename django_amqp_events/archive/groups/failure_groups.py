@@ -20,6 +20,7 @@ from ...callables import nothing
 from ...databases import check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
+from ..eligibility import BACKFILL
 from .fingerprint import Fingerprint, fingerprint
 
 #: Most events whose newest decisions a group's history reads.
@@ -86,11 +87,13 @@ def rebuild(
     """Move every event to its group.
 
     Run it after an upgrade that groups differently, or after rows were changed by hand. Notes about
-    a group move with its events. Everything else may run meanwhile.
+    a group move with its events: they are copied until the last one has moved. Everything else may
+    run meanwhile.
     """
     rebuilt = Rebuilt()
     check_commits(tables.database())
-    for ids in tables.in_chunks(tables.rows()):
+    # An event of a backfill has not failed.
+    for ids in tables.in_chunks(tables.rows().exclude(reason=BACKFILL)):
         if stop():
             rebuilt.stopped = True
             return rebuilt
@@ -218,14 +221,22 @@ def _move(ids: Collection[UUID]) -> int:
             together[fingerprint_of(event).id].append(event.pk)
         for group, members in together.items():
             tables.rows().filter(pk__in=members).update(group=group)
-            _copy_notes({before[pk] for pk in members}, group)
+            _move_notes({before[pk] for pk in members}, group)
     return len(moved)
 
 
-def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
-    """Copy note, assignee and ticket of groups to one that has none."""
+def _move_notes(old: Collection[UUID | None], new: UUID) -> None:
+    """Copy note, assignee and ticket of groups to one that has none.
+
+    A group without further events loses them, and its history to the new group.
+    """
     noted = groups().filter(pk__in=[pk for pk in old if pk is not None])
     for group in noted.exclude(note="", assignee="", ticket="").order_by("first_seen"):
         groups().filter(pk=new, note="", assignee="", ticket="").update(
             note=group.note, assignee=group.assignee, ticket=group.ticket, edits=F("edits") + 1
         )
+        if not tables.rows().filter(group=group).exists():
+            GroupAction.objects.using(tables.database()).filter(group=group).update(group=new)
+            groups().filter(pk=group.pk).update(
+                note="", assignee="", ticket="", edits=F("edits") + 1
+            )

@@ -9,7 +9,7 @@ was restarted. It can be repeated.
 
 exit codes:
   0  done
-  1  the command was stopped, or stdout was closed
+  1  the command was stopped, or stdout cannot be written
   2  nothing was done: wrong arguments or settings, or the database is unreachable
 """
 
@@ -58,14 +58,14 @@ class Command(ReportCommand):
         redacted = redaction.has_hook() and not options["raw"]
         sight: redaction.Sight = "redacted" if redacted else "raw"
         for line in export.export(_selected(options).queryset(), sight=lambda _: sight):
-            self.stopping |= self.pipe.closed_by_reader
+            self.stopping |= self.stdout.broken
             if self.stopping:
                 break
             self.stdout.write(line)
             count += 1
             self.progress(f"{count} exported")
         self.stdout.flush()
-        self.stopping |= self.pipe.closed_by_reader
+        self.stopping |= self.stdout.broken
         summary = f"{counted(count, 'event')} exported" + (", redacted" if redacted else "")
         self.tell(summary + ("; stopped" if self.stopping else ""))
         return 1 if self.stopping else 0

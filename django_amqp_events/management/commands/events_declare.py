@@ -122,8 +122,9 @@ class Command(ReportCommand):
         names, delays = report.topology.names, report.topology.delays
         source = "management API: exact" if report.exact else "plain AMQP: bindings cannot be seen"
         self.stdout.write(
-            self.style.MIGRATE_HEADING(f"{names.prefix}{names.service}")
-            + f" on RabbitMQ {report.version}, vhost {report.vhost!r} ({source})"
+            f"{names.prefix}{names.service} on RabbitMQ {report.version}, vhost {report.vhost!r} "
+            f"({source})",
+            self.style.MIGRATE_HEADING,
         )
         for handler in declared.handlers.values():
             older = [f"{upcast.source} (upcast to {upcast.target})" for upcast in handler.upcasts]
@@ -132,19 +133,15 @@ class Command(ReportCommand):
             self.stdout.write(f"    retries  {describe_schedule(handler.policy)}")
         if not declared.handlers:
             self.stdout.write("  no handlers: this service only publishes")
-        counts = [
-            f"{len(items)} {self.styled(state)}"
-            for state in STATES
-            if (items := report.having(state))
-        ]
+        counts = [f"{len(items)} {state}" for state in STATES if (items := report.having(state))]
         self.stdout.write(
             f"  {', '.join(counts)} ({len(delays)} delays from {delays[0]} s to {delays[-1]} s)"
         )
         for item in report.items:
             if self.verbosity > 1 or _needs_attention(item, result):
                 details = "; ".join(filter(None, [*map(str, item.differences), item.note]))
-                line = f"  {item.kind} {item.name}  {self.styled(item.state)}  {details}"
-                self.stdout.write(line.rstrip())
+                line = f"  {item.kind} {item.name}  {item.state}  {details}"
+                self.stdout.write(line.rstrip(), self.style_of(item.state))
         if any(item.role == "handler" for item in report.having("stale")):
             self.stdout.write(
                 "A stale queue still receives events, which no handler processes. If its handler "
@@ -170,25 +167,25 @@ class Command(ReportCommand):
         for step, reason in applied.refused:
             self.stderr.write(f"did not {step}: {reason}", self.style.ERROR)
         if self.verbosity:
-            self.stdout.write(self._conclusion(plan, result, applied))
+            self.stdout.write(*self._conclusion(plan, result, applied))
 
-    def _conclusion(self, plan: drift.Plan, result: str, applied: Applied) -> str:
+    def _conclusion(self, plan: drift.Plan, result: str, applied: Applied) -> tuple[str, Any]:
         report, good, bad = plan.report, self.style.SUCCESS, self.style.ERROR
         visible = [step for step in plan.steps if step.item.state != "unknown"]
         invisible = len(plan.steps) - len(visible)
         if result == "identical":
-            return good("identical")
+            return "identical", good
         if result == "drift":
             counts = ", ".join(
                 f"{len(items)} {state}"
                 for state in ("missing", "different", "stale")
                 if (items := report.having(state))
             )
-            return bad(f"drift: {counts or 'see above'}")
+            return f"drift: {counts or 'see above'}", bad
         if result == "unknown":
             unseen = "bindings and policies cannot be seen without MANAGEMENT_URL"
             hint = "" if report.exact else f"; {unseen}"
-            return self.style.WARNING(f"unknown: the visible part is identical{hint}")
+            return f"unknown: the visible part is identical{hint}", self.style.WARNING
         if result == "planned":
             for step in visible:
                 self.stdout.write(f"  would {step}")
@@ -197,17 +194,18 @@ class Command(ReportCommand):
                     f"  would bind {invisible} bindings that cannot be seen (no effect on those "
                     f"that exist)"
                 )
-            return f"dry run: {counted(len(visible), 'change')} planned, nothing was changed"
+            planned = counted(len(visible), "change")
+            return f"dry run: {planned} planned, nothing was changed", None
         if plan.refusals:
-            return bad("refused: nothing was changed")
+            return "refused: nothing was changed", bad
         if applied.refused:
-            return bad(f"{len(applied.done)} steps done, {len(applied.refused)} refused")
+            return f"{len(applied.done)} steps done, {len(applied.refused)} refused", bad
         if result == "refused":
-            return bad("declared, with the errors above")
+            return "declared, with the errors above", bad
         if not plan.steps:
-            return good("nothing to do: identical")
+            return "nothing to do: identical", good
         changes = f"{counted(len(visible), 'change')} made" if visible else "nothing was missing"
-        return good(changes + (f", {invisible} bindings declared again" if invisible else ""))
+        return changes + (f", {invisible} bindings declared again" if invisible else ""), good
 
 
 def _needs_attention(item: drift.Item, result: str) -> bool:

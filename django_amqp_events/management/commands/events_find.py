@@ -33,7 +33,7 @@ from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management.arguments import past
 from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import clean, visible
+from django_amqp_events.models import clean
 from django_amqp_events.monitor import event_locations
 from django_amqp_events.monitor.event_locations import LocatedEvent, Record
 
@@ -57,7 +57,7 @@ class Command(ReportCommand):
             for event in located.events:
                 self._show_event(event)
             if not located.events:
-                self.tell(visible(f"no row of {value!r}{_unknown_path(value)}"))
+                self.tell(f"no row of {value!r}{_unknown_path(value)}")
             if located.more:
                 self.tell(f"only {event_locations.ROWS} archived events are shown")
             if located.scanned is not None:
@@ -73,21 +73,19 @@ class Command(ReportCommand):
         return self.finish(0 if located.events else 1, document, show)
 
     def _show_event(self, event: LocatedEvent) -> None:
-        self.tell(visible(f"{event.name} {event.id}"))
+        self.tell(f"{event.name} {event.id}")
         if event.past is not None:
             self.tell(f"  history  published {event.past:%Y-%m-%d %H:%M:%S %Z}")
         for record in event.records:
             where = f"{record.service} {record.handler}".strip()
             about = f": {record.about}" if record.about else ""
             self.tell(
-                visible(
-                    f"  {record.kind:<8} {where}, {record.label} "
-                    f"{record.at:%Y-%m-%d %H:%M:%S %Z}{about} ({record.id})"
-                )
+                f"  {record.kind:<8} {where}, {record.label} "
+                f"{record.at:%Y-%m-%d %H:%M:%S %Z}{about} ({record.id})"
             )
         for to in event.destinations:
             told = f"may still get it from queue {to.queue}" if to.waiting else "see its row"
-            self.tell(visible(f"  handler  {to.handler}: {told}"))
+            self.tell(f"  handler  {to.handler}: {told}")
 
 
 def _unknown_path(value: str) -> str:

@@ -23,7 +23,6 @@ from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import visible
 
 #: Groups that are printed, unless --limit is given.
 LIMIT: Final = 20
@@ -66,10 +65,8 @@ class Command(ReportCommand):
             reopened = " (reopened)" if group.reopened_at else ""
             where = f" at {group.frame}" if group.frame else ""
             self.tell(
-                visible(
-                    f"{group.pk}  {group.open:>7} open  {group.handler or 'no handler'}: "
-                    f"{group.exception or group.reason}{where}{reopened}"
-                )
+                f"{group.pk}  {group.open:>7} open  {group.handler or 'no handler'}: "
+                f"{group.exception or group.reason}{where}{reopened}"
             )
         if more:
             self.tell(f"only the first {limit}; --limit shows more")

@@ -62,7 +62,7 @@ class Command(ReportCommand):
                 subject = f"{state.part or 'a process'}{process}: " if state.part or process else ""
                 text = f"{subject}{state.problem or good}"
                 if state.problem or self.verbosity:
-                    self.stdout.write(self.styled("error" if state.problem else "ok", text))
+                    self.stdout.write(text, self.style_of("error" if state.problem else "ok"))
 
         code = 1 if any(state.problem for state in examined) else 0
         return self.finish(code, {"processes": [asdict(state) for state in examined]}, show)

@@ -27,7 +27,6 @@ from django_amqp_events.broker.history import Record
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.message.text import counted
-from django_amqp_events.models import visible
 from django_amqp_events.reasons import Reason
 
 
@@ -72,7 +71,7 @@ class Command(ReportCommand):
         return 0 if scan.complete else 1
 
     def _ended(self) -> bool:
-        return self.stopping or self.pipe.closed_by_reader
+        return self.stopping or self.stdout.broken
 
     def _line(self, record: Record) -> str:
         assert record.event is not None  # noqa: S101 - it has matched
@@ -90,4 +89,4 @@ class Command(ReportCommand):
             else "?"
         )
         body = shown if isinstance(shown, str) else json.dumps(shown, cls=DjangoJSONEncoder)
-        return visible(f"{at} {event.name} {event.id} from {event.service or '?'}: {body}")
+        return f"{at} {event.name} {event.id} from {event.service or '?'}: {body}"

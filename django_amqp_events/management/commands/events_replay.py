@@ -125,7 +125,7 @@ class Command(ReportCommand):
             service = conf.get_settings().service
             chosen = Selection(**filters, service=service)
             for pk in chosen.groups:
-                if not failure_groups.groups().filter(pk=pk).exists():
+                if not failure_groups.groups().filter(pk=pk, service=service).exists():
                     raise self.wrong(
                         f"there is no failure group {pk}; see `manage.py events_groups`"
                     )

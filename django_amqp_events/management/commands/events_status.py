@@ -157,7 +157,8 @@ class Command(ReportCommand):
                 figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=False)
             ]
             line = "  ".join([name.ljust(widths[0]), *columns, meaning])
-            self.stdout.write(self._line(line, shown[index - 1].severity) if index else line)
+            severity = shown[index - 1].severity if index else "ok"
+            self.stdout.write(line, self._style(severity))
         hidden = len(status.queues) - len(shown)
         if self.verbosity == 1 and hidden:
             self.stdout.write(f"and {hidden} empty delay queues")
@@ -176,10 +177,10 @@ class Command(ReportCommand):
                 f"{counted(status.total, 'event')} since {status.oldest:%Y-%m-%d %H:%M:%S} UTC: "
             )
         line = f"outbox in database {status.alias!r}: {pending}{status.meaning}"
-        self.stdout.write(self._line(line, status.severity))
+        self.stdout.write(line, self._style(status.severity))
 
-    def _line(self, text: str, severity: str) -> str:
-        return text if severity == "ok" else self.styled(severity, text)
+    def _style(self, severity: str) -> Any:
+        return None if severity == "ok" else self.style_of(severity)
 
 
 def _source(status: queue_status.Status) -> str:

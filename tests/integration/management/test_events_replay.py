@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
 
 import pytest
 from django.db import ProgrammingError
@@ -21,6 +20,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests.archive_rows import make_group
 
 from ..archiving import (
     archived,
@@ -155,8 +155,9 @@ def test_a_group(billing):
     [step] = failure_groups.history(group, 10)
     assert (step.what, step.events, step.text) == ("replayed", 2, "fixed")
     assert step.by.startswith("events_replay (")
+    other = make_group(service="shop")
     for wrong, text in (
-        (str(uuid4()), "there is no failure group"),
+        (str(other.pk), "there is no failure group"),
         ("tax", "is not the id of a failure group"),
     ):
         code, _, err = billing.command("events_replay", "--group", wrong)

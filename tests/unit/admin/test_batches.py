@@ -17,6 +17,7 @@ from django_amqp_events.archive import states, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
+    ArchivedEvent,
     FailureGroup,
     ReplayBatch,
     State,
@@ -117,6 +118,16 @@ def test_all_events_of_a_list_are_those_that_it_listed(
         world.url("changelist"), {**form, "listed_at": listed.fields["listed_at"]}
     )
     assert asked.context["count"] == number
+
+
+def test_an_event_that_fails_again_after_the_list_was_shown_is_left_out(ada: Client) -> None:
+    changed, row = make(), make()
+    listed = page(ada.get(world.url("changelist")))
+    ArchivedEvent.objects.filter(pk=changed.pk).update(state_since=datetime.now(UTC))
+    form = select([changed, row], "background", listed_at=listed.fields["listed_at"])
+    ada.post(world.url("changelist"), form)
+    (batch,) = batch_states.rows()
+    assert list(batch_states.events(batch.pk).values_list("event", flat=True)) == [row.pk]
 
 
 @pytest.mark.parametrize("may_see", [True, False])

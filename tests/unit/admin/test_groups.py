@@ -139,6 +139,16 @@ def test_the_page_of_a_group(ada):
     assert [each.pk for each in found.context["cl"].result_list] == [row.pk]
 
 
+def test_the_last_failure_is_not_shown_to_a_user_who_may_not_see_its_event(ada, monkeypatch):
+    group = grouped(make(message="a secret"))
+    monkeypatch.setattr(
+        ArchivedEventAdmin, "has_view_permission", lambda pages, request, row=None: row is None
+    )
+    response = ada.get(url("change", group.pk))
+    assert response.status_code == 200
+    assert "a secret" not in response.content.decode()
+
+
 def test_an_event_leads_to_its_group(ada):
     row = make()
     group = grouped(row)

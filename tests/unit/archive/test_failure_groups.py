@@ -406,8 +406,18 @@ def test_groups_that_are_merged_keep_what_people_wrote() -> None:
     ArchivedEvent.objects.update(handler="first")
     assert failure_groups.rebuild().moved == 1
     groups = group_counts.with_counts(FailureGroup.objects.all())
-    assert set(groups.values_list("note", "open")) == {("first", 2), ("second", 0)}
-    assert GroupAction.objects.count() == 2
+    assert set(groups.values_list("note", "open")) == {("first", 2), ("", 0)}
+    history = failure_groups.history(groups.get(note="first"), 9)
+    assert {entry.text for entry in history} == {"first", "second"}
+    assert failure_groups.prune(service=conf.get_settings().service) == 1
+
+
+@ONE
+@database
+def test_an_event_that_has_not_failed_gets_no_group() -> None:
+    keep(archived(received("1"), failure=failure(), at=NOW))
+    ArchivedEvent.objects.update(group=None, reason="backfill", exception="", location="")
+    assert failure_groups.rebuild().seen == 0
 
 
 @database

@@ -1,4 +1,4 @@
-"""Every command when its reader closes the pipe, as ``| head -1`` does: the same exit code."""
+"""Every command whose output cannot be written, as after ``| head -1``: the same exit code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 
-from django_amqp_events.archive import tables
+from django_amqp_events.archive import eligibility, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.models import State
+from tests.commands import run_command
 
 from ..admin import admin_world as world
 
@@ -119,24 +120,50 @@ def test_exit_codes_whoever_reads(
         assert run(filled(arguments), out, err) == code
 
 
+@pytest.mark.parametrize(
+    ("code", "arguments"), [(0, ["events_prune"]), (1, ["events_archive", "export"])]
+)
 def test_a_process_without_stdout_does_its_work(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
+    settings: Any, monkeypatch: pytest.MonkeyPatch, code: int, arguments: list[str]
 ) -> None:
     settings.AMQP_EVENTS = world.EVENTS
     monkeypatch.setattr(sys, "stdout", None)
-    assert run(["events_prune"], None, None) == 0
+    assert run(arguments, None, None) == code
 
 
+@contextmanager
+def full_disk() -> Iterator[Any]:
+    with Path("/dev/full").open("w") as out:
+        yield out
+
+
+@pytest.mark.parametrize("output", [closed_pipe, full_disk])
 @pytest.mark.parametrize("events", [50, 1])
-def test_an_export_ends_when_nobody_reads_it(settings: Any, events: int) -> None:
+def test_an_export_ends_when_nothing_can_be_written(
+    settings: Any, events: int, output: Any
+) -> None:
     settings.AMQP_EVENTS = world.EVENTS
     for _ in range(events):
         world.make()
-    with closed_pipe() as out:
+    with output() as out:
         err = io.StringIO()
         assert run(["events_archive", "export"], out, err) == 1
     assert "stopped" in err.getvalue()
     assert "50 events exported" not in err.getvalue()
+
+
+def test_a_name_does_not_control_the_terminal(settings: Any) -> None:
+    settings.AMQP_EVENTS = world.EVENTS
+    row = world.make(handler="evil\x1b[2J", name="shop.\x1b[2J", event_id="\x1b[2J")
+    batch = batch_states.freeze(tables.rows(), by="ada")
+    batch_states.skip(batch.pk, eligibility.examine({row.pk: 0}, eligibility.REPLAY).skipped)
+    for arguments in (
+        ["events_replay", row.event_id, "--dry-run"],
+        ["events_batches", "show", str(batch.pk)],
+    ):
+        _code, out, err = run_command(*arguments)
+        assert "evil\\x1b[2J" in out
+        assert "\x1b" not in out + err
 
 
 def test_a_process_prints_no_error() -> None:

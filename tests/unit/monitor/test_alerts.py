@@ -253,8 +253,8 @@ def test_alerts_about_what_is_gone_end(heard: Any, settings: Any) -> None:
 def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
     """After a night without a mirror, and with a worker whose clock is wrong."""
     for hours in (-2, 8, 9_000):
-        group = make_group(first_seen=NOW - timedelta(hours=hours))
-        make(group=group, mirrored_at=NOW - timedelta(minutes=1))
+        seen = NOW - timedelta(hours=hours)
+        failed(seen, group=make_group(first_seen=seen), mirrored_at=NOW - timedelta(minutes=1))
     told = look_at_groups(heard)
     assert [(name, kind) for name, kind, _ in told] == [("raised", "group_new")] * 3
 
@@ -443,3 +443,16 @@ def test_a_replay_that_fails_in_another_way_is_a_new_failure(heard: Any) -> None
     ArchivedFailure.objects.create(pk=uuid4(), event=row, failed_at=NOW, mirrored_at=NOW)
     [(name, kind, _)] = look_at_groups(heard)
     assert (name, kind) == ("raised", "group_new")
+
+
+@ONE
+@DATABASES
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_known_group_is_not_a_new_failure(heard: Any, pruned: bool) -> None:
+    """Its event was restored and failed again, or its first events were pruned."""
+    seen = NOW - timedelta(days=60)
+    group = make_group(first_seen=seen, note="known")
+    row = failed(NOW, group=group, mirrored_at=NOW if pruned else seen)
+    if not pruned:
+        ArchivedFailure.objects.create(pk=uuid4(), event=row, failed_at=NOW, mirrored_at=NOW)
+    assert look_at_groups(heard) == []
