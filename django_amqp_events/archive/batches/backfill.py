@@ -331,9 +331,15 @@ def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
     left = Counter(batch.backfill_left or {}) + chunk.left
     left["expired"] += chunk.expired
     with tables.locking(new, without=["detail"]) as events:
+        # A relay may have published an event twice.
+        known = batch_states.events(batch.pk).filter(event__in=list(new))
+        in_batch = set(known.values_list("event_id", flat=True))
+        left["twice"] += len(chunk.records) - len(new) + len(in_batch)
         claimed = {}
         for pk, row in new.items():
             event = events.get(pk)
+            if pk in in_batch:
+                continue
             if event is None:
                 claimed[pk] = row
             elif plan.again and event.state in _RUN_AGAIN and not event.unconfirmed:

@@ -195,6 +195,21 @@ def test_again_runs_everything_of_the_range_and_twice(late: Service) -> None:
 
 
 @ONE
+def test_what_the_history_has_twice_is_given_once(late: Service) -> None:
+    """Also if the copies are in different chunks, and the first one has succeeded meanwhile."""
+    publish_past(late, 0, 5)
+    publish_past(late, 0, 1)
+    taken(late)
+    batch = begun(again=True, selection=PastSelection(ids=("e0", "e1", "e2", "e3", "e4")), rate=5)
+    runner = Runner(settings=late.settings, stop=lambda: now(batch).next_offset > 0)
+    runner.run()
+    succeed(late)
+    assert run(late, batch).backfill_left == {"twice": 6}
+    assert now(batch).total == 5
+    assert not taken(late)
+
+
+@ONE
 def test_a_canary_goes_first(late: Service) -> None:
     batch = begun(canary=3)
     Runner(settings=late.settings, stop=lambda: now(batch).published == 3).run()
