@@ -210,6 +210,24 @@ def test_what_the_history_has_twice_is_given_once(late: Service) -> None:
 
 
 @ONE
+def test_what_succeeded_stays_so_until_it_is_published_again(late: Service) -> None:
+    selection = PastSelection(ids=tuple(f"e{number}" for number in range(20)))
+    run(late, begun(again=True, selection=selection))
+    succeed(late)
+    before = list(tables.rows().order_by("pk").values_list("state", "error"))
+    late.channel().exchange_delete(late.names.replay)
+    batch = begun(again=True, selection=selection)
+    Runner(settings=late.settings, stop=lambda: bool(now(batch).note)).run()
+    assert batch_states.count(batch.pk)["pending"] == 20
+    after = list(tables.rows().order_by("pk").values_list("state", "error"))
+    assert after == before
+    late.declare()
+    run(late, batch)
+    assert batch_states.count(batch.pk)["published"] == 20
+    assert set(tables.rows().values_list("state", "replays")) == {("replaying", 2)}
+
+
+@ONE
 def test_a_canary_goes_first(late: Service) -> None:
     batch = begun(canary=3)
     Runner(settings=late.settings, stop=lambda: now(batch).published == 3).run()
