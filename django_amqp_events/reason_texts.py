@@ -190,7 +190,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     "published-until": _("published before %(value)s"),
     "left-received": _("the handler's queue has received it"),
     "left-handled": _("the handler has handled it (inbox)"),
-    "left-archived": _("it is in the archive for this handler; replay it there"),
+    "left-archived": _("it is in the archive for this handler; replay or restore it there"),
     "left-twice": _("the history has it more than once; the batch gives it once"),
     "left-unreadable": _("its identity cannot be read, or its body is larger than MAX_BODY"),
     "left-expired": _("RabbitMQ has deleted it (HISTORY); events of all handlers count"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.archive import replay, tables
+from django_amqp_events.archive import replay, states, tables
 from django_amqp_events.archive.batches import backfill, batch_states, preview
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.history import PastSelection
@@ -225,6 +225,18 @@ def test_what_succeeded_stays_so_until_it_is_published_again(late: Service) -> N
     run(late, batch)
     assert batch_states.count(batch.pk)["published"] == 20
     assert set(tables.rows().values_list("state", "replays")) == {("replaying", 2)}
+
+
+@ONE
+def test_what_a_person_has_discarded_does_not_run_again(late: Service) -> None:
+    publish(late, archived(received("e1", payload={"order_id": 1})))
+    mirror_all(late)
+    discarded = tables.rows().get(event_id="e1")
+    states.discard({discarded.pk: 0}, by="ada", reason="a test", now=tables.clock())
+    batch = run(late, begun(again=True, selection=PastSelection(ids=("e1", "e2", "e3"))))
+    assert batch.backfill_left == {"archived": 1}
+    assert batch.total == 2
+    assert tables.rows().get(event_id="e1").state == "discarded"
 
 
 @ONE
