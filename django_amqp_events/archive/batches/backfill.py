@@ -29,7 +29,12 @@ from ...conf import Settings, get_settings
 from ...databases import check_commits
 from ...declare.patterns import pattern_matches, patterns_overlap
 from ...declare.registry import Handler, get_registry
-from ...exceptions import AmqpEventsError, BrokerUnavailableError
+from ...exceptions import (
+    AmqpEventsError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    TopologyError,
+)
 from ...message.archive_message import Archived
 from ...message.headers import is_broker_header
 from ...message.types import derived_id
@@ -244,13 +249,18 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
     """Read the next *room* events that a batch gives to its handler, of at most *most*.
 
     Raises:
-        TopologyError, BrokerUnavailableError: the history cannot be read.
+        TopologyError, BrokerUnavailableError: the history cannot be read, or there is none.
         ConfigurationError: AMQP_EVENTS is wrong.
         AmqpEventsError: the handler is gone.
     """
     settings, plan = get_settings(), Backfill.of(batch)
     handler = plan.receiver
-    app, queue = connection.broker_app(settings), history.require(settings)
+    app = connection.broker_app(settings)
+    try:
+        queue = history.require(settings)
+    except ConfigurationError as exc:
+        # This batch waits; the runner continues with others.
+        raise TopologyError(str(exc)) from exc
     chunk, size = Chunk(next=batch.next_offset), 0
     if not unread(batch):
         return chunk

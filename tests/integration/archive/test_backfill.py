@@ -259,6 +259,25 @@ def test_a_batch_whose_handler_is_gone_waits(
 
 
 @ONE
+def test_a_batch_without_a_history_waits_and_no_other(
+    late: Service, service: Made, fresh_vhost: Vhost
+) -> None:
+    batch = begun()
+    publish(late, archived(received("e1", payload={"order_id": 1})))
+    mirror_all(late)
+    other = batch_states.freeze(tables.rows(), by="ada")
+    batch_states.start(other.pk, by="ada", reason="fixed", threshold=None)
+    made = service(fresh_vhost, HANDLERS={"send_invoice": [KEY]})
+
+    def stop() -> bool:
+        return bool(now(batch).note) and batch_states.count(other.pk)["published"] == 1
+
+    Runner(settings=made.settings, stop=stop).run()
+    assert "set AMQP_EVENTS['HISTORY']" in str(now(batch).note)
+    assert now(batch).state == "running"
+
+
+@ONE
 def test_later_events_are_not_in_the_range(late: Service) -> None:
     batch = begun(again=True)
     publish_past(late, 500, 520)
