@@ -158,15 +158,8 @@ def freeze(
     handler = _handler(handler_name, selection)
     check_commits(using)
     app = connection.broker_app(settings)
-    first = history.first(app, settings, queue)
-    if first is None:
+    if history.first(app, settings, queue) is None:
         raise ValueError("the history is empty: it has the events that are published from now on")
-    # Of one event, the page knows only about when it was published.
-    if selection.since and first.at and selection.since < first.at and not selection.ids:
-        raise ValueError(
-            f"the history begins at {first.at:%Y-%m-%dT%H:%M:%SZ}; begin there, or leave the begin "
-            f"out"
-        )
     offsets = offsets_of(app, settings, queue, selection)
     plan = Backfill(
         handler=handler.name,
