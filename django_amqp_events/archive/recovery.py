@@ -84,7 +84,8 @@ def inspect_queue(app: Celery, settings: Settings, queue: str) -> Depth:
 
     Raises:
         BrokerUnavailableError: no connection.
-        TopologyError: it is the archive or a stream, does not exist, cannot be inspected, or has consumers.
+        TopologyError: it is the archive or a stream, does not exist, cannot be inspected, or has
+            consumers.
     """
     names = Names.of(settings)
     if queue == names.archive:

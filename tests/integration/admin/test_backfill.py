@@ -124,6 +124,9 @@ def test_a_found_event_runs_again(billing: Service, ada: Client) -> None:
     [
         ({"handler": "nobody"}, "Handler: "),
         ({"handler": "send_invoice", "since": "2999-01-01"}, "is in the future"),
+        ({"handler": "send_invoice", "since": "0001-01-01"}, "Enter a valid date/time"),
+        ({"handler": "send_invoice", "until": "9999-12-31 23:59"}, "Enter a valid date/time"),
+        ({"handler": "send_invoice", "since": "1970-01-02"}, "has received all events"),
         ({"handler": "send_invoice", "event": "shop..x"}, "does not handle"),
         ({"handler": "send_invoice", "match": "17"}, "is not a search such as order_id=17"),
         ({"handler": "send_invoice"}, "has received all events of the history"),
