@@ -20,6 +20,7 @@ from ...callables import nothing
 from ...databases import check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
+from ..eligibility import BACKFILL
 from .fingerprint import Fingerprint, fingerprint
 
 #: Most events whose newest decisions a group's history reads.
@@ -90,7 +91,8 @@ def rebuild(
     """
     rebuilt = Rebuilt()
     check_commits(tables.database())
-    for ids in tables.in_chunks(tables.rows()):
+    # Past events that were given to a handler have not failed.
+    for ids in tables.in_chunks(tables.rows().exclude(reason=BACKFILL)):
         if stop():
             rebuilt.stopped = True
             return rebuilt
