@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import Error
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext_lazy
@@ -16,6 +16,7 @@ from ..archive.batches import backfill, preview
 from ..archive.history import PastSelection
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
+from ..message.text import valid_moment
 from ..models import LENGTH, ArchivedEvent, ReplayBatch
 from ..templatetags.amqp_events import code, text
 from .base import Pages, problem
@@ -23,6 +24,11 @@ from .filters import settings_and_registry
 
 #: Time before a row of an event in which the event may have been published.
 BEFORE: Final = timedelta(days=1)
+
+
+def _check_year(at: datetime) -> None:
+    if valid_moment(at) is None:
+        raise ValidationError(forms.DateTimeField.default_error_messages["invalid"])
 
 
 class BackfillForm(forms.Form):
@@ -44,11 +50,13 @@ class BackfillForm(forms.Form):
     since = forms.DateTimeField(
         label=gettext_lazy("Published since"),
         required=False,
+        validators=[_check_year],
         help_text=gettext_lazy("Such as 2026-11-20 13:30. Empty: since the history begins."),
     )
     until = forms.DateTimeField(
         label=gettext_lazy("Published before"),
         required=False,
+        validators=[_check_year],
         help_text=gettext_lazy("Empty: now."),
     )
     again = forms.BooleanField(

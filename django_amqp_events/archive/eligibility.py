@@ -6,7 +6,7 @@ Nothing here changes or publishes anything. What a user may do: ``admin/action_p
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -64,16 +64,20 @@ class Rule:
 
     Attributes:
         state: the state before it.
+        also: another one.
         publishes: its handler must exist, and its body must be readable.
         overdue: its replay must be overdue.
     """
 
     state: State
+    also: State | None = None
     publishes: bool = False
     overdue: bool = False
 
 
 REPLAY: Final = Rule(state=State.ARCHIVED, publishes=True)
+#: In a batch: a backfill may run again what has succeeded.
+REPLAY_IN_BATCH: Final = replace(REPLAY, also=State.SUCCEEDED)
 FORCE: Final = Rule(state=State.REPLAYING, publishes=True, overdue=True)
 RESOLVE: Final = Rule(state=State.REPLAYING, overdue=True)
 DISCARD: Final = Rule(state=State.ARCHIVED)
@@ -213,7 +217,7 @@ def _examine(chunk: Seen, rule: Rule, examined: Examined) -> None:
         event = rows.get(pk)
         if event is None:
             examined.skipped.append(Skipped.deleted(pk))
-        elif event.state != rule.state or event.version != version:
+        elif event.state not in (rule.state, rule.also) or event.version != version:
             changed.append(event)
         else:
             unchanged.append(event)

@@ -6,21 +6,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
 from uuid import UUID, uuid4
 
 from ..conf import Settings
 from ..databases import error_line
 from ..message import archive_message
 from ..message.archive_message import Archived
+from ..message.text import valid_moment
 from ..message.types import Received, derived_id
 from ..models import LENGTH, Replay, clean
 from .selection import parse_uuid
 
 logger = logging.getLogger(__name__)
-
-#: Years of valid times; pages could not show others in every time zone.
-YEARS: Final = range(1970, 3000)
 
 
 @dataclass(slots=True)
@@ -112,7 +109,3 @@ def bare_entry(
     document = archive_message.read(raw)
     assert isinstance(document, Archived)  # noqa: S101 - what is unreadable is no outcome
     return Entry(document, raw, service, now, own_id)
-
-
-def valid_moment(value: datetime | None) -> datetime | None:
-    return value if value is not None and value.year in YEARS else None

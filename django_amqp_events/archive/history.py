@@ -17,6 +17,7 @@ from ..conf import Settings, get_settings
 from ..declare.patterns import pattern_matches
 from ..exceptions import Malformed
 from ..message import decoding
+from ..message.text import YEARS
 from ..reasons import Reason
 from . import redaction, search_values
 from .selection import SearchTerm
@@ -57,7 +58,8 @@ class PastSelection:
     @property
     def start(self) -> Start:
         """Return where to begin to read."""
-        return "first" if self.since is None else self.since - CLOCKS
+        # The first minutes of 1970 have none before them in RabbitMQ.
+        return "first" if self.since is None or self.since.year <= YEARS[0] else self.since - CLOCKS
 
     def matches(self, record: Record) -> bool:
         """Return True if a record matches; one that cannot be read never does."""

@@ -84,12 +84,18 @@ def inspect_queue(app: Celery, settings: Settings, queue: str) -> Depth:
 
     Raises:
         BrokerUnavailableError: no connection.
-        TopologyError: it is the archive, does not exist, cannot be inspected, or has consumers.
+        TopologyError: it is the archive or a stream, does not exist, cannot be inspected, or has
+            consumers.
     """
     names = Names.of(settings)
     if queue == names.archive:
         raise TopologyError(
             f"{queue!r} is the archive queue; run `manage.py events_mirror` to empty it"
+        )
+    if queue in (names.history, names.bindings):
+        raise TopologyError(
+            f"{queue!r} is a stream, which keeps its messages; `manage.py events_backfill` gives "
+            f"past events to a handler"
         )
     with connection_module.connection(app, timeout=settings.confirm_timeout) as connection:
         try:

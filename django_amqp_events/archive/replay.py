@@ -43,6 +43,7 @@ from .eligibility import (
     DISCARD,
     FORCE,
     REPLAY,
+    REPLAY_IN_BATCH,
     RESOLVE,
     RESTORE,
     Rule,
@@ -121,7 +122,8 @@ def replay(
     if rate is not None and not rate > 0:
         raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
     report = Report()
-    chunks = _chunks(seen, FORCE if force else REPLAY, rate, report)
+    rule = FORCE if force else REPLAY
+    chunks = _chunks(seen, rule if batch is None else REPLAY_IN_BATCH, rate, report)
     began, sent = time.monotonic(), 0
     try:
         for chunk, handlers in chunks:

@@ -20,12 +20,12 @@ from django.db.models import QuerySet
 from ..databases import check_commits, error_line, is_refusal, retry_on_conflict
 from ..logs import event_fields
 from ..message.archive_message import Archived
-from ..message.text import counted
+from ..message.text import counted, valid_moment
 from ..message.types import derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import search_values, states, tables
 from .eligibility import BACKFILL
-from .entries import Entry, Item, Outcome, bare_entry, valid_moment
+from .entries import Entry, Item, Outcome, bare_entry
 from .groups import failure_groups
 from .selection import parse_uuid
 

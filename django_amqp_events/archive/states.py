@@ -63,13 +63,13 @@ class UnpublishedReplay:
 
 
 def _as_seen(
-    seen: Seen, events: Mapping[UUID, ArchivedEvent], state: State
+    seen: Seen, events: Mapping[UUID, ArchivedEvent], *before: State
 ) -> dict[UUID, ArchivedEvent]:
-    """Return the events that have this state, and the version that the caller saw."""
+    """Return the events that have one of these states, and the version that the caller saw."""
     return {
         pk: event
         for pk, event in events.items()
-        if (event.state, event.version) == (state, seen[pk])
+        if event.state in before and event.version == seen[pk]
     }
 
 
@@ -124,6 +124,7 @@ def claim(
     Args:
         force: queue events that are *replaying* instead; the caller checks that they are overdue.
         batch: the batch to which the events belong; only those that are pending in it are queued.
+            What a backfill has forced may have succeeded before.
         edit: an unsaved revision with the body of the only event. An event whose last replay was
             not confirmed is skipped: with another body, both could run.
 
@@ -140,8 +141,9 @@ def claim(
         pending = _pending(batch, events)
         claimable = {
             pk: event
-            for pk, event in _as_seen(seen, events, before).items()
+            for pk, event in _as_seen(seen, events, before, State.SUCCEEDED).items()
             if (batch is None or pk in pending)
+            and (event.state == before or (pk in pending and pending[pk].forced))
             and not (edit is not None and _is_unconfirmed(current.get(pk)))
         }
         # These may be published: they keep their ids, to which any run reports.
@@ -263,7 +265,8 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
 
     One that was not published does not count as a replay of its event; if it was forced, the event
     is what the one before it is, which may have ended meanwhile. In a batch, those with a general
-    error are pending again, unless they may have been published.
+    error are pending again, unless they may have been published; until then, the event is as it
+    was, since the batch may be cancelled.
     Those with an outcome, and those claimed by another process since, are not changed.
     """
     given = {unsent.replay.event_id: unsent for unsent in unpublished}
@@ -288,9 +291,9 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
                 event.state, event.state_since = State.REPLAYING, old.published_at or now
             elif old is not None and old.state == _Replay.SUCCEEDED:
                 event.state, event.error = State.SUCCEEDED, None
+                event.state_since = old.settled_at or now
             replay.state, replay.number = _Replay.RETURNED, None
             if unsent.general and replay.batch_id is not None:
-                event.state = State.ARCHIVED
                 replay.state, replay.publishes, replay.version = _Replay.PENDING, 0, event.version
         _replays().bulk_update(
             [given[pk].replay for pk in back],

@@ -27,6 +27,7 @@ from ..exceptions import (
     TopologyError,
 )
 from ..message import decoding
+from ..message.text import valid_moment
 from ..message.types import Received
 from .batch_reader import BatchReader
 from .topology import Names
@@ -53,8 +54,8 @@ class Record:
     Attributes:
         received: the message, as a handler's queue got it.
         event: ``None`` if its identity cannot be read.
-        at: when its publisher published it; if that is not in the message, that of the record
-            before, and ``None`` where none was read.
+        at: when its publisher published it; if that is not in the message or not valid, that of the
+            record before, and ``None`` where none was read.
     """
 
     offset: int
@@ -70,7 +71,7 @@ class Record:
             event, _progress = decoding.identify(received, trusted=False)
         except Malformed:
             event = None
-        at = (event and event.published_at) or before
+        at = valid_moment(event.published_at if event else None) or before
         return cls(offset=message.headers[OFFSET], received=received, event=event, at=at)
 
     @property

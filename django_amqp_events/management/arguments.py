@@ -17,6 +17,7 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.selection import SearchTerm, parse_uuid
 from django_amqp_events.declare.patterns import pattern_problem
 from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.message.text import YEARS, valid_moment
 from django_amqp_events.models import clean
 from django_amqp_events.options import parse_age, suggestion
 
@@ -213,20 +214,22 @@ def age(text: str) -> float:
 def moment(text: str) -> datetime:
     """Read a time: ISO 8601, in the project's time zone unless it has an offset, or an age."""
     try:
-        return datetime.now(UTC) - timedelta(seconds=age(text))
+        parsed = datetime.now(UTC) - timedelta(seconds=age(text))
     except ArgumentTypeError:
-        pass
-    try:
-        parsed = datetime.fromisoformat(text.strip())
-        if parsed.tzinfo is None:
-            parsed = timezone.make_aware(parsed)
-        # A time that does not exist in UTC cannot be compared.
-        return parsed.astimezone(UTC)
-    except (ValueError, OverflowError) as exc:
-        raise ArgumentTypeError(
-            f"{text!r} is neither a time such as 2026-11-20, 2026-11-20T13:30 or "
-            f"2026-11-20T13:30+01:00, nor an age such as 45m, 2h or 3d"
-        ) from exc
+        try:
+            parsed = datetime.fromisoformat(text.strip())
+            if parsed.tzinfo is None:
+                parsed = timezone.make_aware(parsed)
+            # A time that does not exist in UTC cannot be compared.
+            parsed = parsed.astimezone(UTC)
+        except (ValueError, OverflowError) as exc:
+            raise ArgumentTypeError(
+                f"{text!r} is neither a time such as 2026-11-20, 2026-11-20T13:30 or "
+                f"2026-11-20T13:30+01:00, nor an age such as 45m, 2h or 3d"
+            ) from exc
+    if valid_moment(parsed) is None:
+        raise ArgumentTypeError(f"{text!r} is not from {YEARS[0]} to {YEARS[-1]}")
+    return parsed
 
 
 def service(text: str) -> str:

@@ -12,6 +12,10 @@ from typing import Any, Final
 #: RecursionError would leak the pool's slot.
 MAX_DEPTH: Final = 200
 
+#: Years of valid times; pages could not show others in every time zone, and RabbitMQ knows none
+#: before 1970.
+YEARS: Final = range(1970, 3000)
+
 _CUT = "\n… cut by django_amqp_events …\n"
 _HIDDEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
@@ -35,6 +39,11 @@ def parse_moment(value: object) -> datetime | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
+
+
+def valid_moment(value: datetime | None) -> datetime | None:
+    """Return a time, ``None`` if its year is not valid."""
+    return value if value is not None and value.year in YEARS else None
 
 
 def too_deep(value: Mapping[str, Any] | Sequence[Any]) -> bool:

@@ -8,6 +8,7 @@ the inbox is found by its event's id.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -183,10 +184,11 @@ def _add_past(
     by_value: bool,
 ) -> int:
     """Add the events that the history has; return how many were read."""
-    by_value = by_value and "=" in value
-    selection = PastSelection(
-        ids=() if by_value else (value,), search=(value,) if by_value else (), since=since
-    )
+    selection = PastSelection(ids=(value,), since=since)
+    if by_value:
+        # An id may have a "=" too.
+        with suppress(ValueError):
+            selection = PastSelection(search=(value,), since=since)
     scan = Scan(settings=settings, selection=selection, budget=PAST)
     for record in islice(scan.records(), ROWS):
         key = (record.event.id, record.event.name) if record.event else ("", "")

@@ -31,6 +31,8 @@ DAY: Final = timedelta(days=1)
 class OpenEvents:
     """The number of open events; numbers are limited by the caller's cap.
 
+    Past events that were given to a handler and have not failed do not count.
+
     Attributes:
         oldest: when the oldest open event failed.
         unconfirmed: events whose last replay RabbitMQ did not confirm.
@@ -48,7 +50,7 @@ class OpenEvents:
 def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents:
     """Count open events, up to *cap*, in four queries."""
     now = now or datetime.now(UTC)
-    events = tables.rows().filter(state=State.ARCHIVED)
+    events = _of("").filter(state=State.ARCHIVED)
     total = capped(events, cap + 1)
     first = events.order_by("last_failed_at", "pk").values_list("last_failed_at", flat=True).first()
     return OpenEvents(

@@ -14,7 +14,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext_lazy
 
-from ..message.text import parse_moment
+from ..message.text import parse_moment, valid_moment
 from ..models import visible
 from ..reasons import Reason, translated
 
@@ -94,8 +94,7 @@ def duration(seconds: float) -> str:
 @register.filter
 def moment(value: object) -> datetime | None:
     """Read a time of a document; ``None`` where a page could not show it."""
-    parsed = parse_moment(value)
-    return parsed if parsed is not None and 1970 <= parsed.year < 3000 else None
+    return valid_moment(parse_moment(value))
 
 
 @register.filter

@@ -29,7 +29,12 @@ from ...conf import Settings, get_settings
 from ...databases import check_commits
 from ...declare.patterns import pattern_matches, patterns_overlap
 from ...declare.registry import Handler, get_registry
-from ...exceptions import AmqpEventsError, BrokerUnavailableError
+from ...exceptions import (
+    AmqpEventsError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    TopologyError,
+)
 from ...message.archive_message import Archived
 from ...message.headers import is_broker_header
 from ...message.types import derived_id
@@ -47,8 +52,8 @@ from . import batch_states
 #: Most events that are read in one step of a batch, and for a preview.
 READ: Final = 20_000
 _RUNNING: Final = ReplayBatch.State.RUNNING
-#: States from which an event runs again.
-_RUN_AGAIN: Final = (State.ARCHIVED, State.SUCCEEDED, State.DISCARDED)
+#: States from which an event runs again. What is discarded or resolved, a person has decided.
+_RUN_AGAIN: Final = (State.ARCHIVED, State.SUCCEEDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +158,8 @@ def freeze(
     handler = _handler(handler_name, selection)
     check_commits(using)
     app = connection.broker_app(settings)
-    first = history.first(app, settings, queue)
-    if first is None:
+    if history.first(app, settings, queue) is None:
         raise ValueError("the history is empty: it has the events that are published from now on")
-    # Of one event, the page knows only about when it was published.
-    if selection.since and first.at and selection.since < first.at and not selection.ids:
-        raise ValueError(
-            f"the history begins at {first.at:%Y-%m-%dT%H:%M:%SZ}; begin there, or leave the begin "
-            f"out"
-        )
     offsets = offsets_of(app, settings, queue, selection)
     plan = Backfill(
         handler=handler.name,
@@ -244,13 +242,18 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
     """Read the next *room* events that a batch gives to its handler, of at most *most*.
 
     Raises:
-        TopologyError, BrokerUnavailableError: the history cannot be read.
+        TopologyError, BrokerUnavailableError: the history cannot be read, or there is none.
         ConfigurationError: AMQP_EVENTS is wrong.
         AmqpEventsError: the handler is gone.
     """
     settings, plan = get_settings(), Backfill.of(batch)
     handler = plan.receiver
-    app, queue = connection.broker_app(settings), history.require(settings)
+    app = connection.broker_app(settings)
+    try:
+        queue = history.require(settings)
+    except ConfigurationError as exc:
+        # This batch waits; the runner continues with others.
+        raise TopologyError(str(exc)) from exc
     chunk, size = Chunk(next=batch.next_offset), 0
     if not unread(batch):
         return chunk
@@ -331,9 +334,15 @@ def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
     left = Counter(batch.backfill_left or {}) + chunk.left
     left["expired"] += chunk.expired
     with tables.locking(new, without=["detail"]) as events:
+        # A relay may have published an event twice.
+        known = batch_states.events(batch.pk).filter(event__in=list(new))
+        in_batch = set(known.values_list("event_id", flat=True))
+        left["twice"] += len(chunk.records) - len(new) + len(in_batch)
         claimed = {}
         for pk, row in new.items():
             event = events.get(pk)
+            if pk in in_batch:
+                continue
             if event is None:
                 claimed[pk] = row
             elif plan.again and event.state in _RUN_AGAIN and not event.unconfirmed:

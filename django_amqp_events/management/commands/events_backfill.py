@@ -3,7 +3,7 @@
 The range is fixed when the command runs: later events are not in it. It leaves out
 what the handler's queue has received since it was bound, what the inbox shows as
 handled, and what is in the archive for this handler. With --again all of these run
-again, those in progress excepted: for a handler that was wrong.
+again, those in progress or discarded excepted: for a handler that was wrong.
 
 events_batches runs the batch, as each replay batch: pause, resume, cancel, progress
 and report. The handler gets each event through its replay exchange, with a replay

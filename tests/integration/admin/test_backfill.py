@@ -119,11 +119,24 @@ def test_a_found_event_runs_again(billing: Service, ada: Client) -> None:
     assert handled(billing) == ["e7"]
 
 
+def test_an_event_with_an_impossible_time_is_shown(billing: Service, ada: Client) -> None:
+    headers = {"event-id": "e20", "event-published-at": "9999-12-31T23:59:59Z"}
+    billing.publish("events", KEY, headers=headers)
+    since = (datetime.now(UTC) - timedelta(days=1)).isoformat()
+    with override_settings(TIME_ZONE="Asia/Tokyo"):
+        found = ada.get(page("dashboard_find"), {"q": "e20", "since": since})
+    assert [event.id for event, _, _ in found.context["located"]] == ["e20"]
+    assert "The history has it, published" in found.text
+
+
 @pytest.mark.parametrize(
     ("form", "text"),
     [
         ({"handler": "nobody"}, "Handler: "),
         ({"handler": "send_invoice", "since": "2999-01-01"}, "is in the future"),
+        ({"handler": "send_invoice", "since": "0001-01-01"}, "Enter a valid date/time"),
+        ({"handler": "send_invoice", "until": "9999-12-31 23:59"}, "Enter a valid date/time"),
+        ({"handler": "send_invoice", "since": "1970-01-02"}, "has received all events"),
         ({"handler": "send_invoice", "event": "shop..x"}, "does not handle"),
         ({"handler": "send_invoice", "match": "17"}, "is not a search such as order_id=17"),
         ({"handler": "send_invoice"}, "has received all events of the history"),

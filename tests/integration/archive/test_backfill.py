@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.archive import replay, tables
+from django_amqp_events.archive import replay, states, tables
 from django_amqp_events.archive.batches import backfill, batch_states, preview
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.history import PastSelection
@@ -195,6 +195,51 @@ def test_again_runs_everything_of_the_range_and_twice(late: Service) -> None:
 
 
 @ONE
+def test_what_the_history_has_twice_is_given_once(late: Service) -> None:
+    """Also if the copies are in different chunks, and the first one has succeeded meanwhile."""
+    publish_past(late, 0, 5)
+    publish_past(late, 0, 1)
+    taken(late)
+    batch = begun(again=True, selection=PastSelection(ids=("e0", "e1", "e2", "e3", "e4")), rate=5)
+    runner = Runner(settings=late.settings, stop=lambda: now(batch).next_offset > 0)
+    runner.run()
+    succeed(late)
+    assert run(late, batch).backfill_left == {"twice": 6}
+    assert now(batch).total == 5
+    assert not taken(late)
+
+
+@ONE
+def test_what_succeeded_stays_so_until_it_is_published_again(late: Service) -> None:
+    selection = PastSelection(ids=tuple(f"e{number}" for number in range(20)))
+    run(late, begun(again=True, selection=selection))
+    succeed(late)
+    before = list(tables.rows().order_by("pk").values_list("state", "error"))
+    late.channel().exchange_delete(late.names.replay)
+    batch = begun(again=True, selection=selection)
+    Runner(settings=late.settings, stop=lambda: bool(now(batch).note)).run()
+    assert batch_states.count(batch.pk)["pending"] == 20
+    after = list(tables.rows().order_by("pk").values_list("state", "error"))
+    assert after == before
+    late.declare()
+    run(late, batch)
+    assert batch_states.count(batch.pk)["published"] == 20
+    assert set(tables.rows().values_list("state", "replays")) == {("replaying", 2)}
+
+
+@ONE
+def test_what_a_person_has_discarded_does_not_run_again(late: Service) -> None:
+    publish(late, archived(received("e1", payload={"order_id": 1})))
+    mirror_all(late)
+    discarded = tables.rows().get(event_id="e1")
+    states.discard({discarded.pk: 0}, by="ada", reason="a test", now=tables.clock())
+    batch = run(late, begun(again=True, selection=PastSelection(ids=("e1", "e2", "e3"))))
+    assert batch.backfill_left == {"archived": 1}
+    assert batch.total == 2
+    assert tables.rows().get(event_id="e1").state == "discarded"
+
+
+@ONE
 def test_a_canary_goes_first(late: Service) -> None:
     batch = begun(canary=3)
     Runner(settings=late.settings, stop=lambda: now(batch).published == 3).run()
@@ -211,6 +256,25 @@ def test_a_batch_whose_handler_is_gone_waits(
     Runner(settings=made.settings, stop=lambda: bool(now(batch).note)).run()
     assert "send_invoice" in str(now(batch).note)
     assert now(batch).next_offset == 0
+
+
+@ONE
+def test_a_batch_without_a_history_waits_and_no_other(
+    late: Service, service: Made, fresh_vhost: Vhost
+) -> None:
+    batch = begun()
+    publish(late, archived(received("e1", payload={"order_id": 1})))
+    mirror_all(late)
+    other = batch_states.freeze(tables.rows(), by="ada")
+    batch_states.start(other.pk, by="ada", reason="fixed", threshold=None)
+    made = service(fresh_vhost, HANDLERS={"send_invoice": [KEY]})
+
+    def stop() -> bool:
+        return bool(now(batch).note) and batch_states.count(other.pk)["published"] == 1
+
+    Runner(settings=made.settings, stop=stop).run()
+    assert "set AMQP_EVENTS['HISTORY']" in str(now(batch).note)
+    assert now(batch).state == "running"
 
 
 @ONE
@@ -237,7 +301,6 @@ def test_a_preview_counts_and_changes_nothing(late: Service) -> None:
     [
         ("send_invoices", {}, "there is no handler 'send_invoices'; did you mean 'send_invoice'?"),
         ("send_invoice", {"events": ("shop.stock.#",)}, "its events are shop.order.created"),
-        ("send_invoice", {"since": -30}, "the history begins at"),
         ("send_invoice", {"since": 0, "until": -1}, "not before its end"),
     ],
 )
@@ -343,6 +406,14 @@ def test_the_streams_are_no_backlog(late: Service) -> None:
     code, out, _err = late.command("events_find", "e7")
     assert code == 1
     assert "events:history" not in out
+
+
+@ONE
+def test_a_range_may_begin_before_the_history(late: Service) -> None:
+    """One publisher may be ahead, so the time of the first event is not when the history begins."""
+    since = datetime.now(UTC) - 30 * DAY
+    batch = backfill.freeze("send_invoice", PastSelection(since=since), by="ada")
+    assert preview.preview_batch(batch)["eligible"] == 450
 
 
 @ONE

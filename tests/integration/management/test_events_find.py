@@ -57,8 +57,13 @@ def test_an_event_that_only_the_history_has(service: Any, fresh_vhost: Any) -> N
     assert "shop.order.paid order-8\n  history  published 20" in out
     assert "2 events of the history read" in out
     assert billing.command("events_find", "order-10", "--since", "1h")[0] == 0
+    billing.publish(
+        "events", "shop.order.paid", headers={"event-id": "=17", "event-published-at": at}
+    )
+    for value, found in (("=17", 0), ("order_id=", 1), ("a b=1", 1)):
+        assert billing.command("events_find", value, "--since", "1h")[0] == found
     code, out, _ = billing.command("events_find", "order-9", "--since", "1h", "--format", "json")
-    assert (code, json.loads(out)["scanned"]) == (1, 2)
+    assert (code, json.loads(out)["scanned"]) == (1, 3)
 
 
 def test_a_history_that_there_is_not(billing: Any) -> None:

@@ -187,6 +187,8 @@ def test_queues_and_arguments_that_are_refused(billing):
     billing.channel().queue_declare("mine", exclusive=True)
     for queue, text in (
         ("billing:archive", "is the archive queue; run `manage.py events_mirror`"),
+        ("events:history", "is a stream, which keeps its messages; `manage.py events_backfill`"),
+        ("billing:bindings", "is a stream"),
         ("billing.nobody", "there is no queue 'billing.nobody'; `manage.py events_status` lists"),
         ("mine", "queue 'mine' cannot be inspected"),
     ):

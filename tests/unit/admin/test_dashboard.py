@@ -250,6 +250,8 @@ def test_the_figures_of_the_archive():
     make(first_failed_at=now - timedelta(days=9), last_failed_at=now - timedelta(minutes=1))
     make(State.SUCCEEDED, state_since=now - timedelta(minutes=50), first_failed_at=now,
          last_failed_at=now)  # fmt: skip
+    # A past event that was given to a handler has not failed.
+    make(reason="backfill", last_failed_at=now - timedelta(days=99))
     found = statistics.open_events(now)
     assert (found.open, found.capped) == (8, False)
     assert found.oldest == now - timedelta(hours=500)

@@ -396,6 +396,16 @@ def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> No
 
 @ONE
 @database
+def test_a_past_event_that_has_not_failed_has_no_group() -> None:
+    keep(archived(received("past"), reason="backfill", failure=None, at=NOW))
+    ArchivedEvent.objects.update(group=None)
+    FailureGroup.objects.all().delete()
+    assert failure_groups.rebuild().seen == 0
+    assert not FailureGroup.objects.exists()
+
+
+@ONE
+@database
 def test_groups_that_are_merged_keep_what_people_wrote() -> None:
     for name in ("first", "second"):
         keep(archived(received(name), handler=name, failure=failure(), at=NOW))
