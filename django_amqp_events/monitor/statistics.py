@@ -125,7 +125,8 @@ def _by_hour(rows: QuerySet[Any], column: str, hours: list[datetime]) -> dict[in
         .annotate(count=Count("*"))
         for number, hour in enumerate(hours)
     ]
-    return dict(counts[0].union(*counts[1:], all=True))
+    # Django 6.1 orders a union as its model.
+    return dict(counts[0].union(*counts[1:], all=True).order_by())
 
 
 def top_groups() -> list[Any]:
