@@ -51,7 +51,6 @@ from . import batch_states
 
 #: Most events that are read in one step of a batch, and for a preview.
 READ: Final = 20_000
-_RUNNING: Final = ReplayBatch.State.RUNNING
 #: States from which an event runs again. What is discarded or resolved, a person has decided.
 _RUN_AGAIN: Final = (State.ARCHIVED, State.SUCCEEDED)
 

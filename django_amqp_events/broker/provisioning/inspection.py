@@ -163,8 +163,9 @@ def _with_alternate(item: Item, policies: Iterable[Mapping[str, Any]]) -> Item:
     if item.role != "events" or item.state != "ok" or isinstance(item.entity, Binding):
         return item
     applied = _effective(policies, item.entity)
-    found = any(_ALTERNATE in (policy.get("definition") or ()) for policy in applied)
-    return replace(item, note=ALTERNATE) if found else item
+    if any(_ALTERNATE in (policy.get("definition") or ()) for policy in applied):
+        return replace(item, note=ALTERNATE)
+    return item
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:
