@@ -1,4 +1,4 @@
-"""What an operator on call fixes in a browser: a night of failures, and a handler that was wrong.
+"""What somebody on call fixes in a browser: a night of failures, and a handler that was wrong.
 
 Real: RabbitMQ, ``events_worker`` with its runner of batches, ``events_mirror``, the web server, the
 browser. The ledger says what was handled.
@@ -49,7 +49,7 @@ class Billing(Project):
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def release_rates(self, **rates: int) -> None:
+    def mend(self, **rates: int) -> None:
         """Write the file that the handler reads, atomically."""
         new = self.where / "rates.new"
         new.write_text(json.dumps(rates))
@@ -71,7 +71,7 @@ class Billing(Project):
 @pytest.fixture
 def billing(tmp_path: Path, fresh_vhost: Vhost) -> Iterator[Billing]:
     service = Billing(tmp_path, fresh_vhost.url)
-    service.release_rates(DE=19)
+    service.mend(DE=19)
     try:
         service.manage("migrate", "--verbosity", "0")
         service.manage("events_declare", "--verbosity", "0")
@@ -201,8 +201,8 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     assert '"country": "XX"' in ada.page
     assert billing.invoiced == []
 
-    # She fixes it, and tries three before the others.
-    billing.release_rates(DE=19, XX=20)
+    # She mends it, and tries three before the others.
+    billing.mend(DE=19, XX=20)
     browser.open(group)
     ada.press("Replay all in the background…")
     assert f"{NUMBER} of {NUMBER} events can be replayed" in ada.page
@@ -269,7 +269,7 @@ def test_two_hours_run_again_in_five_clicks(
     ada = Person(browser)
 
     # An order every three minutes for four hours, while the rate was wrong.
-    billing.release_rates(DE=16)
+    billing.mend(DE=16)
     begin = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=4)
     times = {number: begin + timedelta(minutes=3 * number) for number in range(80)}
     eyes = Eyes(fresh_vhost.node, fresh_vhost.name)
@@ -283,7 +283,7 @@ def test_two_hours_run_again_in_five_clicks(
     ada.press("Log in")
 
     # It is fixed now, and those of two hours run again.
-    billing.release_rates(DE=19)
+    billing.mend(DE=19)
     ada.follow("Replay batches")
     browser.find("summary").click()
     since, until_ = begin + timedelta(hours=1), begin + timedelta(hours=3)
