@@ -145,11 +145,12 @@ def deployed() -> list[Container]:
             continue
         for one in (*spec.get("initContainers", ()), *spec["containers"]):
             probes = [probe for key, probe in one.items() if key.endswith("Probe")]
+            own = {variable["name"]: variable["value"] for variable in one.get("env", ())}
             found.append(
                 Container(
                     name=f"{each['metadata']['name']}.{one['name']}",
                     command=one.get("command") or image_default("CMD"),
-                    environment=image_environment() | data,
+                    environment=image_environment() | data | own,
                     probes=[p["exec"]["command"] if "exec" in p else p["httpGet"] for p in probes],
                     grace=spec.get("terminationGracePeriodSeconds", 30),
                 )

@@ -215,6 +215,8 @@ def test_environment() -> None:
     known = read_by_the_settings() | OTHERS
     for each in everything():
         assert each.environment.keys() <= known, each.name
+        if metrics_port(each):
+            assert "PROMETHEUS_MULTIPROC_DIR" in each.environment, each.name
     assert secret().keys() <= known
     documented = (ROOT / "example_project" / "base.py").read_text()
     for name in read_by_the_settings() - OTHERS:

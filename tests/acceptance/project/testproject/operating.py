@@ -86,10 +86,8 @@ class Operator:
         if self.chance.random() < 0.5:
             payload["plan"] = "fine"
         payload["edit"] = token
-        data = {
-            "payload": json.dumps(payload), "version": str(event.version),
-            "base": str(page["base"]), "step": "publish",
-        }  # fmt: skip
+        version = str(event.version)
+        data = {"payload": json.dumps(payload), "version": version, "step": "publish"}
         review = self._page(page["action_url"], {**data, "step": "review"})
         if review is None or "payload" not in review:
             return
