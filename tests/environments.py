@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 @cache
 def environment(name: str) -> Path:
     """Return the environment of requirements/NAME.txt, installed once per .venv."""
-    venv = Path(sys.prefix) / "share" / f"{name}-tools"
+    # Its scripts name this path; a link to it may be gone tomorrow.
+    venv = Path(sys.prefix).resolve() / "share" / f"{name}-tools"
     venv.parent.mkdir(exist_ok=True)
     with venv.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test processes may need it
