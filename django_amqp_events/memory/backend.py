@@ -27,7 +27,7 @@ from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
 from ..message.types import Message, Received
 from ..publish.pending import Backend, Pending
-from ..worker.outgoing import announce, needs_message
+from ..worker.outgoing import ANNOUNCED, announce, needs_message
 from ..worker.pool_job import Engine
 from ..worker.reading import Reading
 from ..worker.task import utc_now
@@ -198,6 +198,8 @@ class MemoryBackend(Backend):
             message = world.message(reading, verdict, self.now())
             if error := self.broker.publish(message, mandatory=True):
                 raise error
+        if verdict.kind not in ANNOUNCED:
+            return
         try:
             announce(world.settings.service, reading, verdict)
         except (Exception, SystemExit):

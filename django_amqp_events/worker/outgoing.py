@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from .. import signals
 from ..broker.topology import Names
@@ -98,10 +98,16 @@ class OutgoingMessages:
         )
 
 
+#: Kinds of verdicts with a signal.
+ANNOUNCED: Final = frozenset({"retry", "archive"})
+
+
 def announce(service: str, reading: Reading, verdict: Verdict) -> None:
-    """Log an archived event with its traceback; send the signal of a retry or archived event."""
-    if verdict.kind not in ("retry", "archive"):
-        return
+    """Log an archived event with its traceback; send the signal of a retry or archived event.
+
+    Args:
+        verdict: one of :data:`ANNOUNCED`.
+    """
     exception = verdict.failure.first_line if verdict.failure else verdict.detail
     handler = reading.handler.name if reading.handler else None
     extra: dict[str, Any]

@@ -32,7 +32,7 @@ from ..message.text import printable
 from ..message.types import Message
 from .celery_internals import terminated_by_signal
 from .delivery import Item
-from .outgoing import OutgoingMessages, announce, needs_message
+from .outgoing import ANNOUNCED, OutgoingMessages, announce, needs_message
 from .reading import HOLD_SECONDS, Dispatcher, Reading, celery_headers, delivery_info
 from .task import HandlerTask, register, utc_now
 from .tracing import trace
@@ -265,7 +265,7 @@ def _publish(engine: Engine, options: JobOptions, decided: Sequence[Decided]) ->
             if one.outcome.kind == "publish":
                 one.outcome = one.outcome._replace(error=f"{type(exc).__name__}: {exc}")
     for one in decided:
-        if one.outcome.kind == "published":
+        if one.outcome.kind == "published" and one.verdict.kind in ANNOUNCED:
             _announce(engine.settings, one.reading, one.verdict)
 
 
