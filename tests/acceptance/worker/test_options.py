@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,16 +41,25 @@ def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     assert first[-1] - first[0] >= (len(first) - 1) / 5 - 1
 
 
-@pytest.mark.parametrize("reuse", [None, 4])
-def test_database_connections(fresh_eyes: Eyes, service: Make, reuse: int | None) -> None:
+@pytest.mark.parametrize(
+    ("reuse", "exchange"), [(None, "events"), (4, "events"), (4, "options:replay")]
+)
+def test_database_connections(
+    fresh_eyes: Eyes, service: Make, reuse: int | None, exchange: str
+) -> None:
     """Closed after each task, or after CELERY_DB_REUSE_MAX of them, as Celery's fixup does."""
     eyes = fresh_eyes
     options = make(service, eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
-    worker = options.worker("threads", 2, "-Q", "options.testproject.query").wait_ready()
-    for _ in range(6):
-        (event_id,) = eyes.events(1, QUERY, "ok")
-        until(lambda: options.ended([event_id], handler="testproject.query"))  # noqa: B023
-    eyes.empty("options.testproject.query")
+    queue = "options.testproject.query"
+    worker = options.worker("threads", 2, "-Q", queue).wait_ready()
+    for number in range(6):
+        message = eyes.message(QUERY, {"plan": ["ok"]})
+        if exchange != "events":
+            headers = {**message.headers, "event-replay-id": f"{number:032}"}
+            message = replace(message, exchange=exchange, routing_key=queue, headers=headers)
+        eyes.send(message)
+        until(lambda: options.ended([message.event_id], handler="testproject.query"))  # noqa: B023
+    eyes.empty(queue)
 
     def open_files() -> int:
         count = 0
