@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Final, Literal, TypedDict, get_args
@@ -169,8 +169,8 @@ def has_control_characters(text: str) -> bool:
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return the items of a list, or a single item as the only one."""
-    single = isinstance(value, (str, type)) or not isinstance(value, Iterable)
+    """Return the items of a list, or a single item as the only one; so is what can be read once."""
+    single = isinstance(value, (str, type, Iterator)) or not isinstance(value, Iterable)
     return (value,) if single else tuple(value)
 
 

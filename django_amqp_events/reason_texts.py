@@ -98,6 +98,7 @@ TEXTS: Final[Mapping[str, Any]] = {
         "the redaction hook %(hook)s failed with %(error)s; the payload is hidden; fix the hook "
         "to see it"
     ),
+    "redaction-no-json": _("The redacted payload is not valid JSON (%(error)s)."),
     # -- publishing
     "broker-blocks": _(
         "RabbitMQ blocks publishers (%(blocked)s); free memory or disk on the broker"
@@ -124,7 +125,7 @@ TEXTS: Final[Mapping[str, Any]] = {
         "all %(limit)s connections to RabbitMQ were busy for %(seconds)s s; raise Celery's "
         "broker_pool_limit, or check why the broker is slow"
     ),
-    "history-silent": "RabbitMQ does not deliver the messages of the stream %(queue)s; try again",
+    "queue-silent": "RabbitMQ does not deliver the messages of the queue %(queue)s; try again",
     "consumer-cancelled": _(
         "RabbitMQ cancelled the consumer of %(queue)s: was it deleted? Then run `manage.py "
         "events_declare`"

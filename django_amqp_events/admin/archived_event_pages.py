@@ -31,7 +31,7 @@ from ..models import (
     SearchValue,
     State,
 )
-from ..monitor.state_texts import STATES
+from ..monitor.state_texts import about_state
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, ago, breakable, line, text
 from . import archived_event_actions, formatting
@@ -260,7 +260,7 @@ class ArchivedEventAdmin(EditingPages):
         tasks = self._tasks(request, [event.task_id, *(replayed.task_id for replayed in replays)])
         for replayed in replays:
             replayed.result = tasks.get(replayed.task_id)
-        meaning, remedy = STATES.get(event.state, ("", ""))
+        meaning, remedy = about_state(event)
         return {
             "meaning": meaning,
             "remedy": remedy,

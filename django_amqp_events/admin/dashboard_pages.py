@@ -260,9 +260,11 @@ class DashboardAdmin(Pages):
 
 
 def _earliest(event: LocatedEvent) -> str:
-    """Return since when the history is read for an event."""
-    times = [record.at for record in event.records] + ([event.past] if event.past else [])
-    return f"{localtime(min(times) - backfill_pages.BEFORE):%Y-%m-%d %H:%M:%S}" if times else ""
+    """Return since when the history is read for an event, with its offset."""
+    # The state of an archived event may have changed since.
+    times = [getattr(record.row, "first_failed_at", record.at) for record in event.records]
+    times += [event.past] if event.past else []
+    return (min(times) - backfill_pages.BEFORE).isoformat() if times else ""
 
 
 class _Seen:

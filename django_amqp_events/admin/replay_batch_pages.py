@@ -23,6 +23,7 @@ from django.utils.translation import gettext_lazy
 from ..archive import states, tables
 from ..archive.batches import batch_states, preview
 from ..archive.groups import failure_groups
+from ..conf import get_settings
 from ..models import (
     ArchivedEvent,
     FailureGroup,
@@ -270,7 +271,8 @@ class ReplayBatchAdmin(Pages):
             return self.detail_view(request, batch, form)
         if act != "look":
             return self._act(request, batch, act, form.cleaned_data if form is not None else {})
-        if batch.state == _State.DRAFT:
+        # Handlers of another service are not known here.
+        if batch.state == _State.DRAFT and batch.service == get_settings().service:
             preview.preview_batch(batch)
         return self._redirect(request, "change", batch.pk)
 

@@ -9,6 +9,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final, NoReturn
 
 from django.utils.translation import ngettext
@@ -185,9 +186,13 @@ class Line:
 
 
 def diff(before: str, after: str) -> list[Line]:
-    """Return the unified diff of two texts, up to :data:`COMPARED_LINES` lines of each."""
+    """Return the unified diff of two texts, :data:`COMPARED_LINES` from the first change on."""
     old, new = before.splitlines(), after.splitlines()
-    compared = difflib.unified_diff(old[:COMPARED_LINES], new[:COMPARED_LINES], lineterm="")
+    pairs = enumerate(zip_longest(old, new))
+    changed = next((number for number, (line, other) in pairs if line != other), 0)
+    first = max(0, changed - 3)  # lines of context
+    old, new = old[first:], new[first:]
+    compared = difflib.unified_diff(old[:COMPARED_LINES], new[:COMPARED_LINES], lineterm="", n=3)
     # Without the two file names and the first @@; others separate the parts.
     lines = [
         Line(kind="…", text="") if text.startswith("@@") else Line(kind=text[0], text=text[1:])

@@ -17,7 +17,6 @@ from uuid import UUID
 from django.db import models
 from django.db.models import Prefetch, QuerySet
 
-from ..databases import error_line
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision
 from ..reasons import Reason
 from . import redaction, tables
@@ -106,11 +105,5 @@ def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str
 def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
     if payload is None:
         return None, "it cannot be decoded, so it cannot be redacted"
-    redacted = redaction.redact(name, payload)
-    if isinstance(redacted, Reason):
-        return None, str(redacted)
-    try:
-        json.dumps(redacted, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as exc:
-        return None, f"the result of the redaction hook is not valid JSON ({error_line(exc)})"
-    return redacted, ""
+    redacted = redaction.redact_json(name, payload)
+    return (None, str(redacted)) if isinstance(redacted, Reason) else (redacted, "")

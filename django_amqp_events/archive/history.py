@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -61,10 +62,14 @@ class PastSelection:
         # The first minutes of 1970 have none before them in RabbitMQ.
         return "first" if self.since is None or self.since.year <= YEARS[0] else self.since - CLOCKS
 
-    def matches(self, record: Record) -> bool:
-        """Return True if a record matches; one that cannot be read never does."""
+    def matches(self, record: Record, stored: range) -> bool:
+        """Return True if a record matches; one that cannot be read never does.
+
+        Args:
+            stored: :attr:`Offsets.stored`.
+        """
         event, at = record.event, record.at
-        if event is None:
+        if event is None or (at is None and record.offset not in stored):
             return False
         if self.since is not None and at is not None and at < self.since:
             return False
@@ -91,21 +96,40 @@ class PastSelection:
         return True
 
 
-def offsets_of(app: Celery, settings: Settings, queue: str, selection: PastSelection) -> range:
-    """Return the offsets of the stored events that can match.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offsets:
+    """Where the history has the events of a range, by the times at which RabbitMQ stored them.
 
-    The range is found by the times at which RabbitMQ stored them, so a publisher's wrong clock
-    cannot end it early.
+    A publisher's wrong clock cannot end it early.
+
+    Attributes:
+        read: of the events that can match.
+        stored: of those that were stored in the range. An event without a time of its own is in the
+            range if it is one of these.
     """
+
+    read: range
+    stored: range
+
+
+def offsets_of(app: Celery, settings: Settings, queue: str, selection: PastSelection) -> Offsets:
+    """Return the offsets of the stored events that can match."""
     last = history.last(app, settings, queue)
-    first = history.first(app, settings, queue, selection.start) if last is not None else None
-    if first is None or last is None:
-        return range(0)
+    if last is None:
+        return Offsets(read=range(0), stored=range(0))
     end = last.offset + 1
+
+    def place(at: Start) -> int:
+        record = history.first(app, settings, queue, at)
+        return end if record is None else min(end, record.offset)
+
+    begin, stop = place(selection.start), end
+    stored_begin, stored_stop = begin, end
+    if selection.since is not None:
+        stored_begin = place(selection.since)
     if selection.until is not None:
-        after = history.first(app, settings, queue, selection.until + LATE)
-        end = end if after is None else min(end, after.offset)
-    return range(first.offset, max(first.offset, end))
+        stop, stored_stop = place(selection.until + LATE), place(selection.until)
+    return Offsets(read=range(begin, max(begin, stop)), stored=range(stored_begin, stored_stop))
 
 
 def shown_payload(record: Record) -> Mapping[str, Any] | Reason:
@@ -114,7 +138,7 @@ def shown_payload(record: Record) -> Mapping[str, Any] | Reason:
         payload = decoding.decode(record.received, get_settings().max_body).kwargs
     except Malformed as exc:
         return Reason.of(str(exc))
-    return redaction.redact(record.key, payload)
+    return redaction.redact_json(record.key, payload)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,13 +173,13 @@ class Scan:
         """
         queue = history.require(self.settings)
         app = connection.broker_app(self.settings)
-        offsets = range(0)
+        offsets = Offsets(read=range(0), stored=range(sys.maxsize))
         if follow:
             start = "next" if self.selection.since is None else self.selection.start
         else:
             offsets = offsets_of(app, self.settings, queue, self.selection)
-            start = offsets.start
-            self.complete = not offsets
+            start = offsets.read.start
+            self.complete = not offsets.read
         wait = history.LULL if follow else self.settings.confirm_timeout
         if self.complete:
             return
@@ -164,11 +188,11 @@ class Scan:
                 for record in reader.records(wait=wait, stop=stop):
                     self.read += 1
                     self.last = record
-                    if self.selection.matches(record):
+                    if self.selection.matches(record, offsets.stored):
                         yield record
                     if follow:
                         continue
-                    if record.offset >= offsets[-1]:
+                    if record.offset >= offsets.read[-1]:
                         self.complete = True
                         return
                     if self.read >= self.budget:

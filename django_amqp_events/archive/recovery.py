@@ -151,6 +151,8 @@ def recover(
             expected = done.seen < ready
             batch = reader.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
             if batch is None and not stop():
+                if expected:
+                    done.stopped = Reason("queue-silent", queue=repr(reader.queue))
                 break
             if batch is not None:
                 done.stopped = _archive(batch, copies, reader, pool, done)

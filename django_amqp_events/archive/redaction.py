@@ -6,6 +6,7 @@ returns the payload to show. If it fails, the payload is hidden.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from copy import deepcopy
@@ -15,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from .. import conf
 from ..callables import unrun
+from ..databases import error_line
 from ..logs import event_fields
 from ..reasons import Reason
 
@@ -49,4 +51,16 @@ def redact(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
             "AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind, extra=about
         )
         return Reason("redaction-failed", hook=path, error=kind)
+    return redacted
+
+
+def redact_json(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
+    """As :func:`redact`; return the problem if what is to be shown is not valid JSON."""
+    redacted = redact(name, payload)
+    if isinstance(redacted, Reason):
+        return redacted
+    try:
+        json.dumps(redacted, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        return Reason("redaction-no-json", error=error_line(exc))
     return redacted

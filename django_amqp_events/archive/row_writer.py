@@ -152,7 +152,7 @@ def _together(items: Sequence[Item]) -> Counts:
             without=("body", "headers_raw"),
         )
         if failures:
-            _store_events(list(failures.values()), rows, counts)
+            _store_events(list(failures.values()), rows, counts, now)
         if ends:
             counts.outcomes = states.finish(ends, now=now)
             counts.foreign = len(ends) - counts.outcomes
@@ -163,7 +163,9 @@ def _together(items: Sequence[Item]) -> Counts:
     return counts
 
 
-def _store_events(entries: list[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts) -> None:
+def _store_events(
+    entries: list[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts, now: datetime
+) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
     )
@@ -184,9 +186,8 @@ def _store_events(entries: list[Entry], rows: Mapping[UUID, ArchivedEvent], coun
         _failures().bulk_create(failed_part)
     for part in tables.statements(changes.changed.values(), "detail"):
         tables.rows().bulk_update(part, _FAILED)
-    states.failed_again(
-        {entry.replay.pk: entry.failed_at for entry in fresh if entry.replay is not None}
-    )
+    ends = {entry.replay.pk: entry.failed_at for entry in fresh if entry.replay is not None}
+    states.failed_again(ends, now=now)
 
 
 @dataclass(slots=True)

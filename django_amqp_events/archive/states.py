@@ -172,17 +172,22 @@ def queue_past(
     forced: bool,
     now: datetime,
 ) -> list[Replay]:
-    """Queue past events, which are new or locked, in the transaction of the caller."""
+    """Queue past events, which are new or locked, in the transaction of the caller.
+
+    A forced replay publishes what the one before it did, edited or not.
+    """
+    by_pk = {event.pk: event for event in events}
+    last = _current_replays(by_pk) if forced else {}
     _change(events, State.QUEUED, now, replays=1, **_NO_ERROR)
     started = _start(
-        {event.pk: event for event in events},
+        by_pk,
         {
             event.pk: Replay(pk=uuid4(), batch_id=batch.pk, position=batch.total + number)
             for number, event in enumerate(events)
         },
         {event.pk: event.version for event in events},
         {event.pk: handler for event in events},
-        {},
+        last,
         None,
         force=forced,
         by=batch.started_by,
@@ -318,7 +323,7 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     if not ended:
         return 0
     with tables.locking({replay.event_id for replay in ended.values()}) as events:
-        _end({pk: ends[pk] for pk in ended}, _Replay.SUCCEEDED)
+        _end({pk: ends[pk] for pk in ended}, _Replay.SUCCEEDED, now)
         unsettled = {
             event.pk: event
             for replay in ended.values()
@@ -330,9 +335,9 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     return len(ended)
 
 
-def failed_again(ends: Mapping[UUID, datetime]) -> None:
+def failed_again(ends: Mapping[UUID, datetime], *, now: datetime) -> None:
     """Record that replays failed, unless they succeeded; the caller changes the events."""
-    _end(ends, _Replay.FAILED)
+    _end(ends, _Replay.FAILED, now)
 
 
 def _current_replays(events: Mapping[UUID, ArchivedEvent]) -> dict[UUID, Any]:
@@ -370,10 +375,12 @@ def _start(
     """
     started = {}
     for pk, event in events.items():
-        revision = last[pk].revision if pk in last else None
+        place = pending.get(pk)
+        # A pending replay of a backfill that was not published keeps its revision.
+        before = last.get(pk, place)
+        revision = before.revision if before is not None else None
         if edit is not None:
             revision = _revise(event, edit, by=by, reason=reason, now=now)
-        place = pending.get(pk)
         started[pk] = Replay(
             pk=place.pk if place is not None else uuid4(),
             event=event,
@@ -435,18 +442,18 @@ def _revise(
     return revision
 
 
-def _end(ends: Mapping[UUID, datetime], state: Replay.State) -> None:
+def _end(ends: Mapping[UUID, datetime], state: Replay.State, now: datetime) -> None:
     """Record outcomes by the worker's time; a success is never overwritten."""
     ended = _replays().filter(pk__in=list(ends)).exclude(state=_Replay.SUCCEEDED)
     to_end = list(ended.only("pk"))
     if not to_end:
         return
     # Their process has not recorded the publish.
-    _record_published(ended, now=tables.clock())
+    _record_published(ended, now=now)
     for replay in to_end:
         replay.finished_at = ends[replay.pk]
     _replays().bulk_update(to_end, ["finished_at"])
-    ended.update(state=state, error=None, settled_at=tables.clock())
+    ended.update(state=state, error=None, settled_at=now)
 
 
 def replays() -> QuerySet[Replay]:

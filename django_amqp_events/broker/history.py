@@ -54,8 +54,7 @@ class Record:
     Attributes:
         received: the message, as a handler's queue got it.
         event: ``None`` if its identity cannot be read.
-        at: when its publisher published it; if that is not in the message or not valid, that of the
-            record before, and ``None`` where none was read.
+        at: when its publisher published it; ``None`` if that is not in the message or not valid.
     """
 
     offset: int
@@ -64,14 +63,14 @@ class Record:
     at: datetime | None
 
     @classmethod
-    def of(cls, message: Received, before: datetime | None = None) -> Record:
+    def of(cls, message: Received) -> Record:
         headers = {key: value for key, value in message.headers.items() if key != OFFSET}
         received = replace(message, headers=headers)
         try:
             event, _progress = decoding.identify(received, trusted=False)
         except Malformed:
             event = None
-        at = valid_moment(event.published_at if event else None) or before
+        at = valid_moment(event.published_at if event else None)
         return cls(offset=message.headers[OFFSET], received=received, event=event, at=at)
 
     @property
@@ -121,12 +120,8 @@ class StreamReader(BatchReader):
         self, *, wait: float = LULL, then: float | None = None, stop: Callable[[], bool] = nothing
     ) -> Iterator[Record]:
         """Yield messages until none arrives within *wait* seconds, or *then* after the first."""
-        at: datetime | None = None
         while not stop() and (batch := self.batch(wait=wait, stop=stop)):
-            for message in batch.messages:
-                record = Record.of(message, at)
-                at = record.at
-                yield record
+            yield from map(Record.of, batch.messages)
             self.ack(batch, range(len(batch.messages)))
             wait = wait if then is None else then
 
@@ -167,7 +162,12 @@ def last(app: Celery, settings: Settings, queue: str) -> Record | None:
 
 
 def digest(received: Received) -> str:
-    """Return what tells a message from others, with or without its offset."""
-    headers = sorted((key, repr(received.headers[key])) for key in received.headers)
+    """Return what tells a message from others, in a stream or another queue."""
+    # RabbitMQ keeps no lists and tables in the headers of a stream.
+    headers = sorted(
+        (key, repr(value))
+        for key, value in received.headers.items()
+        if not isinstance(value, (list, dict))
+    )
     content = repr((received.routing_key, headers)).encode("utf-8", "backslashreplace")
     return blake2b(content + received.body, digest_size=16).hexdigest()

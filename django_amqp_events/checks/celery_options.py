@@ -112,7 +112,7 @@ def check_consumer_timeout(project: Project) -> Iterator[Problem]:
                 f"of that for its run.",
                 f"Set the limit to at most {longest:g} s, {hint}",
             )
-        pace = handler.rate_limit or general
+        pace = general if handler.rate_limit is None else handler.rate_limit
         if 0 < events_per_second(pace) < lowest:
             yield Problem(
                 "E042",

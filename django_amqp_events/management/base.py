@@ -60,6 +60,9 @@ class Output(OutputWrapper):
     def __init__(self, out: Any) -> None:
         super().__init__(out)
         self.broken = out is None
+        if hasattr(out, "reconfigure"):
+            # A locale may lack a character.
+            out.reconfigure(errors="backslashreplace")
 
     def write(  # type: ignore[override]  # of io.TextIOBase
         self, msg: str = "", style_func: Any = None, ending: str | None = None

@@ -36,7 +36,7 @@ from ..models import (
 )
 from ..publish import outbox, outbox_rows
 from ..reasons import Reason, translated
-from .state_texts import ROW_STATES, STATES
+from .state_texts import ROW_STATES, about_state
 
 RecordKind = Literal["outbox", "archive", "replay", "batch", "inbox"]
 KINDS: Final[tuple[RecordKind, ...]] = ("outbox", "archive", "replay", "batch", "inbox")
@@ -248,7 +248,7 @@ def _in_inbox(ids: set[str]) -> Iterator[Record]:
 
 
 def _of_archived(row: ArchivedEvent, settings: Settings) -> Record:
-    meaning, remedy = STATES.get(row.state, ("", ""))
+    meaning, remedy = about_state(row)
     own = row.service == settings.service
     handler = eligibility.handler_for(row) if own else eligibility.other_service(row)
     if isinstance(handler, Reason):

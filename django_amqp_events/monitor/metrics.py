@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from celery import signals as celery_signals
-from django.db import Error, close_old_connections
+from django.db import Error, close_old_connections, connections
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server, values
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -213,7 +213,8 @@ class SnapshotCollector(Collector):
             logger.warning("metrics have no snapshot: %s", error_line(exc))
             return
         finally:
-            close_old_connections()
+            # Each scrape has a thread of its own.
+            connections.close_all()
         document = newest.about if newest is not None else {}
         if newest is None or document.get("version") != snapshots.FORMAT:
             return

@@ -7,10 +7,15 @@ from typing import Any, Final
 
 from django.utils.translation import gettext_lazy
 
-from ..models import State
+from ..archive.eligibility import BACKFILL
+from ..models import ArchivedEvent, State
 from ..publish.outbox import RowState
 from ..worker.prefetch import Why
 
+_NOT_PUBLISHED: Final = (
+    gettext_lazy("A backfill has not published this event."),
+    gettext_lazy("Replay the event, or discard it."),
+)
 #: Of an archived event: its meaning, and the next step.
 STATES: Final[Mapping[str, tuple[Any, Any]]] = {
     State.ARCHIVED: (
@@ -31,6 +36,15 @@ STATES: Final[Mapping[str, tuple[Any, Any]]] = {
         gettext_lazy("Restore it to return it to the archive."),
     ),
 }
+
+
+def about_state(row: ArchivedEvent) -> tuple[Any, Any]:
+    """Return what the state of an archived event means, and the next step."""
+    if row.state == State.ARCHIVED and row.reason == BACKFILL:
+        return _NOT_PUBLISHED
+    return STATES.get(row.state, ("", ""))
+
+
 #: What a prefetch count follows from.
 PREFETCH_REASONS: Final[Mapping[Why, Any]] = {
     "default": gettext_lazy("default"),

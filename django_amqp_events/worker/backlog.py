@@ -16,6 +16,9 @@ from .prefetch import Durations, events_per_second, lowest_rate
 JOB_BYTES: Final = 32_768
 #: Seconds that a run is expected to take before one has ended.
 UNKNOWN_SECONDS: Final = 1.0
+#: Most seconds of one job beyond what was expected that count: the queue's next event need not wait
+#: until others have had the hours of one that hung.
+MOST_LONGER: Final = 10.0
 
 
 class Backlog:
@@ -108,7 +111,7 @@ class Backlog:
 
     def took_longer(self, queue: str, seconds: float) -> None:
         """Correct the time of a queue by that of a job beyond what was expected."""
-        self._spent[queue] += seconds
+        self._spent[queue] += min(seconds, MOST_LONGER)
 
     def rate(self, task: Any) -> float:
         """Return the events per second that the rate limit of a task allows, 0 for all.

@@ -79,7 +79,7 @@ class ReaperStep(EventStep):
         self._limit = limit = self.time_limit or HOLDING * self.settings.consumer_timeout
         for name in self.registry.handlers:
             task = c.app.tasks[name]
-            if task.time_limit is None and c.app.conf.task_time_limit is None:
+            if not (task.time_limit or c.app.conf.task_time_limit):
                 # A run that exceeds the consumer timeout would block the other events until then,
                 # each time.
                 task.time_limit = limit

@@ -218,7 +218,7 @@ class MemoryInsideTestCase(TestCase):
         def x(**payload: Any) -> None:
             seen.append(payload)
             if payload.get("again"):
-                with transaction.atomic():
+                with transaction.atomic(durable=True):
                     Group.objects.create(name="made by a handler")
                     publish_event("a.again", {}, options=ON_COMMIT)
 

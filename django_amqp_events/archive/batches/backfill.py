@@ -19,14 +19,14 @@ from typing import Any, Final, Self
 from uuid import UUID
 
 from celery import Celery
-from django.db import transaction
+from django.db import Error, IntegrityError, transaction
 from django.db.models import F
 
 from ...broker import connection, history
 from ...broker.history import Record, StreamReader, digest
 from ...broker.provisioning.binding_records import BindingRecord, read_records
 from ...conf import Settings, get_settings
-from ...databases import check_commits
+from ...databases import check_commits, reason_of, retry_on_conflict
 from ...declare.patterns import pattern_matches, patterns_overlap
 from ...declare.registry import Handler, get_registry
 from ...exceptions import (
@@ -62,6 +62,7 @@ class Backfill:
     Attributes:
         again: include what the handler has received.
         begin, end: offsets of the first and the last event of the range.
+        stored: first offset and end of :attr:`.Offsets.stored`.
         bindings: of the handler's queue.
     """
 
@@ -70,6 +71,7 @@ class Backfill:
     again: bool
     begin: int
     end: int
+    stored: tuple[int, int]
     bindings: tuple[BindingRecord, ...] = ()
 
     @classmethod
@@ -109,9 +111,15 @@ class Backfill:
             return ""
         if record.event is None or len(record.received.body) > get_settings().max_body:
             return "unreadable"
-        if not self.selection.matches(record):
+        if not self.selection.matches(record, range(*self.stored)):
             return ""
         return "received" if not self.again and self._received(record.offset, key) else None
+
+    def runs(self, event: ArchivedEvent | None) -> bool:
+        """Return True if a past event may run that has this row, or none."""
+        if event is None:
+            return True
+        return self.again and event.state in _RUN_AGAIN and not event.unconfirmed
 
     def _received(self, offset: int, key: str) -> bool:
         own = [
@@ -164,8 +172,9 @@ def freeze(
         handler=handler.name,
         selection=selection,
         again=again,
-        begin=offsets.start,
-        end=offsets.stop - 1,
+        begin=offsets.read.start,
+        end=offsets.read.stop - 1,
+        stored=(offsets.stored.start, offsets.stored.stop),
         bindings=() if again else _bindings(app, settings, queue, handler),
     )
     title = Reason("batch-backfill", handler=handler.name, filters=_filters(selection))
@@ -206,9 +215,14 @@ def _bindings(
     """Return the records of a handler's queue.
 
     Raises:
-        ValueError: the queue has received everything that the history has.
+        ValueError: the queue has received everything that the history has, or it is not known what.
     """
     own = [record for record in read_records(app, settings) if record.queue == handler.queue]
+    if not own:
+        raise ValueError(
+            f"run `manage.py events_declare`: it binds the queue {handler.queue} and records what "
+            f"of the history it has"
+        )
     # One whose witness is gone is about events that are gone.
     current = [record for record in own if _is_current(app, settings, queue, record)]
     if not current:
@@ -277,7 +291,7 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
                 break
         else:
             if chunk.next == batch.next_offset:
-                raise BrokerUnavailableError(Reason("history-silent", queue=repr(queue)))
+                raise BrokerUnavailableError(Reason("queue-silent", queue=repr(queue)))
     _leave_out_handled(chunk, handler, settings, again=plan.again)
     return chunk
 
@@ -304,7 +318,11 @@ def _leave_out_handled(chunk: Chunk, handler: Handler, settings: Settings, *, ag
         if record.event is not None
     }
     rows = InboxEntry.objects.using(inbox.database(handler, settings))
-    handled = set(rows.filter(pk__in=keys.values()).values_list("pk", flat=True))
+    try:
+        handled = set(rows.filter(pk__in=keys.values()).values_list("pk", flat=True))
+    except Error as exc:
+        # Another database than that of the batches, which go on.
+        raise AmqpEventsError(reason_of(exc)) from exc
     found = [record for record in chunk.records if keys.get(record.offset) not in handled]
     chunk.left["handled"] += len(chunk.records) - len(found)
     chunk.records = found
@@ -325,7 +343,8 @@ def replay_chunk(batch: ReplayBatch, runner: UUID, room: int) -> replay.Report:
     return replay.publish_claimed(claimed)
 
 
-@tables.retry_on_conflict
+# Of an event that a mirror has stored meanwhile, the row is in the way.
+@retry_on_conflict(tables.database, IntegrityError)
 def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
     """Store a chunk: rows, queued replays and the next offset; nothing if another runner has."""
     using, now, plan = tables.database(), tables.clock(), Backfill.of(batch)
@@ -342,10 +361,8 @@ def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
             event = events.get(pk)
             if pk in in_batch:
                 continue
-            if event is None:
-                claimed[pk] = row
-            elif plan.again and event.state in _RUN_AGAIN and not event.unconfirmed:
-                claimed[pk] = event
+            if plan.runs(event):
+                claimed[pk] = event or row
             else:
                 left["archived"] += 1
         mine = batch_states.rows().filter(
@@ -355,7 +372,10 @@ def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
             next_offset=batch.next_offset,
         )
         if not mine.update(
-            next_offset=chunk.next, total=F("total") + len(claimed), backfill_left=dict(+left)
+            next_offset=chunk.next,
+            total=F("total") + len(claimed),
+            queued=F("queued") + len(claimed),
+            backfill_left=dict(+left),
         ):
             transaction.set_rollback(True, using=using)
             return []
@@ -369,8 +389,19 @@ def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
         )
 
 
-def _row(batch: ReplayBatch, plan: Backfill, record: Record, now: datetime) -> ArchivedEvent:
-    """Return the row of an event, which is that of its failure in this handler, if it had one."""
+def preview_chunk(batch: ReplayBatch, most: int) -> Chunk:
+    """Read the first *most* events as :func:`replay_chunk` does, and leave out what it would."""
+    chunk, plan, now = read_chunk(batch, most), Backfill.of(batch), tables.clock()
+    found = {_entry(batch, plan, record, now).own_id: record for record in chunk.records}
+    chunk.left["twice"] += len(chunk.records) - len(found)
+    known = tables.rows().only("state", "unconfirmed").in_bulk(found)
+    chunk.records = [record for pk, record in found.items() if plan.runs(known.get(pk))]
+    chunk.left["archived"] += len(found) - len(chunk.records)
+    return chunk
+
+
+def _entry(batch: ReplayBatch, plan: Backfill, record: Record, now: datetime) -> Entry:
+    """Return the entry of an event, with the id of its failure in this handler, if it had one."""
     received, service, handler = record.received, batch.service, plan.receiver
     archived = Archived(
         reason=BACKFILL,
@@ -388,6 +419,10 @@ def _row(batch: ReplayBatch, plan: Backfill, record: Record, now: datetime) -> A
         content_encoding=str(received.properties.get("content_encoding") or ""),
     )
     own_id = archived.identity(service) or derived_id(batch.pk.hex, record.offset)
-    entry = Entry(archived, received, service, now, own_id)
+    return Entry(archived, received, service, now, own_id)
+
+
+def _row(batch: ReplayBatch, plan: Backfill, record: Record, now: datetime) -> ArchivedEvent:
+    entry = _entry(batch, plan, record, now)
     entry.begin(now)
     return row_writer.new_row(entry)

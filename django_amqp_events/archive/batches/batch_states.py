@@ -245,7 +245,7 @@ def pause(
         by: ``""`` for the runner.
         runner: pause it only if this runner holds it.
     """
-    return _change(pk, _Action.PAUSE, by=by, seen=seen, note=note, runner=runner)
+    return _change(pk, _Action.PAUSE, by=by, seen=seen, note=note, runner=runner, counted_at=None)
 
 
 def resume(pk: UUID, *, by: str, seen: int | None = None) -> bool:
@@ -392,7 +392,10 @@ def failures(batch: ReplayBatch) -> tuple[int, int]:
     ended = events(batch.pk).filter(settled_at__isnull=False)
     if batch.resumed_at is not None:
         ended = ended.filter(settled_at__gte=batch.resumed_at)
-    last = list(ended.order_by("-settled_at").values_list("state", flat=True)[:WINDOW])
+    # Outcomes that were recorded together, by the worker's time.
+    last = list(
+        ended.order_by("-settled_at", "-finished_at").values_list("state", flat=True)[:WINDOW]
+    )
     return last.count(_Replay.FAILED), len(last)
 
 
@@ -407,13 +410,13 @@ def count(pk: UUID) -> dict[str, int]:
 def awaiting_outcomes(service: str) -> list[UUID]:
     """Return batches that publish nothing but may still receive outcomes.
 
-    A runner that died has not counted the last events of a batch that was cancelled.
+    A runner that died has not counted the last events of a batch that was paused or cancelled.
     """
     recent = tables.clock() - timedelta(days=7)
     uncounted = Q(counted_at=None) | Q(counted_at__lt=F("finished_at"))
     unfinished = rows().filter(
         Q(finished_at=None) | Q(finished_at__gte=recent),
-        Q(published__gt=0) | Q(queued__gt=0) | Q(finished_at__isnull=False) & uncounted,
+        Q(published__gt=0) | Q(queued__gt=0) | uncounted,
         service=service,
         state__in=(_Batch.PAUSED, *_ENDS),
     )

@@ -57,7 +57,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
 
 def _preview_backfill(batch: ReplayBatch) -> dict[str, Any]:
     """Preview the first events of the range; later ones are undecided."""
-    plan, chunk = backfill.Backfill.of(batch), backfill.read_chunk(batch, EXAMINED)
+    plan, chunk = backfill.Backfill.of(batch), backfill.preview_chunk(batch, EXAMINED)
     handler = plan.receiver
     left = Counter({**chunk.left, "expired": chunk.expired})
     return {

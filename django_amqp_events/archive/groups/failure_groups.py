@@ -14,7 +14,8 @@ from typing import Final
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, F, OuterRef, QuerySet
+from django.db.models import Exists, F, OuterRef, QuerySet, Value
+from django.db.models.functions import Least
 
 from ...callables import nothing
 from ...databases import check_commits
@@ -233,7 +234,11 @@ def _move_notes(old: Collection[UUID | None], new: UUID) -> None:
     noted = groups().filter(pk__in=[pk for pk in old if pk is not None])
     for group in noted.exclude(note="", assignee="", ticket="").order_by("first_seen"):
         groups().filter(pk=new, note="", assignee="", ticket="").update(
-            note=group.note, assignee=group.assignee, ticket=group.ticket, edits=F("edits") + 1
+            note=group.note,
+            assignee=group.assignee,
+            ticket=group.ticket,
+            edits=F("edits") + 1,
+            first_seen=Least("first_seen", Value(group.first_seen)),
         )
         if not tables.rows().filter(group=group).exists():
             GroupAction.objects.using(tables.database()).filter(group=group).update(group=new)

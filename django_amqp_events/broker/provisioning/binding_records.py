@@ -213,7 +213,7 @@ def _routed(app: Celery, settings: Settings, offsets: range) -> list[tuple[int, 
                 routed.append((record.offset, received.routing_key, digest(received)))
             if record.offset >= offsets[-1]:
                 return routed
-    raise BrokerUnavailableError(Reason("history-silent", queue=repr(queue)))
+    raise BrokerUnavailableError(Reason("queue-silent", queue=repr(queue)))
 
 
 def _publish(

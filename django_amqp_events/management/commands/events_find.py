@@ -32,7 +32,7 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management.arguments import past
 from django_amqp_events.management.base import ReportCommand, columns
-from django_amqp_events.message.text import counted
+from django_amqp_events.message.text import counted, printable
 from django_amqp_events.models import clean
 from django_amqp_events.monitor import event_locations
 from django_amqp_events.monitor.event_locations import LocatedEvent, Record
@@ -73,7 +73,7 @@ class Command(ReportCommand):
         return self.finish(0 if located.events else 1, document, show)
 
     def _show_event(self, event: LocatedEvent) -> None:
-        self.tell(f"{event.name} {event.id}")
+        self.tell(f"{printable(event.name)} {printable(event.id)}")
         if event.past is not None:
             self.tell(f"  history  published {event.past:%Y-%m-%d %H:%M:%S %Z}")
         for record in event.records:

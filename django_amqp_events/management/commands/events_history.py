@@ -26,7 +26,7 @@ from django_amqp_events.archive.history import BUDGET, PastSelection, Scan, show
 from django_amqp_events.broker.history import Record
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand
-from django_amqp_events.message.text import counted
+from django_amqp_events.message.text import counted, printable
 from django_amqp_events.reasons import Reason
 
 
@@ -89,4 +89,5 @@ class Command(ReportCommand):
             else "?"
         )
         body = shown if isinstance(shown, str) else json.dumps(shown, cls=DjangoJSONEncoder)
-        return f"{at} {event.name} {event.id} from {event.service or '?'}: {body}"
+        name, event_id, service = map(printable, (event.name, event.id, event.service or "?"))
+        return f"{at} {name} {event_id} from {service}: {body}"

@@ -75,6 +75,7 @@ def now(batch: ReplayBatch) -> ReplayBatch:
 
 def waits_for_outcomes(batch: ReplayBatch) -> bool:
     row = now(batch)
+    assert not row.deleted  # no event that is given counts as gone
     return row.state != "running" or (not backfill.unread(row) and not row.pending)
 
 
@@ -326,6 +327,56 @@ def test_a_queue_that_has_everything_is_refused(
     code, _out, err = made.command("events_backfill", "send_invoice", "--comment", "new")
     assert code == 2
     assert "has received all events of the history" in err
+
+
+@ONE
+def test_a_queue_without_a_record_is_declared_first(
+    service: Made, fresh_vhost: Vhost, archive_database: Database
+) -> None:
+    service(fresh_vhost, HISTORY=HISTORY).declare()
+    made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": [KEY]})
+    publish_past(made, 0, 3)
+    code, _out, err = made.command("events_backfill", "send_invoice", "--comment", "new")
+    assert code == 2
+    assert "run `manage.py events_declare`: it binds the queue billing.send_invoice" in err
+
+
+@ONE
+def test_what_has_a_row_is_not_given_twice(late: Service) -> None:
+    run(late, begun())
+    code, out, _err = late.command("events_backfill", "send_invoice", "--comment", "twice")
+    assert code == 1
+    assert "0 events to give" in out
+    assert "450 left out" in out
+
+
+@ONE
+def test_again_gives_what_was_edited(late: Service) -> None:
+    publish(late, archived(received("e1", payload={"order_id": 1})))
+    mirror_all(late)
+    row = tables.rows().get(event_id="e1")
+    late.raw["EDITING"] = True
+    with late.active():
+        replay.edit(row.pk, row.version, {"order_id": 4711}, by="ada", reason="a typo")
+        succeed(late)
+        run(late, begun(again=True, selection=PastSelection(ids=("e1",))))
+    (message,) = [m for m in late.take_all(QUEUE) if "event-replay-forced" in m.headers]
+    assert "4711" in message.body
+
+
+@ONE
+def test_an_event_without_a_time_is_where_rabbitmq_stored_it(
+    service: Made, fresh_vhost: Vhost, archive_database: Database
+) -> None:
+    made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": [KEY]})
+    made.declare()
+    for number in range(20):
+        made.publish("events", KEY, b'{"order_id": 7}', {}, message_id=f"x{number}")
+    hour = datetime.now(UTC) - timedelta(hours=1)
+    for given, since, until in ((0, hour - DAY, hour), (20, hour, None), (0, None, hour)):
+        selection = PastSelection(since=since, until=until)
+        batch = backfill.freeze("send_invoice", selection, by="ada", again=True)
+        assert preview.preview_batch(batch)["eligible"] == given
 
 
 @ONE

@@ -82,7 +82,14 @@ def publishing(made: Service, publishers: int = 2) -> Iterator[list[str]]:
 def message_of(event_id: str) -> amqp.Message:
     return amqp.Message(
         b"[[],{},{}]",
-        application_headers={"event-id": event_id, "id": event_id, "task": KEY},
+        # A stream drops lists and tables.
+        application_headers={
+            "event-id": event_id,
+            "id": event_id,
+            "task": KEY,
+            "timelimit": [None],
+            "stamps": {},
+        },
         content_type="application/json",
         delivery_mode=2,
     )

@@ -194,6 +194,16 @@ def test_queues_and_arguments_that_are_refused(billing):
     ):
         code, _, err = billing.command("events_recover", queue)
         assert (code, text in err) == (2, True), err
+    billing.channel().queue_declare(
+        "other:stream", durable=True, auto_delete=False, arguments={"x-queue-type": "stream"}
+    )
+    billing.publish("", "other:stream")
+    wait_until(lambda: billing.ready("other:stream") == 1, "it is stored")
+    code, _, err = billing.command("events_recover", "other:stream")
+    assert (code, "does not deliver the messages of the queue 'other:stream'" in err) == (
+        1,
+        True,
+    ), err
     assert billing.ready("billing:archive") == 1
     code, _, err = billing.command("events_recover", "--limit", "0")
     assert (code, "--limit: 0 is not a number from 1" in err) == (2, True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.test import override_settings
 from django.urls import reverse
 
+from django_amqp_events.admin.backfill_pages import BackfillForm
 from django_amqp_events.archive import search_values, selection
 from django_amqp_events.models import ArchivedEvent, State
 from tests.archive_rows import add_replay, make_inbox
@@ -56,6 +58,25 @@ def test_rows_are_shown_with_links() -> None:
         assert "inbox billing book handled" in found.words
         assert "Published to its handler, which has not reported an outcome yet." in found.words
         assert found.fields["q"] == value
+
+
+def test_a_past_event_is_searched_since_it_was_published(settings: Any) -> None:
+    """Not since its state has changed; also in the hour that clocks repeat."""
+    settings.AMQP_EVENTS, settings.TIME_ZONE = (
+        {**EVENTS, "HISTORY": {"MAX_AGE": "1d"}},
+        "Europe/Berlin",
+    )
+    failed_at = datetime(2026, 10, 26, 0, 30, tzinfo=UTC)
+    row = make(
+        State.SUCCEEDED, first_failed_at=failed_at, state_since=failed_at + timedelta(days=9)
+    )
+    client = staff(*EVERYTHING, "bulk_replay_archivedevent")
+    found = client.get(reverse("admin:django_amqp_events_dashboard_find"), {"q": row.event_id})
+    ((event, _rows, since),) = found.context["located"]
+    data = {"handler": "send_invoice", "id": event.id, "since": since}
+    form = BackfillForm(data, searches=True)
+    assert form.is_valid(), form.errors
+    assert form.cleaned_data["since"] == failed_at - timedelta(days=1)
 
 
 def test_nothing_is_found() -> None:

@@ -98,9 +98,9 @@ class Broker(broker_double.Broker):
 def end(replay_id: UUID, outcome: Replay.State) -> None:
     """Store the outcome of a replay as the mirror does."""
     if outcome == Replay.State.SUCCEEDED:
-        event_states.finish({replay_id: NOW}, now=NOW)
+        event_states.finish({replay_id: NOW}, now=tables.clock())
     else:
-        event_states.failed_again({replay_id: NOW})
+        event_states.failed_again({replay_id: NOW}, now=tables.clock())
         event = Replay.objects.get(pk=replay_id).event_id
         row = tables.rows().get(pk=event)
         row.state, row.version = State.ARCHIVED, row.version + 1
@@ -557,12 +557,29 @@ def test_a_later_batch_publishes_an_unconfirmed_event_under_the_same_id(broker: 
 
 
 @ONE
-def test_a_cancelled_batch_is_counted_although_its_runner_has_died() -> None:
+def test_outcomes_that_are_recorded_together_count_by_the_time_of_their_runs(
+    broker: Broker,
+) -> None:
+    batch = started(120)
+    run(until=lambda: len(broker.messages) == 120)
+    replays = [UUID(str(message.headers["event-replay-id"])) for message in broker.messages]
+    ends = {pk: NOW + timedelta(seconds=number) for number, pk in enumerate(replays)}
+    failed = {pk: ends[pk] for pk in replays[::2]}
+    # As the mirror does.
+    event_states.failed_again(failed, now=NOW)
+    event_states.finish({pk: ends[pk] for pk in replays[1::2]}, now=NOW)
+    batch_states.rows().update(resumed_at=NOW)
+    assert batch_states.failures(again(batch)) == (25, 50)
+
+
+@pytest.mark.parametrize("end", [batch_states.cancel, batch_states.pause])
+@ONE
+def test_a_batch_is_counted_although_its_runner_has_died(end: Callable[..., bool]) -> None:
     batch = started(2)
     batch_states.count(batch.pk)
     batch_states.events(batch.pk).update(state=Replay.State.PUBLISHED)
     assert batch_states.awaiting_outcomes("billing") == []
-    assert batch_states.cancel(batch.pk, by="ada")
+    assert end(batch.pk, by="ada")
     assert batch_states.awaiting_outcomes("billing") == [batch.pk]
     assert batch_states.count(batch.pk)["published"] == 2
     batch_states.events(batch.pk).update(state=Replay.State.SUCCEEDED)

@@ -314,7 +314,7 @@ def failed(row: ArchivedEvent) -> None:
     """It failed again, as the mirror notes it."""
     now = again(row)
     replay_ = Replay.objects.get(event=row, number=now.replays)
-    states.failed_again({replay_.pk: NOW})
+    states.failed_again({replay_.pk: NOW}, now=NOW)
     ArchivedEvent.objects.filter(pk=row.pk).update(state="archived", version=now.version + 1)
 
 
@@ -394,6 +394,8 @@ def test_diff_shows_context() -> None:
     twice = editing.diff(before, after.replace('"k0"', '"K0"'))
     assert [each.kind for each in twice].count("…") == 1
     assert editing.diff(before, before) == []
+    long = "\n".join(map(str, range(3 * editing.COMPARED_LINES)))
+    assert "+x" in [line.kind + line.text for line in editing.diff(long, f"{long}\nx")]
     assert [each.kind for each in editing.diff("", "a")] == ["+"]
     assert [each.kind for each in editing.diff("a", "")] == ["-"]
 

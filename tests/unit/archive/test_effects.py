@@ -167,7 +167,7 @@ def test_a_process_that_died_after_its_publish_loses_no_audit(way: str, end: str
     elif end == "success":
         states.finish(ends, now=tables.clock())
     else:
-        states.failed_again(ends)
+        states.failed_again(ends, now=NOW)
     states.published([taken], now=tables.clock())
     [action] = ArchiveAction.objects.all()
     assert (action.action, action.by) == ("replay" if way == "batch" else way, "ada")
@@ -230,7 +230,7 @@ def test_an_outcome_counts_that_comes_while_a_forced_replay_is_refused(
         if success:
             states.finish({old.pk: NOW}, now=tables.clock())
         else:
-            states.failed_again({old.pk: NOW})
+            states.failed_again({old.pk: NOW}, now=NOW)
         return UnroutableError("no queue", event_id="x", event_name="y")
 
     broker.answer = answer

@@ -164,7 +164,7 @@ def test_ended_unconfirmed_replay_is_not_resumed(state: State) -> None:
     give_back(first, unconfirmed=True)
     if state == State.DISCARDED:
         states.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
-    states.failed_again({first.pk: NOW})
+    states.failed_again({first.pk: NOW}, now=NOW)
     if state == State.DISCARDED:
         states.restore(seen(again(event)), by="ada", reason="no", now=NOW)
     (second,) = claim(again(event))

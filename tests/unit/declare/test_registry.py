@@ -272,6 +272,7 @@ def test_options_of_a_task_class_stand_behind_the_decorator() -> None:
         ({"rate_limit": ()}, "E009"),
         ({"retry_backoff": 600}, "E009"),
         ({"autoretry_for": 5}, "E009"),
+        ({"autoretry_for": iter([ValueError])}, "E009"),
         ({"autoretry_for": "no.such.Error"}, "E007"),
         ({"autoretry_for": "NoSuchError"}, "E007"),
         ({"dont_autoretry_for": ["ValueError", "x.y"]}, "E007"),

@@ -107,6 +107,12 @@ def filled(arguments: list[str]) -> list[str]:
     return [values.get(argument, argument) for argument in arguments]
 
 
+def test_a_locale_without_a_character(settings: Any) -> None:
+    settings.AMQP_EVENTS = world.EVENTS
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    assert run(filled(["events_replay", "ID", "--dry-run"]), out, io.StringIO()) == 0
+
+
 @pytest.mark.parametrize("json", [False, True], ids=["text", "json"])
 @pytest.mark.parametrize(("code", "arguments"), RUNS, ids=[" ".join(run) for _, run in RUNS])
 def test_exit_codes_whoever_reads(
