@@ -1,12 +1,13 @@
 """Tell ``events_health`` what the parts of this process do, such as a worker or a relay.
 
 Each part has a file below the folder for temporary files (``TMPDIR``), which only its user can
-read. The file's age says when the loop turned last, its content why the part is not ready. Its
-name ends with the identity of the process, so a file that a dead process has left is told apart.
+read. The file's age says when the loop turned last, its first line why the part is not ready. It is
+locked while its process lives, so a file that a dead process has left is told apart.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import logging
@@ -17,9 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
-from . import conf, process_identity
+from . import conf
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Part:
         self.name = name
         self.problem = problem
         self._path: Path | None = None
+        self._file = -1
         self._next = 0.0
         self._warned = False
 
@@ -57,24 +59,26 @@ class Part:
     def end(self) -> None:
         """Record that this process does not run the part any more."""
         if self._path is not None:
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._path = None
 
     def _write(self, *, rests: bool) -> None:
         self._next = time.monotonic() + WRITE_SECONDS
         settings, _ = conf.load()
-        if not (self.name and settings.service and process_identity.place()):
+        if not (self.name and settings.service):
             return
         try:
             if self._path is None:
                 folder = _folder(settings)
                 folder.mkdir(exist_ok=True)
-                name = f"{self.name}.{process_identity.identity()}.{next(_numbers)}"
-                self._path = folder / name
-            # A reader never sees half of it.
-            new = self._path.with_name(f".{self._path.name}")
-            new.write_text(json.dumps({"problem": self.problem(), "rests": rests}))
-            new.replace(self._path)
+                path = folder / f"{self.name}.{os.getpid()}.{next(_numbers)}"
+                self._file = os.open(path, os.O_CREAT | os.O_WRONLY)
+                # Until this process and those that it has forked are gone.
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+                self._path = path
+            line = json.dumps({"problem": self.problem(), "rests": rests})
+            os.pwrite(self._file, f"{line}\n".encode(), 0)
         except OSError as exc:
             if not self._warned:
                 logger.warning("events_health cannot examine this process: %s", exc)
@@ -97,36 +101,33 @@ class PartState:
     rests: bool
 
 
-def read(settings: conf.Settings) -> list[PartState] | None:
-    """Return the parts of a service's processes in this container; remove files of dead ones.
-
-    Returns:
-        ``None`` if this system does not show its processes.
-    """
-    place = process_identity.place()
-    if not place:
-        return None
+def read(settings: conf.Settings) -> list[PartState]:
+    """Return the parts of a service's processes in this container; remove files of dead ones."""
+    states = []
     try:
-        folder = _folder(settings)
+        for path in sorted(_folder(settings).glob("*")):
+            # The part may just have ended, or not have written yet.
+            with suppress(FileNotFoundError, ValueError), path.open() as file:
+                if _is_locked(file):
+                    part, process, _ = path.name.split(".")
+                    turned = os.fstat(file.fileno()).st_mtime
+                    state = json.loads(file.readline())
+                    states.append(
+                        PartState(part=part, process=int(process), turned=turned, **state)
+                    )
+                else:
+                    path.unlink()
     except OSError as exc:
         logger.warning("the files of processes cannot be read: %s", exc)
-        return []
-    states = []
-    for path in sorted(folder.glob("*")):
-        part, where, process, started = path.name.split(".")[:4]
-        if process_identity.has_died(f"{where}.{process}.{started}"):
-            path.unlink(missing_ok=True)
-        elif where == place:  # not of another container
-            with suppress(FileNotFoundError):  # the part has just ended
-                states.append(
-                    PartState(
-                        part=part,
-                        process=int(process),
-                        turned=path.stat().st_mtime,
-                        **json.loads(path.read_text()),
-                    )
-                )
     return states
+
+
+def _is_locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _folder(settings: conf.Settings) -> Path:

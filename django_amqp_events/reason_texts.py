@@ -119,12 +119,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     "connection-broke-before": _(
         "the connection failed on a message before it: %(error)s; repeat it"
     ),
-    "connection-closed": _("its connection is closed; repeat it"),
     "connection-lost": _("the connection to RabbitMQ is lost (%(error)s); %(remedy)s"),
-    "connections-busy": _(
-        "all %(limit)s connections to RabbitMQ were busy for %(seconds)s s; raise Celery's "
-        "broker_pool_limit, or check why the broker is slow"
-    ),
     "queue-silent": "RabbitMQ does not deliver the messages of the queue %(queue)s; try again",
     "consumer-cancelled": _(
         "RabbitMQ cancelled the consumer of %(queue)s: was it deleted? Then run `manage.py "

@@ -6,18 +6,14 @@ A simulated process runs the package's own code. It stops before or after one of
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any
-from uuid import uuid4
 
 from django.db import connections
-
-from django_amqp_events import process_identity
 
 #: Seconds within which a process takes a step.
 DEADLINE = 240.0
@@ -30,29 +26,18 @@ class Died(BaseException):
 class Process:
     """A process that stops at its effects.
 
-    Args:
-        here: it is a real process id of this machine, which others see die.
-
     Attributes:
         until: the effect at which it stops next; ``None`` for none.
         at: the effect at which it has stopped.
         dead: it has died, or has ended.
     """
 
-    def __init__(self, *, here: bool = True) -> None:
-        self._sleeper = subprocess.Popen(["sleep", "3600"]) if here else None
-        self.identity = self._identity()
+    def __init__(self) -> None:
         self.until: str | None = None
         self.at: str | None = None
         self.busy = self.dead = False
         self.raised: BaseException | None = None
         self._changed = threading.Condition()
-
-    def _identity(self) -> str:
-        if self._sleeper is None:
-            return uuid4().hex
-        pid = str(self._sleeper.pid)
-        return f"{process_identity.place()}.{pid}.{process_identity._started(pid)}"
 
     # -- in its own threads
 
@@ -115,9 +100,6 @@ class Process:
         with self._changed:
             self.dead = True
             self._changed.notify_all()
-        if self._sleeper is not None:
-            self._sleeper.kill()
-            self._sleeper.wait()
         if self.at is not None:
             with self._changed:
                 self._changed.wait_for(lambda: not self.busy, DEADLINE)
@@ -158,17 +140,6 @@ def effect(monkeypatch: Any, target: Any, name: str) -> None:
         return result
 
     monkeypatch.setattr(target, name, run)
-
-
-def identify(monkeypatch: Any) -> None:
-    """Give each process its identity."""
-    real = process_identity.identity
-
-    def identity() -> str:
-        process = running()
-        return real() if process is None else process.identity
-
-    monkeypatch.setattr(process_identity, "identity", identity)
 
 
 class Shifted:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
@@ -140,7 +140,7 @@ def recover(
     done = Recovered()
     copies = RecoveredCopies(settings, registry, queue)
     most = sys.maxsize if limit is None else limit
-    reader = BatchReader(app, queue, settings, size=min(BATCH, most), most=most)
+    reader = BatchReader(app, queue, settings, size=min(BATCH, most))
     pool = PublisherPool(app, timeout=settings.confirm_timeout)
     try:
         while done.seen < most:
@@ -155,7 +155,8 @@ def recover(
                     done.stopped = Reason("queue-silent", queue=repr(reader.queue))
                 break
             if batch is not None:
-                done.stopped = _archive(batch, copies, reader, pool, done)
+                messages = batch.messages[: most - done.seen]
+                done.stopped = _archive(batch, messages, copies, reader, pool, done)
                 progress(done)
             if done.stopped:
                 break
@@ -169,13 +170,14 @@ def recover(
 
 def _archive(
     batch: Batch,
+    received: Sequence[Received],
     copies: RecoveredCopies,
     reader: BatchReader,
     pool: PublisherPool,
     done: Recovered,
 ) -> Reason | None:
-    """Publish the copies of a batch, ack the confirmed ones; return why to stop."""
-    built = [copies.build(received) for received in batch.messages]
+    """Publish copies of the first messages of a batch, ack the confirmed; return why to stop."""
+    built = [copies.build(message) for message in received]
     messages = [message for _, message in built]
     errors = pool.publish(messages, mandatory=True)
     for place, error in enumerate(errors):

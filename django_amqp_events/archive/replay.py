@@ -36,7 +36,6 @@ from ..message.types import Message
 from ..models import Replay, Revision
 from ..publish import publisher
 from ..reasons import Reason
-from ..service_loop import sleep
 from . import editing, states, tables
 from .eligibility import (
     CHUNK,
@@ -100,7 +99,6 @@ def replay(
     by: str,
     reason: str = "",
     force: bool = False,
-    rate: float | None = None,
     progress: Callable[[Report], object] = nothing,
     stop: Callable[[], bool] = nothing,
     batch: UUID | None = None,
@@ -111,31 +109,23 @@ def replay(
 
     Args:
         force: replay events whose replay is overdue instead; their handlers may run twice.
-        rate: events per second at most.
         progress: called after each chunk; an exception from it ends the replay.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or a transaction is open.
-        ValueError: the rate is not above 0.
     """
     _require_broker()
-    if rate is not None and not rate > 0:
-        raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
     report = Report()
     rule = FORCE if force else REPLAY
-    chunks = _chunks(seen, rule if batch is None else REPLAY_IN_BATCH, rate, report)
-    began, sent = time.monotonic(), 0
+    chunks = _chunks(seen, rule if batch is None else REPLAY_IN_BATCH, report)
     try:
         for chunk, handlers in chunks:
-            if rate is not None:
-                sleep(began + sent / rate - time.monotonic(), stop)
             if stop():
                 report.stopped = Reason("interrupted")
                 break
             claimed = _claim(
                 chunk, handlers, report, by=by, reason=reason, force=force, batch=batch
             )
-            sent += len(claimed)
             _publish(claimed, report)
             progress(report)
             if report.stopped:
@@ -152,15 +142,14 @@ def replay(
 
 
 def _chunks(
-    seen: Seen, rule: Rule, rate: float | None, report: Report
+    seen: Seen, rule: Rule, report: Report
 ) -> Iterator[tuple[Seen, Mapping[UUID, Handler]]]:
     """Yield the events to replay together, with their handlers; report those that are skipped."""
-    size = CHUNK if rate is None else max(1, int(min(CHUNK, rate)))
-    for part in parts(list(seen), size):
+    for part in parts(list(seen), CHUNK):
         examined = examine({pk: seen[pk] for pk in part}, rule)
         report.skipped += examined.skipped
         sized = ((pk, event.body_size) for pk, event in examined.events.items())
-        for piece in list(pieces(sized, count=size, size=CHUNK_BYTES)) or [[]]:
+        for piece in list(pieces(sized, count=CHUNK, size=CHUNK_BYTES)) or [[]]:
             yield {pk: seen[pk] for pk in piece}, examined.handlers
 
 

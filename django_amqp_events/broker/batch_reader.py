@@ -6,7 +6,6 @@ without an acknowledgement again.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from amqp import exceptions as amqp_errors
-from amqp import spec
 from celery import Celery
 
 from ..callables import nothing
@@ -38,8 +36,6 @@ POLL_INTERVAL: Final = 0.2
 #: process does not hold back those before it. The prefetch count grows too, until two batches have
 #: BATCH_BYTES each: messages that are sent ahead occupy memory.
 GROWTH: Final = 4
-#: Seconds to wait for the closing handshake, which proves that the last acks arrived.
-GOODBYE: Final = 5.0
 
 _ERRORS = (amqp_errors.AMQPError, OSError)
 
@@ -57,7 +53,6 @@ class BatchReader:
 
     Args:
         size: largest number of messages in a batch; the prefetch count is at most twice that.
-        most: largest number of messages that RabbitMQ delivers, over all batches.
 
     Raises (from every method):
         BrokerUnavailableError: there is no connection, it is lost, or the queue was deleted. What
@@ -68,18 +63,9 @@ class BatchReader:
     #: Rejects a delivery to a consumer that was cancelled.
     requeue: Callable[[int], object] | None = None
 
-    def __init__(
-        self,
-        app: Celery,
-        queue: str,
-        settings: Settings,
-        *,
-        size: int,
-        most: int = sys.maxsize,
-    ) -> None:
+    def __init__(self, app: Celery, queue: str, settings: Settings, *, size: int) -> None:
         self.queue = queue
         self.size = size
-        self._left = most
         # Delivery tags and messages that are in no batch yet, and the bytes of their bodies.
         self._waiting: list[tuple[int, Received]] = []
         self._bytes = 0
@@ -88,8 +74,6 @@ class BatchReader:
         self._cancelled = False
         self._lost = False
         self._window = 1
-        # The prefetch count of the consumer.
-        self._ahead = 0
         self._tag = ""
         # For connecting, and for any single read or write.
         timeout = settings.confirm_timeout
@@ -149,9 +133,6 @@ class BatchReader:
         """Acknowledge messages of a batch, by their index."""
         self._whole = self._whole and len(places) == len(batch.messages)
         try:
-            if self._ahead > self._left:
-                # After the ack, RabbitMQ might send more.
-                self._consume()
             if self._whole:
                 self._channel.basic_ack(batch.last, multiple=True)
                 return
@@ -159,14 +140,6 @@ class BatchReader:
             first = batch.last - len(batch.messages) + 1
             for place in places:
                 self._channel.basic_ack(first + place)
-        except _ERRORS as exc:
-            raise self._gone(exc) from exc
-
-    def finish(self) -> None:
-        """Stop consuming; what has been delivered is in the next batches."""
-        self._left = 0
-        try:
-            self._consume()
         except _ERRORS as exc:
             raise self._gone(exc) from exc
 
@@ -181,22 +154,12 @@ class BatchReader:
         """Close the connection."""
         with suppress(Exception):
             if not self._lost:
-                self._close_channel()
+                # The consumer first, since its answer comes when the queue has applied the acks:
+                # those that RabbitMQ holds back (worker.acks.IN_FLIGHT) it forgets when the channel
+                # closes. With a handshake: closing a socket with unread data can lose acks.
+                self._channel.basic_cancel(self._tag)
+                self._channel.close()
         connection.close_socket(self._connection)
-
-    def _close_channel(self) -> None:
-        """Close the channel with a handshake: closing a socket with unread data can lose acks.
-
-        The consumer before, since its answer comes when the queue has applied the acks: those that
-        RabbitMQ holds back (``worker.acks.IN_FLIGHT``) it forgets when the channel closes.
-        """
-        end = time.monotonic() + GOODBYE
-        self.finish()
-        # Reply code, text, and the class and method that it is about: none.
-        self._channel.send_method(spec.Channel.Close, "BsBB", (200, "", 0, 0))
-        self._channel.is_closing = True
-        while self._channel.connection is not None and (left := end - time.monotonic()) > 0:
-            self._amqp.blocking_read(left)
 
     def _gone(self, exc: Exception) -> BrokerUnavailableError:
         self._lost = True
@@ -207,14 +170,11 @@ class BatchReader:
         """Consume the queue with the present prefetch count, in place of a consumer before."""
         if self._tag:
             self._channel.basic_cancel(self._tag)
-            self._tag = ""
-        self._ahead = min(2 * self._window, self._left)
-        if self._ahead > 0:
-            # A prefetch count applies to consumers that are started afterwards.
-            self._channel.basic_qos(0, self._ahead, False)
-            self._tag = self._deliveries.consume(
-                self.queue, self._take, on_cancel=self._on_cancel, **self._options()
-            )
+        # A prefetch count applies to consumers that are started afterwards.
+        self._channel.basic_qos(0, 2 * self._window, False)
+        self._tag = self._deliveries.consume(
+            self.queue, self._take, on_cancel=self._on_cancel, **self._options()
+        )
 
     def _adapt(self, count: int, size: int) -> None:
         """Adapt the batch size and prefetch count to the size of the last messages."""
@@ -233,7 +193,6 @@ class BatchReader:
 
     def _keep(self, number: int, received: Received) -> None:
         self._waiting.append((number, received))
-        self._left -= 1
         self._bytes += len(received.body)
 
     def _on_cancel(self, _tag: str) -> None:

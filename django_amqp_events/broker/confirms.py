@@ -28,7 +28,7 @@ from ..exceptions import (
 )
 from ..message.types import Message
 from ..reasons import Reason
-from .connection import AMQP_ERRORS, LEAST, close_socket, connect
+from .connection import AMQP_ERRORS, close_socket, connect
 from .publish_errors import (
     build_error,
     interrupted_error,
@@ -41,6 +41,8 @@ from .publish_errors import (
 WINDOW: Final = 1000
 #: Seconds to wait for the rest of a frame that has begun to arrive.
 REST_OF_FRAME: Final = 0.1
+#: Shortest time limit in seconds: 0 would be none.
+LEAST: Final = 0.1
 #: Longest single wait for confirms in seconds.
 SLICE: Final = 0.5
 #: Seconds to wait for the closing handshake of an idle connection.
@@ -66,7 +68,7 @@ _NO_ANSWER: Final = PublishInterruptedError("not published yet")
 class ConfirmChannel:
     """A connection with one channel in confirm mode, opened by the first publish.
 
-    Not thread-safe. After :attr:`broken` is set it publishes nothing until :meth:`reopen`.
+    Not thread-safe. A lost connection is replaced by the next publish.
 
     Args:
         timeout: seconds for connecting and the first confirm, for any single write, and without
@@ -100,19 +102,14 @@ class ConfirmChannel:
         self._channel: Any = None
         self._poll: Callable[[], object] = nothing
 
-    def connect(self, deadline: float | None = None) -> None:
-        """Connect, unless the connection is open.
-
-        Args:
-            deadline: monotonic time until which it is tried; :attr:`timeout` from now by default.
+    def connect(self) -> None:
+        """Connect, unless the connection is open and can be used.
 
         Raises:
-            BrokerUnavailableError: no connection, it is lost, or RabbitMQ blocks publishers.
+            BrokerUnavailableError: no connection, or RabbitMQ blocks publishers.
         """
-        self._deadline = deadline or time.monotonic() + self.timeout
-        if self.broken:
-            raise BrokerUnavailableError(Reason("connection-closed"))
-        if self._missed_unblocked():
+        self._deadline = time.monotonic() + self.timeout
+        if not self.healthy() or self._missed_unblocked():
             self.close()
             self._reset()
         if self._conn is None:
@@ -128,7 +125,6 @@ class ConfirmChannel:
         self._conn = connect(
             self.app,
             timeout=self.timeout,
-            deadline=self._deadline,
             on_blocked=self._on_blocked,
             on_unblocked=self._on_unblocked,
             heartbeat=self.heartbeat,
@@ -164,27 +160,18 @@ class ConfirmChannel:
                 self.close()
         return not self.broken
 
-    def reopen(self) -> None:
-        """Let the next publish open another connection, if this one is lost."""
-        if not self.healthy():
-            self.close()
-            self._reset()
-
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool, deadline: float | None = None
-    ) -> list[PublishError | None]:
+    def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
         """Publish messages and wait for their confirms, at most :data:`WINDOW` at a time.
 
         Args:
             mandatory: report a message that no queue is bound for as unroutable.
-            deadline: as of :meth:`connect`, and for the first confirm.
 
         Returns:
             one entry per message, in order: ``None`` if it was confirmed (and, with *mandatory*,
             routed), otherwise its error. Nothing is raised for a single message.
         """
         try:
-            self.connect(deadline)
+            self.connect()
         except BrokerUnavailableError as exc:
             return unavailable_errors(messages, exc.reason)
         self._messages = messages
@@ -306,13 +293,7 @@ class ConfirmChannel:
         self._asked = time.monotonic()
         if not accepts_publishes(self.app, max(LEAST, self._deadline - time.monotonic())):
             return False
-        try:
-            self._amqp.blocking_read(SLICE)
-        except TimeoutError:
-            pass
-        except AMQP_ERRORS:
-            return True
-        return bool(self.blocked)
+        return not self.healthy() or bool(self.blocked)
 
     def _give_up(self, exc: Exception) -> None:
         """Close the connection, and set the error of every message that has no answer yet."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 from amqp import exceptions as amqp_errors
@@ -37,10 +36,6 @@ AMQP_ERRORS = (
     OverflowError,
     struct.error,
 )
-
-
-#: Shortest time in seconds in which a connection is tried: 0 would be no limit.
-LEAST: Final = 0.1
 
 
 def current_celery_app() -> Celery:
@@ -163,14 +158,11 @@ def count_addresses(*hosts: str) -> int:
     return count or 1
 
 
-def connect(
-    app: Celery, *, timeout: float, deadline: float | None = None, **transport_options: Any
-) -> Connection:
+def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connection:
     """Open a connection for publishing; try each of the broker's addresses once.
 
     Args:
-        timeout: seconds for any single read or write.
-        deadline: monotonic time until which the addresses are tried; *timeout* from now by default.
+        timeout: seconds for all addresses together, and for any single read or write.
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
@@ -189,18 +181,18 @@ def connect(
             socket.TCP_USER_TIMEOUT: int(timeout * 1000),
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
         }
-    deadline = deadline or time.monotonic() + timeout
     urls = broker_urls(app.conf.broker_write_url)
     addresses = count_addresses(*(urlsplit(url).hostname or "localhost" for url in urls))
-    left = max(LEAST, deadline - time.monotonic())
-    connection = build_connection(app, connect_timeout=left / addresses, transport_options=options)
+    connection = build_connection(
+        app, connect_timeout=timeout / addresses, transport_options=options
+    )
     try:
         connection.ensure_connection(
             max_retries=len(urls) - 1,
             interval_start=0,
             interval_step=0,
             reraise_as_library_errors=False,
-            timeout=left,
+            timeout=timeout,
         )
         # Otherwise py-amqp waits forever for answers, such as that to opening a channel.
         connection.connection.transport.sock.settimeout(timeout)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -49,22 +50,17 @@ class PrivateName:
             return ""
         if not callable(value):
             return f"{self.path} cannot be called"
-        parameters = list(inspect.signature(value).parameters.values())
-        names, expected = tuple(parameter.name for parameter in parameters), self.parameters
+        signature = inspect.signature(value)
+        names, expected = tuple(signature.parameters), self.parameters
         if names == expected:
             return ""
-        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         if not self.overridden:
-            # A wrapper, such as Sentry's around build_tracer, passes on what it does not name.
-            wraps = tuple(parameter.kind for parameter in parameters[-2:]) == variable
-            if wraps and names[:-2] == expected[: len(names) - 2]:
-                return ""
-            optional = all(
-                parameter.default is not parameter.empty or parameter.kind in variable
-                for parameter in parameters[len(expected) :]
-            )
-            if optional and names[: len(expected)] == expected:
-                return ""
+            # Others may have defaults; a wrapper, such as Sentry's around build_tracer, passes on
+            # what it does not name.
+            with suppress(TypeError):
+                bound = signature.bind(*expected).arguments
+                if all(name == value or isinstance(value, tuple) for name, value in bound.items()):
+                    return ""
         return f"{self.path} takes ({', '.join(names)}), not ({', '.join(expected)})"
 
 

@@ -21,7 +21,7 @@ VERSION: Final = 1
 
 
 def document(settings: Settings, registry: Registry) -> dict[str, Any]:
-    """Describe all events and handlers of this service, each ordered by name.
+    """Describe all events that this service knows, ordered by name.
 
     docs/commands/catalogue.md describes the keys.
     """
@@ -37,7 +37,6 @@ def document(settings: Settings, registry: Registry) -> dict[str, Any]:
             _event(settings, registry.events.get(name, EventDeclaration(name=name)), handlers)
             for name in sorted(subscribed.union(registry.events))
         ],
-        "handlers": list(map(_handler, handlers)),
     }
 
 
@@ -57,17 +56,6 @@ def _event(
             for handler in handlers
             if name in handler.bindings or (not pattern and handler.matches(name))
         ],
-    }
-
-
-def _handler(handler: Handler) -> dict[str, Any]:
-    return {
-        "name": handler.name,
-        "queue": handler.queue,
-        "patterns": list(handler.bindings),
-        "upcasts": [upcast.source for upcast in handler.upcasts],
-        **_described(handler.target),
-        "payload": object_schema(handler.signature, handler.target),
     }
 
 

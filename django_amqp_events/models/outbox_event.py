@@ -22,8 +22,8 @@ class OutboxEvent(models.Model):
         envelope: headers and properties, JSON.
         size: bytes of the body.
         due_at: from when a relay may lease it.
-        claim: the process that leased it (:mod:`django_amqp_events.process_identity`), and for a
-            relay a token of this lease; ``None`` without a lease.
+        claim: a relay's token of its lease, or :data:`~.outbox_rows.PUBLISHER`; ``None`` without a
+            lease.
         attempts: publishes that failed after they began.
         error: why the last one failed.
         discarded_at: relays ignore it from then on, and ``events_prune`` deletes it.

@@ -26,9 +26,7 @@ class Finding:
     problem: str
 
 
-def examine(
-    settings: Settings, *, ready: bool, parts: Collection[str] = ()
-) -> list[Finding] | None:
+def examine(settings: Settings, *, ready: bool, parts: Collection[str] = ()) -> list[Finding]:
     """Examine the processes of a service in this container.
 
     A process is alive if its loops turn; so it is while RabbitMQ or a database is unreachable. It
@@ -37,15 +35,9 @@ def examine(
     Args:
         ready: report what is alive but not ready.
         parts: parts that must be there, and the only ones to examine; otherwise any.
-
-    Returns:
-        ``None`` if this system does not show its processes.
     """
-    states = liveness.read(settings)
-    if states is None:
-        return None
     findings = []
-    for state in states:
+    for state in liveness.read(settings):
         if parts and state.part not in parts:
             continue
         problem = state.problem if ready else ""

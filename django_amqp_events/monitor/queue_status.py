@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, Literal
 
@@ -66,14 +66,12 @@ class Status:
 
     Attributes:
         exact: the management API was read, so totals and left-over queues are included.
-        workers: the answers of the workers, if they were asked.
     """
 
     queues: tuple[QueueStatus, ...]
     exact: bool
     version: str = ""
     vhost: str = "/"
-    workers: Workers = field(default_factory=dict)
 
     @property
     def result(self) -> Literal["ok", "error", "unknown"]:
@@ -136,7 +134,6 @@ def status(
             exact=api is not None,
             version=str(amqp.server.get("version", "")),
             vhost=amqp.vhost,
-            workers=answers() if ask is not None else {},
         )
 
 

@@ -12,8 +12,7 @@
 
 ``due_at`` is when a relay may claim a row, by the database's clock. A process measures its leases
 by its monotonic clock, from before the statement that made or claimed the row, so they end earlier
-for the process than for relays. ``claim`` begins with the identity of the process with the lease,
-so that a relay on the same machine can end the leases of one that died. Nothing here connects to
+for the process than for relays. ``claim`` tells the leases of a row apart. Nothing here connects to
 RabbitMQ.
 """
 
@@ -36,7 +35,6 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, QuerySet
 
-from .. import process_identity
 from ..backoff import Backoff
 from ..conf import LONGEST_CONFIRM, Settings
 from ..databases import (
@@ -70,6 +68,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: The claim of the process that has inserted the row.
+PUBLISHER: Final = "publisher"
 #: Seconds of a lease, after which a relay may claim the row.
 LEASE: Final = 2 * LONGEST_CONFIRM
 #: Seconds of a lease after which its process does not publish the row any more, so that a relay
@@ -180,8 +180,7 @@ def insert(
         OutboxError: the table is missing.
     """
     connection = connections[alias]
-    claim = process_identity.identity() if held else None
-    rows = [Row(new_id(), message, claim=claim) for message in messages]
+    rows = [Row(new_id(), message, claim=PUBLISHER if held else None) for message in messages]
     sized = ((row, len(row.message.body)) for row in rows)
     chunks = list(pieces(sized, count=INSERT_ROWS, size=INSERT_BYTES))
     try:
@@ -329,7 +328,7 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
     Args:
         failed: claim rows whose publish failed before, otherwise the others.
     """
-    token, limit = f"{process_identity.identity()}/{uuid4().hex}", min(limit, CLAIM_ROWS)
+    token, limit = uuid4().hex, min(limit, CLAIM_ROWS)
     due_rows = rows(alias).filter(
         service=service, due_at__lte=Now(), **({"attempts__gt": 0} if failed else {"attempts": 0})
     )
@@ -358,25 +357,6 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
         else:
             readable.append(Row(pk, message, attempts, token))
     return readable
-
-
-def end_leases_of_dead(alias: str, service: str) -> int:
-    """Make rows due that a dead process of this machine had leased; return how many."""
-    if not (here := process_identity.place()):
-        return 0
-    # No lease is longer: the index would also lead to later retries and to all discarded rows.
-    end = Now() + timedelta(seconds=LEASE)
-    leased = rows(alias).filter(
-        service=service, due_at__gt=Now(), due_at__lte=end, claim__isnull=False
-    )
-    claims = leased.filter(claim__startswith=here).order_by().values_list("claim", flat=True)
-    # A claim of a relay ends with a token.
-    dead = [
-        claim
-        for claim in claims.distinct()
-        if process_identity.has_died(str(claim).partition("/")[0])
-    ]
-    return sum(leased.filter(claim=claim).update(due_at=Now(), claim=None) for claim in dead)
 
 
 def _unreadable(

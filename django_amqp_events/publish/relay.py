@@ -1,7 +1,7 @@
 """The relay: publishes the rows that their own process did not publish.
 
 Any number of relays may run. If one stops between confirm and delete, another publishes those rows
-again, under the same event ids, when their lease has expired, or earlier on the same machine.
+again, under the same event ids, when their lease has expired.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 BATCH: Final = outbox_rows.CLAIM_ROWS
 #: Seconds between polls of an outbox in which nothing is due.
 INTERVAL: Final = 1.0
-#: Seconds between searches for leases of dead processes.
-DEAD_LEASES_SECONDS: Final = 5.0
 #: Seconds between polls of a database that has no outbox and does not need one.
 NO_OUTBOX_SECONDS: Final = 60.0
 #: Failed rows that are retried, each alone, between two batches of others.
@@ -58,7 +56,6 @@ class OutboxChannel(ConfirmChannel):
 
     While RabbitMQ blocks publishers (memory or disk alarm), it waits as long as the connection
     lives: RabbitMQ may accept the messages when the alarm ends, and a repeat would duplicate them.
-    It opens another connection when one is lost.
 
     Args:
         stop: polled at least every :data:`~confirms.SLICE` seconds; returns True to end the wait.
@@ -100,11 +97,10 @@ class OutboxChannel(ConfirmChannel):
             finally:
                 connections[alias].close()
 
-    def connect(self, deadline: float | None = None) -> None:
+    def connect(self) -> None:
         # Connecting may take half of a lease.
         self._renew()
-        self.reopen()
-        super().connect(deadline)
+        super().connect()
 
     def _read_waiting(self) -> None:
         self._renew()
@@ -214,7 +210,6 @@ class Relay:
     stop: Callable[[], bool] = nothing
     total: RelayCounts = field(default_factory=RelayCounts)
     _channel: OutboxChannel = field(init=False)
-    _searched: float = 0.0
     _answers: list[Answer] = field(default_factory=list)
     _loop: ServiceLoop = field(init=False)
 
@@ -270,9 +265,6 @@ class Relay:
             count = outbox.publish_failed_now(self.alias, self.settings.service)
             self.now = False
             self.tell(f"failed events in database {self.alias!r} that are due now: {count}")
-        if time.monotonic() >= self._searched + DEAD_LEASES_SECONDS:
-            self._searched = time.monotonic()
-            outbox_rows.end_leases_of_dead(self.alias, self.settings.service)
         if not outbox_rows.due(self.alias, self.settings.service):
             return False
         check_commits(self.alias)

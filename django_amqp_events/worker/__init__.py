@@ -15,7 +15,7 @@ and acks:
 In a process of the pool, which validates, runs, decides and publishes:
 
 ``pool_job``           carries out a job
-``dispatch``           reads a delivery: event, handler, whether it is due (pure)
+``reading``            reads a delivery: event, handler, whether it is due (pure)
 ``tracing``            runs the handler under Celery's tracer
 ``task``, ``binding``  the Celery task of a handler; binds the payload to its parameters
 ``inbox``              effects in the database happen once

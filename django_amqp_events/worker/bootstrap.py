@@ -4,8 +4,8 @@ Celery's modules and classes stay as they are. What is replaced on the instances
 
 - ``WorkController.setup_queues`` (here): takes the handlers' queues out of ``-Q`` and ``-X``, since
   Celery would declare them with arguments of its own.
-- ``Consumer.add_task_queue``, ``Consumer.cancel_task_queue`` and ``handlers`` of the mailbox
-  (``remote_control``): the same for remote control; ``inspect active_queues`` lists them too.
+- ``Consumer.add_task_queue`` and ``Consumer.cancel_task_queue`` (``remote_control``): the same for
+  remote control.
 - ``Consumer.ensure_connected`` (``connection_errors``): limits how long an answer may take.
 - ``Consumer.on_connection_error_before_connected`` (``connection_errors``) and
   ``Consumer.on_connection_error_after_connected`` (``connection_errors``, ``step``): wait longer

@@ -12,7 +12,6 @@ from typing import Any, Final
 from billiard.common import TERM_SIGNAME as TERM_SIGNAME
 from celery.app import trace
 from celery.worker import state as state
-from celery.worker.consumer.control import Control
 
 from ..broker.private_names import PrivateName, require
 from ..callables import nothing
@@ -90,12 +89,6 @@ def keep_result(result: Any) -> None:
     """
     if getattr(result, "_write_to", None) is not None:
         result.discard = nothing
-
-
-def mailbox_of(consumer: Any) -> Any:
-    """Return the node of remote control, ``None`` if it is off."""
-    box = getattr(consumer.blueprint[Control.name], "box", None)
-    return getattr(box, "node", None)
 
 
 def build_tracer(app: Any, task: Any, hostname: str | None = None, *, eager: bool = False) -> Any:

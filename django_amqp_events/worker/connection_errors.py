@@ -2,7 +2,7 @@
 
 Celery treats this as a lost connection and retries at once, five times a second and without end.
 A worker that was never accepted is configured wrongly, so it ends. One that was accepted before
-retries with a growing delay, since a password or permissions may change while it runs.
+retries every few seconds, since a password or permissions may change while it runs.
 
 Celery waits without limit for an answer on an open connection, so a broker that falls silent before
 the event loop sends heartbeats would block the worker for ever. Here such a connection is lost.
@@ -13,28 +13,24 @@ may be this worker's former connection, until RabbitMQ notices that it is dead.
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from time import monotonic, sleep
 from typing import Any, Final
 
 from amqp.exceptions import AccessRefused, ResourceLocked
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 
-from ..backoff import Backoff
 from ..broker.connection import broker_urls, close_socket, limit_waits, login_refusal
 from ..logs import get_logger
-from .celery_internals import state
+from ..service_loop import sleep
+from .celery_internals import shutdown_requested, state
 
 logger = get_logger(__name__)
 
-#: Delays before the next try. They restart when twice the longest has passed without a refusal.
-BACKOFF: Final = Backoff(1.0, 30.0)
+#: Seconds after a refusal before the next try.
+REFUSED_SECONDS: Final = 5.0
 #: Seconds after which a connection is lost if RabbitMQ does not answer.
 SILENCE_SECONDS: Final = 60
-#: Seconds between two checks whether the worker is asked to stop.
-STOP_CHECK: Final = 0.2
 
 
 class Login(bootsteps.StartStopStep):
@@ -44,8 +40,6 @@ class Login(bootsteps.StartStopStep):
     label = "AMQP events login"
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
-        self._refusals, self._last = 0, -math.inf
-        self._warned = False
         self.consumer = c
         self._ensure_before, c.ensure_connected = c.ensure_connected, self._ensure_connected
         # With several brokers each attempt begins with the first; another may accept the worker.
@@ -60,13 +54,6 @@ class Login(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         self._was_accepted = True
-        if not self._warned and not c.connection.get_heartbeat_interval():
-            self._warned = True
-            logger.warning(
-                "this worker's connection has no heartbeats, so RabbitMQ may keep a dead one, with "
-                "its deliveries, for hours. The worker notices it by TCP's keepalive, but never "
-                "if a load balancer answers for RabbitMQ. Set broker_heartbeat to 60 or so"
-            )
 
     def _ensure_connected(self, conn: Any) -> Any:
         connection = self._ensure_before(conn)
@@ -82,16 +69,16 @@ class Login(bootsteps.StartStopStep):
         if not self._was_accepted:
             logger.critical("this worker does not start: %s", refused)
             raise WorkerShutdown(1) from exc
-        self._wait(str(refused))
+        _wait(str(refused))
 
     def _broken(self, exc: Exception) -> None:
         self._close_sockets()
         self._after(exc)
         # The login succeeded, but a permission is missing.
         if isinstance(exc, AccessRefused):
-            self._wait(f"{exc.reply_text}: check the user's permissions on this vhost")
+            _wait(f"{exc.reply_text}: check the user's permissions on this vhost")
         elif isinstance(exc, ResourceLocked):
-            self._wait(
+            _wait(
                 f"another connection uses the name {self.consumer.hostname}: that of a worker, "
                 f"which needs another -n, or a former one of this worker, which RabbitMQ closes "
                 f"when its heartbeats are missing"
@@ -112,26 +99,16 @@ class Login(bootsteps.StartStopStep):
             if connection is not None:
                 close_socket(connection)
 
-    def _wait(self, refused: str) -> None:
-        now = monotonic()
-        if now - self._last > 2 * BACKOFF.last:
-            self._refusals = 0
-        wait = BACKOFF.delay(self._refusals)
-        logger.error("%s; the next try is in %g s", refused, wait)
-        _sleep(wait)
-        self._refusals, self._last = self._refusals + 1, monotonic()
 
-
-def _sleep(seconds: float) -> None:
-    """Wait, unless the worker is asked to stop.
+def _wait(refused: str) -> None:
+    """Wait after a refusal.
 
     Raises:
-        WorkerShutdown: it is.
+        WorkerShutdown: the worker is asked to stop.
     """
-    until = monotonic() + seconds
-    while monotonic() < until:
-        state.maybe_shutdown()
-        sleep(STOP_CHECK)
+    logger.error("%s; the next try is in %g s", refused, REFUSED_SECONDS)
+    sleep(REFUSED_SECONDS, shutdown_requested)
+    state.maybe_shutdown()
 
 
 def _is_rabbitmq(connection: Any) -> bool:

@@ -17,7 +17,7 @@ from ..declare.registry import Handler
 from ..message.types import Delivered
 from .acks import Acks
 from .celery_internals import TERM_SIGNAME
-from .reading import Dispatcher, Reading, described
+from .reading import Dispatcher, Reading, celery_headers
 from .verdict import Verdict
 
 _numbers = count(1)
@@ -95,12 +95,22 @@ class Delivery:
         self.time_start = time()
 
     def headers(self) -> dict[str, Any]:
-        """Return the fields of its task's request, ``{}`` if it cannot be handled."""
-        return described(self.dispatcher, self.item.delivered)
+        """Return the fields of its task's request, ``{}`` if it cannot be handled.
+
+        For people: the main process decodes nothing that it decides on.
+        """
+        reading = self.dispatcher.open(decode(self.item.delivered))
+        try:
+            payload = self.dispatcher.read(reading)
+            if isinstance(payload, Verdict):
+                return {}
+            return celery_headers(self.dispatcher.settings.service, reading, payload)
+        except Exception:  # noqa: BLE001 - a publisher decides what a message contains
+            return {}
 
     @property
     def reading(self) -> Reading:
-        """What is read of it for people: the main process decodes nothing that it decides on."""
+        """What is read of it for people."""
         reading = self.dispatcher.open(decode(self.item.delivered))
         with suppress(Exception):  # a publisher decides what a message contains
             self.dispatcher.identify(reading)

@@ -1,11 +1,10 @@
-"""Report handlers that do not end: in the log, by a signal and in `inspect stats`."""
+"""Report handlers that do not end: in the log and by a signal."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -25,16 +24,6 @@ logger = get_logger(__name__)
 CHECK_INTERVAL: Final = 5.0
 #: Seconds after a handler's time limit in which its pool may end the run.
 ENDING: Final = 5.0
-
-
-def reported(workers: Mapping[str, Mapping[str, Any]], service: str) -> list[dict[str, Any]]:
-    """Return the hanging runs of a service in the stats of workers, by name."""
-    return [
-        {"worker": worker, **run}
-        for worker, stats in sorted(workers.items())
-        for run in stats.get("amqp_events_hanging", ())
-        if run.get("service") == service
-    ]
 
 
 class Watch(bootsteps.StartStopStep):
@@ -70,23 +59,6 @@ class Watch(bootsteps.StartStopStep):
     def shutdown(self, c: Any) -> None:
         self._stopping.set()
 
-    def info(self, c: Any) -> dict[str, Any]:
-        """Return the step's part of ``inspect stats``."""
-        return {
-            "amqp_events_hanging": [
-                {
-                    "service": get_settings().service,
-                    "handler": job.deliveries[0].name,
-                    "event": event.id if event else "",
-                    "name": event.name if event else "",
-                    "seconds": round(seconds),
-                    "process": job.pid,
-                }
-                for job, seconds in self.hanging()
-                for event in [job.deliveries[0].reading.event]
-            ]
-        }
-
     def limit(self, first: Delivery) -> float:
         """Return the seconds after which a job counts as hanging: a run, or a publish with hooks.
 
@@ -100,36 +72,25 @@ class Watch(bootsteps.StartStopStep):
             return limit + ENDING
         return HOLDING * get_settings().consumer_timeout
 
-    def hanging(self) -> Iterator[tuple[Job, float]]:
-        """Return the jobs that exceed the limit of a run, each with its seconds."""
-        now = time.monotonic()
-        for jobs in all_jobs:
-            try:
-                running = tuple(jobs.running)
-            except RuntimeError:  # the set changed during iteration; the next check is soon
-                continue
-            for job in running:
-                if job.began is None:
-                    continue
-                seconds = now - job.began
-                if seconds > self.limit(job.deliveries[0]):
-                    yield job, seconds
-
     def _run(self) -> None:
         interval = min(CHECK_INTERVAL, self.hang_after / 4) if self.hang_after else CHECK_INTERVAL
         while not self._stopping.wait(interval):
             try:
-                for job, seconds in self.hanging():
-                    self._report(job, seconds)
+                for jobs in all_jobs:
+                    for job in jobs.running.copy():  # the main thread changes it
+                        self._check(job)
             except Exception:
                 logger.exception("the check for hanging handlers failed; it continues")
 
-    def _report(self, job: Job, seconds: float) -> None:
-        """Report a run, and again each time its duration has doubled."""
-        if seconds < self._reported.get(job, 0.0):
+    def _check(self, job: Job) -> None:
+        """Report a run that exceeds its limit, and again each time its duration has doubled."""
+        if job.began is None:
+            return
+        seconds = time.monotonic() - job.began
+        first = job.deliveries[0]
+        if seconds < self._reported.get(job, self.limit(first)):
             return
         self._reported[job] = 2 * seconds
-        first = job.deliveries[0]
         name, event = first.name, first.reading.event
         pid = job.pid or os.getpid()
         logger.error(

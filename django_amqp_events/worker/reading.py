@@ -14,7 +14,6 @@ from typing import Any, Final
 from celery.utils.saferepr import saferepr
 
 from ..broker.before_death import before_death
-from ..broker.delivery_reader import decode
 from ..broker.topology import Names
 from ..conf import Settings
 from ..context import ReceivedEvent
@@ -24,7 +23,7 @@ from ..logs import event_fields, get_logger
 from ..message import decoding, formats
 from ..message.headers import EVENT_HANDLER
 from ..message.text import printable
-from ..message.types import Delivered, Payload, Progress, Received, task_id
+from ..message.types import Payload, Progress, Received, task_id
 from .verdict import Verdict
 
 logger = get_logger(__name__)
@@ -218,21 +217,6 @@ def celery_headers(service: str, reading: Reading, payload: Payload) -> dict[str
         # A copy, since Sentry's integration removes one.
         "headers": dict(event.headers),
     }
-
-
-def described(dispatcher: Dispatcher, delivered: Delivered) -> dict[str, Any]:
-    """Return the headers of :func:`celery_headers`, ``{}`` if the delivery cannot be handled.
-
-    For people: the worker's main process decodes nothing that it decides on.
-    """
-    reading = dispatcher.open(decode(delivered))
-    try:
-        payload = dispatcher.read(reading)
-        if isinstance(payload, Verdict):
-            return {}
-        return celery_headers(dispatcher.settings.service, reading, payload)
-    except Exception:  # noqa: BLE001 - a publisher decides what a message contains
-        return {}
 
 
 def _trace_context(headers: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -21,7 +20,7 @@ from ..backoff import Backoff
 from ..broker.delivery_reader import DeliveryReader
 from ..broker.provisioning import startup
 from ..broker.reply_texts import names_queue
-from ..broker.topology import Names, Topology, build
+from ..broker.topology import Names, build
 from ..conf import Settings, get_settings
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
@@ -104,8 +103,6 @@ class EventStep(bootsteps.StartStopStep):
         self._stuck_until: dict[str, float] = {}
         # When (monotonic) the next paused queue may be consumed again.
         self._next_resume = 0.0
-        # Queues to be consumed next.
-        self._pending: deque[str] = deque()
         # Missing queues, and how often each was checked.
         self._missing: dict[str, int] = {}
         # The timers after which queues are consumed.
@@ -133,7 +130,6 @@ class EventStep(bootsteps.StartStopStep):
         self.channel = self._probe = None
         for states in (self._tags, self._cancelled_tags, self.windows, self.paused, self._missing):
             states.clear()
-        self._pending.clear()
         self._stopping = False
         self._connection = c.connection
         self.jobs.begin()
@@ -154,7 +150,6 @@ class EventStep(bootsteps.StartStopStep):
     def _prepare(self, c: Any) -> None:
         self.settings, self.registry = get_settings(), get_registry()
         self.names = Names.of(self.settings)
-        self.topology = build(self.settings, self.registry)
         known = self.known(self.settings, self.registry)
         wanted = known if self.selected is None else known & self.selected
         self.queues = set(wanted - self.excluded)
@@ -167,13 +162,7 @@ class EventStep(bootsteps.StartStopStep):
                 shorten(", ".join(sorted(known)), 200, placeholder=" …"),
             )
         if self.queues:
-            if not c.app.conf.broker_channel_error_retry:
-                logger.warning(
-                    "This worker exits when RabbitMQ closes a channel, such as after a consumer "
-                    "timeout. Set broker_channel_error_retry to True, or use `manage.py "
-                    "events_worker`."
-                )
-            self._check_topology(c, self.topology)
+            self._check_topology(c)
         self.wakeup = Wakeup(self._woken)
         self.jobs = Jobs(
             c,
@@ -187,8 +176,9 @@ class EventStep(bootsteps.StartStopStep):
         remote_control.replace(self)
         self._prepared = True
 
-    def _check_topology(self, c: Any, topology: Topology) -> None:
+    def _check_topology(self, c: Any) -> None:
         """Check or declare the topology, as ``TOPOLOGY`` says; a wrong one would lose events."""
+        topology = build(self.settings, self.registry)
         try:
             report = startup.prepare(c.app, self.settings, topology)
         except AmqpEventsError as exc:
@@ -292,40 +282,27 @@ class EventStep(bootsteps.StartStopStep):
 
     def open(self) -> None:
         """Open the channel and consume the queues."""
-        connection = self._connection
-        if self._stale(connection) or self.channel is not None:
+        if self._stopping or self.channel is not None:
             return
-        self.channel = connection.channel()
+        self.channel = self._connection.channel()
         self.acks = Acks(self.channel, (*self.c.connection_errors, *self.c.channel_errors))
         self._deliveries = DeliveryReader(self.channel, self._requeue)
-        self._pending.extend(sorted(self.queues - self._refused))
+        queues = sorted(self.queues - self._refused)
         logger.info(
             "service %s: consuming %s: %s",
             self.settings.service,
-            counted(len(self._pending), "queue"),
-            ", ".join(self._pending),
+            counted(len(queues), "queue"),
+            ", ".join(queues),
         )
-        self.consume_next(connection)
+        for queue in queues:
+            self._consume(queue)
 
     def _stale(self, connection: Any) -> bool:
         return self._stopping or self._connection is not connection
 
-    def consume_next(self, connection: Any) -> None:
-        """Consume one queue and schedule the next, so that ordinary tasks run in between."""
-        if self._stale(connection) or not self._pending:
-            return
-        queue = self._pending.popleft()
-        if queue in self.queues and queue not in self._tags:
-            self._consume(connection, queue)
-        if self._pending:
-            # Not call_soon, which runs after the next poll: in an idle worker a second or more
-            # for each queue.
-            self.c.timer.call_after(0, self._changing, (self.consume_next, connection))
-
     def consume(self, queue: str) -> None:
-        """Consume a queue, if it exists, soon."""
-        self._pending.append(queue)
-        self._changing(self.consume_next, self._connection)
+        """Consume a queue, if it exists."""
+        self._changing(self._consume, queue)
 
     def _changing(self, change: Callable[..., None], *args: Any) -> None:
         """Change the consumers, and handle errors: a timer swallows that of a closed channel."""
@@ -338,11 +315,13 @@ class EventStep(bootsteps.StartStopStep):
         except Exception:
             logger.exception("cannot adapt the prefetch counts; the worker keeps the present ones")
 
-    def _consume(self, connection: Any, queue: str) -> None:
+    def _consume(self, queue: str) -> None:
+        if queue not in self.queues or queue in self._tags:
+            return
         if queue in self._known_to_exist:
             self._known_to_exist.discard(queue)
-        elif problem := self._problem(connection, queue):
-            self._retry_later(connection, queue, problem)
+        elif problem := self._problem(queue):
+            self._retry_later(queue, problem)
             return
         if self._missing.pop(queue, None) is not None:
             logger.info("queue %r exists now, consuming it", queue)
@@ -361,7 +340,7 @@ class EventStep(bootsteps.StartStopStep):
             queue,
             self._receive,
             consumer_tag=tag,
-            on_cancel=partial(self._cancelled, self._connection, queue),
+            on_cancel=partial(self._cancelled, queue),
             # If RabbitMQ refuses, it closes the channel.
             nowait=True,
         )
@@ -386,19 +365,15 @@ class EventStep(bootsteps.StartStopStep):
         self._refused.discard(queue)
         self.cancel(queue)
 
-    @property
-    def consumed(self) -> set[str]:
-        return {*self._tags, *self.paused}
-
     def _requeue(self, tag: int) -> None:
         """Requeue a delivery of a cancelled consumer."""
         self.acks.received(tag)
         self.acks.requeue([tag])
 
-    def _problem(self, connection: Any, queue: str) -> str:
+    def _problem(self, queue: str) -> str:
         """Return why a queue cannot be consumed; checked on a channel that an error may close."""
         if self._probe is None or self._probe.connection is None:
-            self._probe = connection.channel()
+            self._probe = self._connection.channel()
         try:
             self._probe.queue_declare(queue, passive=True)
         except NotFound as exc:
@@ -427,15 +402,17 @@ class EventStep(bootsteps.StartStopStep):
                 )
                 self._refused.add(queue)
 
-    def _retry_later(self, connection: Any, queue: str, problem: str) -> None:
+    def _retry_later(self, queue: str, problem: str) -> None:
         checks = self._missing.get(queue, 0)
         self._missing[queue] = checks + 1
         self.paused.pop(queue, None)
         wait = MISSING_BACKOFF.delay(checks)
         logger.error("queue %r %s. The next check is in %g s.", queue, problem, wait)
-        self._soon(connection, queue, wait)
+        self._soon(queue, wait)
 
-    def _soon(self, connection: Any, queue: str, wait: float) -> None:
+    def _soon(self, queue: str, wait: float) -> None:
+        connection = self._connection
+
         def again() -> None:
             if not self._stale(connection):
                 self.consume(queue)
@@ -444,13 +421,13 @@ class EventStep(bootsteps.StartStopStep):
             self._waits[queue].cancel()  # such as after add_consumer for a missing queue
         self._waits[queue] = self.c.timer.call_after(wait, again)
 
-    def _cancelled(self, connection: Any, queue: str, consumer_tag: str) -> None:
+    def _cancelled(self, queue: str, consumer_tag: str) -> None:
         """Consume a queue again: it was deleted, or its consumer exceeded the consumer timeout."""
         if self._tags.get(queue) != consumer_tag:
             return
         del self._tags[queue]
         logger.warning("RabbitMQ cancelled the consumer of %r; consuming it again", queue)
-        self._soon(connection, queue, MISSING_BACKOFF.first)
+        self._soon(queue, MISSING_BACKOFF.first)
 
     # -- prefetch counts ------------------------------------------------------------------
 
@@ -556,7 +533,7 @@ class EventStep(bootsteps.StartStopStep):
         """Return the step's part of ``inspect stats``."""
         return {
             "amqp_events": {
-                "queues": sorted(self.consumed),
+                "queues": sorted({*self._tags, *self.paused}),
                 "missing": sorted(self._missing),
                 "paused": sorted(self.paused),
                 "prefetch_counts": {

@@ -65,7 +65,6 @@ class HandlerRun:
         error: raised in place of the handler.
         stores_failure: whether the result backend stores a failure if it ignores successes.
         passes: exceptions that pass through without a verdict, beside :data:`PROCESS_EXITS`.
-        requested: the retry that the handler has requested for its end.
     """
 
     now: Callable[[], datetime] = utc_now
@@ -73,7 +72,6 @@ class HandlerRun:
     stores_failure: bool = True
     passes: tuple[type[BaseException], ...] = ()
     verdict: Verdict | None = None
-    requested: Retry | None = None
 
     def decide(self, exc: BaseException, policy: RetryPolicy, attempt: int) -> Verdict:
         """Return the verdict for an exception that this run raised."""
@@ -120,7 +118,6 @@ class HandlerTask(Task):
         args: Any = None,
         kwargs: Any = None,
         exc: BaseException | None = None,
-        throw: bool = True,
         eta: datetime | None = None,
         countdown: float | None = None,
         max_retries: int | None = None,
@@ -133,10 +130,9 @@ class HandlerTask(Task):
             countdown: seconds, from 1 to ten years; the policy's backoff by default.
             eta: aware datetime instead of *countdown*.
             max_retries: limit for this event, instead of the policy's.
-            throw: raise at once; otherwise the attempt fails when the handler returns.
 
         Raises:
-            Retry: always with *throw*.
+            Retry: always.
             ValueError: the delay is below a second or above ten years, or *eta* has no time zone.
         """
         if args is not None or kwargs is not None or options:
@@ -160,11 +156,7 @@ class HandlerTask(Task):
             raise cause or Retry("a handler that was called directly cannot be retried")
         retry = Retry(exc=cause, when=countdown)
         retry.max_retries = max_retries
-        if throw:
-            raise retry from cause
-        retry.__cause__ = cause
-        run.requested = retry
-        return retry
+        raise retry from cause
 
     def replace(self, sig: Any) -> Any:
         raise Unsupported(
@@ -234,7 +226,7 @@ class _EventTask(Task):
             ):
                 payload = upcast(handler, event.name, args, kwargs)
                 args, kwargs = bind(handler, args, payload)
-                handle = partial(_handle, run, call, *args, **kwargs)
+                handle = partial(call, *args, **kwargs)
                 if handler.once:
                     result = inbox.once(handler, event, handle, version_of(handler, payload))
                 else:
@@ -273,13 +265,6 @@ def _span(task: _EventTask, event: ReceivedEvent) -> AbstractContextManager[obje
 
     handler = task.amqp_events
     return spans.processing(event, handler.name, handler.queue, task.request.delivery_info)
-
-
-def _handle(run: HandlerRun, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    result = call(*args, **kwargs)
-    if run.requested is not None:
-        raise run.requested
-    return result
 
 
 def _failed(

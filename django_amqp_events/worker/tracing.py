@@ -6,15 +6,16 @@ own outcome is ignored: the verdict is recorded before a result is stored.
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from celery import current_task
 from celery.exceptions import Retry
 
-from . import event_logs
 from .celery_internals import build_tracer, terminated_by_signal
 from .task import PROCESS_EXITS, HandlerRun, HandlerTask
 from .verdict import HANDLED, REQUEUE, Verdict
@@ -51,48 +52,48 @@ def trace(
             # Celery builds one in each pool process and for each connection.
             tracer = build_tracer(task.app, task, request["hostname"])
             task.amqp_tracer = task.__trace__ = tracer
+    request["amqp_run"] = run
+    raised: BaseException | None = None
     try:
-        return _verdict(task, tracer, request, run, observed)
+        outcome, info, runtime, result = tracer(
+            request["id"], request["args"], request["kwargs"], request
+        )
+        if info is not None:  # the run has failed
+            # An exception that cannot be pickled comes with its traceback.
+            raised = getattr(outcome, "exception", None)
+            raised = getattr(raised, "exc", raised)
+        elif observed and run.verdict is HANDLED:
+            run.verdict = replace(HANDLED, result=result, runtime=runtime)
+    except run.passes:
+        raise
     except PROCESS_EXITS:
         # Raised by the handler. A pool of threads would drop it.
         return REQUEUE
-
-
-def _verdict(
-    task: HandlerTask,
-    tracer: Callable[..., Any],
-    request: dict[str, Any],
-    run: HandlerRun,
-    observed: bool,
-) -> Verdict:
-    request["amqp_run"] = run
-    error: BaseException | None = None
-    try:
-        with event_logs.running():
-            outcome, info, runtime, result = tracer(
-                request["id"], request["args"], request["kwargs"], request
-            )
-        if info is not None:  # the run has failed
-            # An exception that cannot be pickled comes with its traceback.
-            error = getattr(outcome, "exception", None)
-            error = getattr(error, "exc", error)
-        elif observed and run.verdict is HANDLED:
-            run.verdict = replace(HANDLED, result=result, runtime=runtime)
-    except (*PROCESS_EXITS, *run.passes):
-        raise
     except BaseException as exc:
         if run.verdict is None and terminated_by_signal(exc):
             raise
-        error = exc
+        raised = exc
     finally:
         request.pop("amqp_run", None)
     verdict = run.verdict
     if verdict is None:
         # The handler was not reached: before_start or the tracer itself raised.
-        error = error or RuntimeError("Celery's tracer did not run the handler")
-        verdict = run.decide(error, task.amqp_events.policy, request["amqp_event"].attempt)
-    _release_frames(error)
+        raised = raised or RuntimeError("Celery's tracer did not run the handler")
+        verdict = run.decide(raised, task.amqp_events.policy, request["amqp_event"].attempt)
+    _release_frames(raised)
     return verdict
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Return False for the failure of a handler, which Celery's tracer logs as an error.
+
+    An archived event is logged with its traceback when RabbitMQ has confirmed the archive message;
+    a retry is no error.
+    """
+    return record.levelno < logging.ERROR or not isinstance(current_task, HandlerTask)
+
+
+logging.getLogger("celery.app.trace").addFilter(_is_wanted)
 
 
 _TRACEBACK, _CAUSE, _CONTEXT = (

@@ -10,7 +10,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, SupportsIndex
+from typing import Final, Literal
 
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
@@ -66,10 +66,6 @@ class Verdict:
     failure: Failure | None = None
     result: str | None = None
     runtime: float | None = None
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        # The most frequent one is pickled by its name.
-        return "HANDLED" if self is HANDLED else object.__reduce_ex__(self, protocol)
 
 
 HANDLED: Final = Verdict(kind="handled")

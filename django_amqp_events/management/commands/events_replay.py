@@ -15,8 +15,8 @@ Names are exact: patterns such as library.* are refused.
 --discard and --restore change the state of the matching events, as in the admin;
 nothing is published.
 
---background creates a batch, which events_batches replays. --canary and --pause-at
-need --background. The batch's report has the outcomes, which a running events_mirror
+--background creates a batch, which events_batches replays. --rate, --canary and
+--pause-at need --background. The batch's report has the outcomes, which a running events_mirror
 reads from the archive queue.
 
 exit codes:
@@ -156,12 +156,16 @@ class Command(ReportCommand):
         since, until = filters.get("since"), filters.get("until")
         comment = options["comment"].strip()
         decides = options["decision"] != "replay"
+        of_batches = [
+            f"--{name}"
+            for name in ("rate", "canary", "pause-at")
+            if options[name.replace("-", "_")] is not None
+        ]
         for refused, text in (
             (options["all"] and narrowed, "--all takes no ids and no filters"),
             (not (options["all"] or narrowed), "choose the events: ids, filters or --all"),
-            (decides and (options["force"] or options["background"]
-                          or options["rate"] is not None),
-             f"--{options['decision']} goes without --force, --background and --rate"),
+            (decides and (options["force"] or options["background"]),
+             f"--{options['decision']} goes without --force and --background"),
             (options["decision"] == "discard" and not comment and not options["dry_run"],
              "--discard needs a reason: --comment TEXT"),
             (len(comment) > states.REASON_CHARACTERS,
@@ -170,10 +174,8 @@ class Command(ReportCommand):
              "--force takes ids and no filters: check each event first"),
             (options["force"] and options["background"], "--background goes without --force"),
             (since and until and since >= until, "--since is not before --until"),
-            (not options["background"] and options["canary"] is not None,
-             "--canary needs --background"),
-            (not options["background"] and options["pause_at"] is not None,
-             "--pause-at needs --background"),
+            (not options["background"] and of_batches,
+             f"{', '.join(of_batches)}: only with --background"),
         ):  # fmt: skip
             if refused:
                 raise self.wrong(text)
@@ -280,7 +282,6 @@ class Command(ReportCommand):
             by=requested_by("events_replay"),
             reason=options["comment"],
             force=options["force"],
-            rate=options["rate"],
             progress=lambda so_far: self.progress(
                 f"{so_far.done} of {len(seen)}: {len(so_far.published)} published"
             ),

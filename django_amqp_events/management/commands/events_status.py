@@ -8,8 +8,7 @@ exit codes:
   1  messages wait in the archive, the graveyard or a handler's queue without a
      consumer, unless a worker has paused it; dead or abyss holds a message; dead
      letters cannot move because their exchange is missing; a queue is missing;
-     events in the outbox are overdue or failed three times; with --workers, a
-     handler hangs
+     events in the outbox are overdue or failed three times
   2  unknown: RabbitMQ, the management API or the database of an outbox is
      unreachable, wrong settings, no permission
 """
@@ -17,7 +16,6 @@ exit codes:
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Mapping
 from typing import Any, Final
 
 from django_amqp_events import conf
@@ -30,7 +28,6 @@ from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.message.text import counted
 from django_amqp_events.monitor import queue_status, statistics
 from django_amqp_events.publish import outbox
-from django_amqp_events.worker import hang_detector
 
 _COLUMNS: Final = ("ready", "unacked", "total", "consumers")
 _QUEUE: Final = ("name", "role", "state", "severity", *_COLUMNS, "paused", "prefetch", "meaning")
@@ -49,8 +46,8 @@ class Command(ReportCommand):
             nargs="?",
             const=2.0,
             metavar="SECONDS",
-            help="Ask the workers for their prefetch counts and for handlers that hang; wait this "
-            "long for answers (default: %(const)g).",
+            help="Ask the workers for their prefetch counts; wait this long for answers (default: "
+            "%(const)g).",
         )
         super().add_arguments(parser)
 
@@ -73,10 +70,6 @@ class Command(ReportCommand):
         elif "unknown" in severities:
             code = code or 2
         archived = self._archived()
-        hanging: list[dict[str, Any]] | None = None
-        if options["workers"] is not None and status is not None:
-            hanging = hang_detector.reported(status.workers, settings.service)
-            code = 1 if hanging else code
 
         def show() -> None:
             if status is not None:
@@ -85,8 +78,6 @@ class Command(ReportCommand):
                 self._show_archive(archived)
             for outbox_status in outboxes:
                 self._show_outbox(outbox_status)
-            for run in hanging or ():
-                self._show_hanging(run)
 
         document: dict[str, Any] = {
             "service": expected.names.service,
@@ -106,8 +97,6 @@ class Command(ReportCommand):
             ],
             "archive": columns(archived, "open", "capped", "oldest") if archived else None,
         }
-        if hanging is not None:
-            document["hanging"] = hanging
         self.finish(code, document, show)
         if error:
             raise self.wrong(error)
@@ -118,13 +107,6 @@ class Command(ReportCommand):
         since = archived.oldest
         oldest = f", the oldest failed {since:%Y-%m-%d %H:%M:%S} UTC" if since else ""
         self.stdout.write(f"archive: {counted(archived.open, 'open event')}{more}{oldest}")
-
-    def _show_hanging(self, run: Mapping[str, Any]) -> None:
-        self.stdout.write(
-            f"{run['handler']} has not ended after {run['seconds']} s: event {run['name']!r} "
-            f"({run['event']}), process {run['process']} of {run['worker']}",
-            self.style.ERROR,
-        )
 
     @staticmethod
     def _archived() -> statistics.OpenEvents | None:

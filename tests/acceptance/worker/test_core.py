@@ -58,7 +58,6 @@ CASES = [
     Case("retry(new exc) used up", ONCE, ("retry_new_exc",), 1, "exhausted", "KeyError"),
     Case("retry(max_retries) below", PICKY, ("retry_limit:1",), 2, "exhausted", "Retry"),
     Case("retry(max_retries) above", ONCE, ("retry_limit:2", "retry_limit:2", "ok"), 3, finished=1),
-    Case("retry(throw=False)", ACT, ("retry_no_throw", "ok"), 2, finished=2),
     Case("retry(args)", ACT, ("retry_args",), 1, "unsupported", "retry()"),
     Case("retry below a second", ONCE, ("retry_early",), 1, "exhausted", "at least"),
     Case("reject", ACT, ("reject", "ok"), 2, finished=1),

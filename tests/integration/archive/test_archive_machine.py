@@ -345,7 +345,7 @@ class Archive(RuleBasedStateMachine):
     def start(self, work: Callable[[], object], until: str | None) -> None:
         if len(self.processes) == 3:
             return
-        process = Acting(here=False)
+        process = Acting()
         process.start(work, until)
         if process.busy:
             self.processes.append(process)

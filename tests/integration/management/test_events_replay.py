@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -199,10 +198,9 @@ def test_wrong_arguments_change_nothing(billing):
         (["--all", "--discard"], "--discard needs a reason: --comment TEXT"),
         (["--discard", "--comment", "x"], "choose the events"),
         (["--all", "--discard", "--restore"], "not allowed with argument --discard"),
-        (["--all", "--discard", "--rate", "1"], "--discard goes without --force"),
+        (["--all", "--rate", "1", "--canary", "2"], "--rate, --canary: only with --background"),
         (["order-1", "--restore", "--force"], "--restore goes without --force"),
         (["--all", "--restore", "--background"], "--restore goes without --force"),
-        (["--all", "--restore", "--rate", "1"], "--restore goes without --force"),
     ):
         code, _, err = billing.command("events_replay", *arguments)
         assert (code, text in err) == (2, True), err
@@ -343,24 +341,6 @@ def test_database_error_after_a_chunk_reports_what_was_published(billing, monkey
     assert code == 1
     assert "1 of 2 events published" in out
     assert "stopped: ProgrammingError: a column is missing; 1 not replayed" in err
-
-
-def test_rate_limit_is_kept_and_interruptible(billing, monkeypatch):
-    fill(billing, 1, 2)
-    said: list[int] = []
-    publish_chunk = replay._publish
-
-    def counted(claimed, *args, **options):
-        said.append(len(claimed))
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return publish_chunk(claimed, *args, **options)
-
-    monkeypatch.setattr(replay, "_publish", counted)
-    # The second one would have its turn in more than a quarter of an hour.
-    code, _, err = billing.command("events_replay", "--all", "--rate", "0.001")
-    assert code == 1
-    assert said == [1]
-    assert "1 not replayed" in err
 
 
 def test_json(billing):

@@ -42,7 +42,6 @@ from django_amqp_events.publish import direct_publisher, outbox, outbox_rows, pu
 from django_amqp_events.publish.direct_publisher import CommittedRows, DirectPublisher
 from django_amqp_events.publish.pending import Pending
 from django_amqp_events.publish.relay import OutboxChannel, Relay
-from tests import simulated
 from tests.archive_rows import Clock
 from tests.conftest import EACH, Database, Vhost
 from tests.simulated import Died, Process, Shifted, acting, effect, running
@@ -96,8 +95,8 @@ class Publisher(Process):
         commits: what it has committed and not published.
     """
 
-    def __init__(self, *, here: bool) -> None:
-        super().__init__(here=here)
+    def __init__(self) -> None:
+        super().__init__()
         self.fate = "now"
         self.commits: list[Pending] = []
         self.direct = Direct(wire_module.app, get_settings())
@@ -142,8 +141,8 @@ class Committed(Pending):
 class Relaying(Process):
     """A process that is a relay."""
 
-    def __init__(self, *, here: bool) -> None:
-        super().__init__(here=here)
+    def __init__(self) -> None:
+        super().__init__()
         self.terminated = False
         self.relay = Relay(
             app=wire_module.app,
@@ -211,7 +210,7 @@ class Outbox(RuleBasedStateMachine):
     def commit(self, who: int, block: list[Any], kept: bool, fate: str, until: str | None) -> None:
         process = self.publishers.get(who)
         if process is None:
-            process = self.publishers[who] = Publisher(here=who > 0)
+            process = self.publishers[who] = Publisher()
         self.prepare(process, until)
         process.fate = fate
         written: list[str] = []
@@ -252,7 +251,7 @@ class Outbox(RuleBasedStateMachine):
         began = self.clock.monotonic()
         event_id = publish_event(NAMES[kind], {})
         self.ledger.kinds[event_id] = kind
-        lease = process.identity, began + outbox_rows.LEASE
+        lease = outbox_rows.PUBLISHER, began + outbox_rows.LEASE
         self.ledger.leases[process, event_id] = lease
         if kind in REFUSED:
             commit = connections[ALIAS].run_on_commit[-1][1]
@@ -291,24 +290,17 @@ class Outbox(RuleBasedStateMachine):
 
     # -- relays
 
-    @rule(here=st.booleans(), now=st.booleans(), until=UNTIL)
-    def start_relay(self, here: bool, now: bool, until: str | None) -> None:
+    @rule(now=st.booleans(), until=UNTIL)
+    def start_relay(self, now: bool, until: str | None) -> None:
         if not self.rows or len(self.relays) == 3:
             return
-        process = Relaying(here=here)
+        process = Relaying()
         process.relay.now = now
         process.start(lambda: process.relay.run(until_empty=True), until)
         if process.busy:
             self.relays.append(process)
         else:
             process.die()
-
-    @rule(until=UNTIL)
-    def start_relay_beside_a_publisher(self, until: str | None) -> None:
-        """Let a relay look for leases of the dead while a living process has one."""
-        self.commit(1, ["good"], kept=True, fate="later", until=None)
-        self.start_relay(here=True, now=False, until=until)
-        self.publish_later(1, until=None)
 
     # -- processes that have stopped at an effect. Not by preconditions: how far a process has come
     # depends on RabbitMQ too, and the rules that may follow must not.
@@ -443,7 +435,7 @@ class Outbox(RuleBasedStateMachine):
         """Let one relay run until all leases and delays are over."""
         for _ in range(4):
             self.wait(25_000)
-            process = Relaying(here=True)
+            process = Relaying()
             process.start(partial(process.relay.run, until_empty=True))
             process.die()
             self.holds()
@@ -573,7 +565,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OutboxChannel, "_before_read", reading)
     for name in ("claim", "renew", "release", "delete_confirmed", "record_failures"):
         effect(monkeypatch, outbox_rows, name)
-    effect(monkeypatch, outbox_rows, "end_leases_of_dead")
     effect(monkeypatch, OutboxChannel, "publish")
 
 
@@ -594,7 +585,6 @@ def machine(
         full = f"{wire.exchange}.full"
         wire.declare(full, NAMES["nacked"], **{"x-max-length": 0, "x-overflow": "reject-publish"})
         Outbox.wire, Outbox.clock = wire, Shifted()
-        simulated.identify(monkeypatch)
         monkeypatch.setattr(service_loop, "time", Clock(step=0.1))
         for module in (direct_publisher, relay, confirms):
             monkeypatch.setattr(module, "time", Outbox.clock)

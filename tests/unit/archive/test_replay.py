@@ -353,13 +353,7 @@ def test_resume_that_finds_no_broker_keeps_the_replay_id(
     assert Replay.objects.count() == 4
 
 
-# -- how fast, how much -------------------------------------------------------------------
-
-
-def test_invalid_rate_is_refused() -> None:
-    for rate in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="events per second, above 0"):
-            run(make(), rate=rate)
+# -- how much -----------------------------------------------------------------------------
 
 
 def test_bodies_are_read_chunk_by_chunk(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,27 +31,9 @@ def publish(target: PublisherPool | ConfirmChannel) -> None:
     raise error
 
 
-def busy(app: Celery) -> None:
-    """Wait for the only connection, and then for RabbitMQ."""
-    app.conf.broker_pool_limit = 1
-    pool = PublisherPool(app, timeout=TIMEOUT)
-    channel = pool._acquire(time.monotonic() + TIMEOUT)
-    assert channel is not None
-    channel.broken = True
-
-    def wait(_: float | None = None) -> bool:
-        time.sleep(TIMEOUT / 2)
-        pool._release(channel)
-        return True
-
-    pool._changed.wait = wait  # type: ignore[method-assign, assignment]
-    publish(pool)
-
-
 WAYS: dict[str, Callable[[Celery], object]] = {
     "connect": lambda app: connect(app, timeout=TIMEOUT),
     "pool": lambda app: publish(PublisherPool(app, timeout=TIMEOUT)),
-    "busy pool": busy,
     "channel": lambda app: publish(ConfirmChannel(app, timeout=TIMEOUT)),
     "relay": lambda app: publish(OutboxChannel(app, timeout=TIMEOUT)),
     "question": lambda app: accepts_publishes(app, TIMEOUT),

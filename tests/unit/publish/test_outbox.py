@@ -26,7 +26,6 @@ from django_amqp_events import (
     PublishTimeoutError,
     UnroutableError,
     conf,
-    process_identity,
     publish_event,
 )
 from django_amqp_events.conf import Settings
@@ -167,7 +166,7 @@ def test_a_test_case_needs_no_broker():
         event_id = publish_event(NAME, {"n": 1})
     row = OutboxEvent.objects.get()
     assert (row.event_id, row.name, row.attempts) == (event_id, NAME, 0)
-    assert row.claim == process_identity.identity()
+    assert row.claim == outbox_rows.PUBLISHER
     assert row.due_at > row.created_at
 
 

@@ -121,11 +121,6 @@ def _retry_limit(task: Any, argument: str) -> None:
     task.retry(max_retries=int(argument), countdown=1)
 
 
-def _retry_no_throw(task: Any, argument: str) -> None:
-    task.retry(throw=False, countdown=1)
-    ledger.write("went on", handler=task.name)
-
-
 def _sleep(task: Any, argument: str) -> None:
     time.sleep(float(argument))
 
@@ -207,7 +202,6 @@ STEPS: dict[str, Any] = {
     "retry_exc": _retry_exc,
     "retry_new_exc": _retry_new_exc,
     "retry_limit": _retry_limit,
-    "retry_no_throw": _retry_no_throw,
     "retry_args": lambda task, argument: task.retry(args=(1,)),
     "retry_early": lambda task, argument: task.retry(countdown=0.2),
     "replace": lambda task, argument: task.replace(None),
