@@ -16,7 +16,7 @@ from ..conftest import Make
 from ..harness import Eyes, Service, until
 
 ONE, TWO = "mixed.testproject.one", "mixed.testproject.two"
-ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("source", "sink", "calls"))}
+ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("sink", "calls"))}
 
 
 class CustomPrefork(prefork.TaskPool):

@@ -303,6 +303,16 @@ class Archive(RuleBasedStateMachine):
         self.decide("bob", which, eligibility.RESTORE)
         self.decide("ada", which, eligibility.DISCARD)
 
+    @rule(which=which)
+    def handle_the_older_replay(self, which: set[int]) -> None:
+        """The first replay of an event succeeds while a forced one is in progress."""
+        for force in (False, True):
+            self.look("ada")
+            self.replay("ada", which, force=force, until=None)
+            self.wait(100_000)
+        self.handle("succeeded", acks=True)
+        self.mirror(dies=False)
+
     # -- batches
 
     @rule(who=who, start=st.booleans(), canary=st.sampled_from([None, 1]))
