@@ -28,8 +28,9 @@ from django_amqp_events.exceptions import (
 )
 from django_amqp_events.message import encoding, text
 from django_amqp_events.message.archive_message import Archived
-from django_amqp_events.message.types import Message, Received, task_id
+from django_amqp_events.message.types import Message, task_id
 from django_amqp_events.testing import override_events
+from tests.event_messages import delivered, published
 
 from .handlers import Line
 from .worlds import World, memory_world, rabbit_world
@@ -455,25 +456,14 @@ def names() -> Names:
 
 
 def raw(world: World, name: str, event_id: str = "raw") -> Message:
-    return encoding.event_message(
-        exchange=names().events,
-        name=name,
-        body=b"[[],{},{}]",
-        event_id=event_id,
-        service="elsewhere",
-        published_at=world.now(),
-    )
+    return published(name, event_id=event_id, service="elsewhere", at=world.now())
 
 
 def replay(world: World, name: str, handler: str, event_id: str, replay_id: str) -> Message:
     """Build what the admin would publish to replay an archived event."""
     message = raw(world, name, event_id)
-    delivery = Received(
-        queue="", exchange="", routing_key="", body=message.body, headers={},
-        properties=message.properties,
-    )  # fmt: skip
     return encoding.retry_message(
-        delivery,
+        delivered(message, "", headers={}),
         ReceivedEvent(id=event_id, name=name, service="elsewhere"),
         exchange=names().replay,
         routing_key=get_registry().handlers[handler].key,

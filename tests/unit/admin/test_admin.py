@@ -28,7 +28,6 @@ from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
-    ArchivedFailure,
     FailureGroup,
     OutboxEvent,
     Replay,
@@ -37,7 +36,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor.state_texts import STATES
 from django_amqp_events.reasons import Reason
-from tests.archive_rows import add_replay, make_outbox
+from tests.archive_rows import add_failure, add_replay, make_outbox
 from tests.conftest import ONE, Replicas, routed_by
 
 from . import admin_world as world
@@ -479,17 +478,8 @@ def test_times_are_in_the_time_zone_of_the_project(settings, use_tz):
 
 def test_late_failures_do_not_hide_the_current_one(ada):
     row = make()
-    ArchivedFailure.objects.bulk_create(
-        ArchivedFailure(
-            pk=uuid4(),
-            event=row,
-            reason="failed",
-            failed_at=row.last_failed_at + timedelta(seconds=second),
-            mirrored_at=row.mirrored_at,
-            late=True,
-        )
-        for second in range(1, 30)
-    )
+    for second in range(1, 30):
+        add_failure(row, failed_at=row.last_failed_at + timedelta(seconds=second), late=True)
     page = Page(ada.get(url("change", row.pk)).content.decode())
     assert "ask the tax office" in page.words
     assert "Older failures are not shown" in page.words

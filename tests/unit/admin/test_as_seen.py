@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import User
@@ -32,7 +32,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.publish import outbox
-from tests.archive_rows import add_replay, make_outbox
+from tests.archive_rows import add_failure, add_replay, make_outbox
 
 from . import admin_world as world
 from .admin_world import client_of, make, page, said, select
@@ -278,11 +278,9 @@ def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
     now = tables.clock()
     row = make(replays=1, failure=world.document(traceback="of the first run"))
     ArchivedFailure.objects.update(failed_at=now + timedelta(hours=2))
-    ArchivedFailure.objects.create(
-        pk=uuid4(),
-        event=row,
+    add_failure(
+        row,
         replay=add_replay(row, state=Replay.State.FAILED),
-        reason="exhausted",
         failed_at=now,
         mirrored_at=now,
         document=json.dumps(world.document(traceback="of the replay")),
