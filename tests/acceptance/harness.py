@@ -264,19 +264,20 @@ class Service:
         done = self._run("-m", "django", name, *arguments)
         return done.returncode, done.stdout
 
-    def declare(self) -> None:
+    def declare(self) -> Self:
         """Declare the topology, as events_declare does.
 
         It is the same in all vhosts, so a process describes it once, and RabbitMQ imports it.
         """
         if self.eyes is None:
             self.python(f"{_TOPOLOGY}startup.declare(connection.celery_app(s), s, made)")
-            return
+            return self
         about = (self.name, self.handlers, self.events, self.environ, self.constants)
         key = json.dumps(about, default=str, sort_keys=True)
         if key not in _DEFINITIONS:
             _DEFINITIONS[key] = json.loads(self.python(_TOPOLOGY + _DESCRIBE).splitlines()[-1])
         self.eyes.http("POST", "/api/definitions/{vhost}", _DEFINITIONS[key])
+        return self
 
     def migrate(self) -> None:
         """Create the tables, as migrate does. In SQLite, all but the first are copies."""

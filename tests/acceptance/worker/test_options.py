@@ -15,23 +15,21 @@ RATED, QUERY = "options.rated", "options.query"
 
 
 def make(service: Make, eyes: Eyes, **options: object) -> Service:
-    made: Service = service(eyes, "options", handlers="options", **options)
-    made.declare()
+    made: Service = service(eyes, "options", handlers="options", **options).declare()
     return made
 
 
 def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     """Held back, in order to be run once each; a warm shutdown gives back what was not."""
-    eyes = fresh_eyes
-    options = make(service, eyes)
+    options = make(service, fresh_eyes)
     worker = options.worker("threads", 8, "-Q", "options.testproject.rated")
-    ids = eyes.events(16, RATED, "ok")
+    ids = fresh_eyes.events(16, RATED, "ok")
     until(lambda: len(options.ledger(what="end")) >= 10)
     assert worker.stop() == 0
     done = len(options.ledger(what="end"))
     options.worker("threads", 8, "-Q", "options.testproject.rated")
     until(lambda: options.ended(ids, handler="testproject.rated"), 30)
-    eyes.empty("options.testproject.rated")
+    fresh_eyes.empty("options.testproject.rated")
     lines = options.ledger(what="start")
     assert Counter(line["event"] for line in lines) == dict.fromkeys(ids, 1)
     first = [line["at"] for line in lines[:done]]
@@ -43,13 +41,12 @@ def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
 @pytest.mark.parametrize("reuse", [None, 4])
 def test_database_connections(fresh_eyes: Eyes, service: Make, reuse: int | None) -> None:
     """Closed after each task, or after CELERY_DB_REUSE_MAX of them, as Celery's fixup does."""
-    eyes = fresh_eyes
-    options = make(service, eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
+    options = make(service, fresh_eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
     worker = options.worker("threads", 2, "-Q", "options.testproject.query").wait_ready()
     for _ in range(6):
-        (event_id,) = eyes.events(1, QUERY, "ok")
+        (event_id,) = fresh_eyes.events(1, QUERY, "ok")
         until(lambda: options.ended([event_id], handler="testproject.query"))  # noqa: B023
-    eyes.empty("options.testproject.query")
+    fresh_eyes.empty("options.testproject.query")
 
     def open_files() -> int:
         count = 0
