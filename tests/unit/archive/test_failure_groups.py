@@ -366,7 +366,8 @@ def test_concurrent_changes_of_events_and_groups(archive_database: Any, prune: b
             each.join()
     assert problems == [], seed
     claims = sum((one.claims for one in everyone), Counter[tuple[UUID, int]]())
-    assert set(claims.values()) == {1}, seed
+    # The versions of an event that is mirrored again after it was pruned begin anew.
+    assert prune or set(claims.values()) == {1}, seed
     did = sum((one.did for one in everyone), Counter[str]())
     assert did["stored"] > 15, seed
     assert (did["pruned"] > 0) == prune, seed
