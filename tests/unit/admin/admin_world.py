@@ -25,6 +25,7 @@ from django_amqp_events.admin import (
     OutboxEventAdmin,
 )
 from django_amqp_events.admin.action_pages import encode_selection
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchivedEvent,
     Dashboard,
@@ -152,6 +153,14 @@ def make(state: State = State.ARCHIVED, *, failure: Any = None, **more: Any) -> 
     return row
 
 
+def grouped(*rows: ArchivedEvent) -> FailureGroup:
+    """The group of events that were made without one."""
+    failure_groups.rebuild()
+    found = ArchivedEvent.objects.get(pk=rows[0].pk).group
+    assert found is not None
+    return found
+
+
 def overdue(**more: Any) -> ArchivedEvent:
     """An event whose replay has not reported back for days."""
     row = make(
@@ -184,11 +193,7 @@ def url(name: str, *args: Any, site: str = "admin") -> str:
 
 
 def frozen(*rows: ArchivedEvent) -> str:
-    return encode_selection({row.pk: row.version for row in rows})
-
-
-def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
-    return {row.pk: row.version for row in rows}
+    return encode_selection(archive_rows.seen(*rows))
 
 
 def select(rows: Iterable[Model], action: str, **more: str) -> dict[str, Any]:

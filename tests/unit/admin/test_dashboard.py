@@ -14,12 +14,10 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker import connection as connection_module
 from django_amqp_events.models import (
     Alert,
     ArchivedEvent,
-    FailureGroup,
     Snapshot,
     State,
 )
@@ -29,6 +27,7 @@ from tests.archive_rows import add_failure, make_group
 from .admin_world import (
     Page,
     client_of,
+    grouped,
     make,
     overdue,
     staff,
@@ -154,9 +153,7 @@ def test_an_outbox_with_an_alert_is_described_once(ada):
 
 def test_alerts_and_queues_lead_to_what_they_are_about():
     snapshot()
-    make()
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
+    group = grouped(make())
     for kind, key in (
         ("group_new", str(group.pk)), ("group_back", "nonsense"), ("growth", ""),
         ("outbox_lag", "default"), ("abyss", "billing:abyss"), ("mirror_lag", ""), ("own", ""),
