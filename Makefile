@@ -52,8 +52,8 @@ faults: installed  ## Write the fault table, docs/faults.md (ARGS="--list", ARGS
 soak: installed  ## Let random faults overlap, and check each event's history (ARGS="--minutes 10 --seed 7")
 	@$(VENV) -m tests.soak $(ARGS)
 
-crash-points: installed  ## Kill a process before and after each of its effects, path by path (ARGS="--commits relay")
-	@$(VENV) -m tests.acceptance.crash_points $(ARGS)
+crash-points: installed  ## Kill a process before and after each of its effects, path by path (ARGS="-k relay")
+	@$(VENV) -m pytest tests/acceptance/crash_points $(ARGS)
 
 bench: venv  ## Run the benchmarks, write benchmarks/RESULTS.md (ARGS=--list, ARGS="publish handle", ARGS=--short)
 	@$(VENV) -m benchmarks $(ARGS)

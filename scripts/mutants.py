@@ -75,7 +75,7 @@ TESTS = {
     "contract/test_contract.py",
     "archive/states": "unit/archive/test_states.py unit/archive/test_replay.py "
     "unit/archive/test_batches.py unit/archive/test_editing.py "
-    "integration/archive/test_replay.py integration/archive/test_archive_machine.py",
+    "unit/archive/test_failure_groups.py integration/archive/test_archive_machine.py",
     "publish/outbox_rows": "unit/publish/test_outbox.py unit/admin/test_outbox.py "
     "integration/publish/test_outbox.py integration/publish/test_outbox_machine.py",
     "worker/pool_job": "unit/memory/test_memory.py acceptance/worker/test_core.py "

@@ -12,10 +12,12 @@ from django_amqp_events.databases import Now
 from django_amqp_events.message.types import derived_id
 from django_amqp_events.models import (
     ArchivedEvent,
+    ArchivedFailure,
     FailureGroup,
     InboxEntry,
     OutboxEvent,
     Replay,
+    Revision,
     State,
 )
 from django_amqp_events.publish import outbox_rows
@@ -70,6 +72,34 @@ def add_replay(row: ArchivedEvent, number: int = 1, **fields: Any) -> Replay:
             "requested_at": row.last_failed_at,
             "requested_by": "ada",
             "reason": "fixed in 1.2",
+            **fields,
+        }
+    )
+
+
+def add_revision(row: ArchivedEvent, number: int = 1, **fields: Any) -> Revision:
+    return Revision.objects.create(
+        **{
+            "pk": uuid4(),
+            "event": row,
+            "number": number,
+            "body": b'[[], {"order_id": %d}, {}]' % number,
+            "by": "ada",
+            "at": row.mirrored_at,
+            "reason": "a wrong number",
+            **fields,
+        }
+    )
+
+
+def add_failure(row: ArchivedEvent, **fields: Any) -> ArchivedFailure:
+    return ArchivedFailure.objects.create(
+        **{
+            "pk": uuid4(),
+            "event": row,
+            "reason": "failed",
+            "failed_at": row.last_failed_at,
+            "mirrored_at": row.mirrored_at,
             **fields,
         }
     )

@@ -399,7 +399,6 @@ def _run(node: Node) -> None:
 #: Folders and modules whose tests of a database run once more without time zones, on any one kind.
 TIMES = (
     "integration/archive/test_mirror.py",
-    "integration/archive/test_replay.py",
     "integration/management/test_events_prune",
     "integration/management/test_events_recover",
     "integration/management/test_events_replay",
@@ -424,7 +423,6 @@ TIMES = (
 #: Those that store times or compare them with the database's own: without time zones on each kind.
 CLOCKS = (
     "integration/archive/test_mirror.py",
-    "integration/archive/test_replay.py",
     "integration/management/test_events_prune",
     "integration/publish/test_outbox.py",
     "unit/monitor/test_event_locations",
@@ -433,7 +431,6 @@ CLOCKS = (
 POOLED = (
     "integration/archive/test_batches",
     "integration/archive/test_mirror.py",
-    "integration/archive/test_replay",
     "integration/management/test_events_replay",
     "integration/publish/test_outbox",
     "integration/worker/test_once",
@@ -498,7 +495,7 @@ KINDS = ("sqlite", *SERVERS)
 
 
 def _marks(kind: str) -> Any:
-    """`make test` has SQLite only, but for test_races.py and a row of the faults."""
+    """`make test` has SQLite only, but for a row of the faults."""
     return () if kind == "sqlite" else SLOW
 
 

@@ -45,6 +45,16 @@ class Database:
         with closing(sqlite3.connect(self.name, timeout=20)) as connection:
             return connection.execute(statement).fetchall()
 
+    def rows(self, table: str, columns: str = "*", where: str = "1 = 1") -> list[tuple[Any, ...]]:
+        """Return rows of one of the package's tables."""
+        statement = f"SELECT {columns} FROM django_amqp_events_{table} WHERE {where}"  # noqa: S608
+        return self.query(statement)
+
+    @property
+    def effects(self) -> list[str]:
+        """Return the events that handlers with `once` have written down, as often as they are."""
+        return [event_id for (event_id,) in self.query("SELECT event FROM effects")]
+
 
 def hex_id(value: object) -> str:
     """Return a UUID as SQLite and MariaDB have it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import apt_install
 import broker
 from broker import BrokerError, Node
-from machine import ScriptError, process_birth, wait_until
+from machine import ScriptError
 
 pytestmark = pytest.mark.slow
 
@@ -45,26 +44,6 @@ def run_script(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[
         timeout=timeout,
         check=False,
     )
-
-
-def test_the_node_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
-    program = (
-        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
-        "import time, broker\n"
-        f"node = broker.Node.start({str(tmp_path)!r})\n"
-        "print(node.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert process_birth(pid) is not None
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-    assert wait_until(lambda: process_birth(pid) is None, 15), "the Erlang VM lives on"
-    assert wait_until(lambda: not processes_below(tmp_path), 15), processes_below(tmp_path)
 
 
 def test_the_command_line_starts_and_stops_a_node(tmp_path: Path) -> None:

@@ -58,42 +58,28 @@ def archive(eyes: Eyes) -> Archive:
     return Archive(eyes)
 
 
-def _service(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def _service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Make services; their workers are killed after the test, or after the module."""
+    before = len(STARTED)
+
     def make(eyes: Eyes, name: str = "core", **options: Any) -> Service:
         where = options.pop("where", None) or tmp_path_factory.mktemp(name)
         return Service(url=eyes.url, where=Path(where), name=name, eyes=eyes, **options)
 
-    return make
+    yield make
+    for worker in STARTED[before:]:
+        worker.kill()
+    del STARTED[before:]
 
 
-@pytest.fixture(scope="module")
-def module_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
-    """Make services whose workers may live as long as the module."""
-    before = len(STARTED)
-    yield _service(tmp_path_factory)
-    _end(before)
-
-
-@pytest.fixture
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
-    """Make services; their workers are killed after the test."""
-    before = len(STARTED)
-    yield _service(tmp_path_factory)
-    _end(before)
+service = pytest.fixture(_service)
+module_service = pytest.fixture(scope="module")(_service)
 
 
 @pytest.fixture
 def core(service: Make, fresh_eyes: Eyes) -> Service:
     """The service ``core``, declared."""
-    made = service(fresh_eyes)
-    made.declare()
-    return made
-
-
-def _end(before: int) -> None:
-    for worker in STARTED[before:]:
-        worker.kill()
-    del STARTED[before:]
+    return service(fresh_eyes).declare()
 
 
 @pytest.hookimpl(wrapper=True)

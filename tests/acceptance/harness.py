@@ -10,12 +10,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
-from uuid import uuid4
 
 import amqp
 from celery import Celery
@@ -26,9 +24,10 @@ from broker import Broker
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.broker.queue_depth import queue_depth
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.message import encoding, headers, types
+from django_amqp_events.message import headers, types
 from django_amqp_events.message.types import Message
 from tests import forked, waiting
+from tests.event_messages import published
 from tests.waiting import is_usable
 
 PROJECT = Path(__file__).resolve().parent / "project"
@@ -265,19 +264,20 @@ class Service:
         done = self._run("-m", "django", name, *arguments)
         return done.returncode, done.stdout
 
-    def declare(self) -> None:
+    def declare(self) -> Self:
         """Declare the topology, as events_declare does.
 
         It is the same in all vhosts, so a process describes it once, and RabbitMQ imports it.
         """
         if self.eyes is None:
             self.python(f"{_TOPOLOGY}startup.declare(connection.celery_app(s), s, made)")
-            return
+            return self
         about = (self.name, self.handlers, self.events, self.environ, self.constants)
         key = json.dumps(about, default=str, sort_keys=True)
         if key not in _DEFINITIONS:
             _DEFINITIONS[key] = json.loads(self.python(_TOPOLOGY + _DESCRIBE).splitlines()[-1])
         self.eyes.http("POST", "/api/definitions/{vhost}", _DEFINITIONS[key])
+        return self
 
     def migrate(self) -> None:
         """Create the tables, as migrate does. In SQLite, all but the first are copies."""
@@ -390,18 +390,8 @@ class Eyes:
         self.send(*messages)
         return [message.event_id for message in messages]
 
-    def message(
-        self, name: str, payload: Mapping[str, Any], *, event_id: str = "", **more: Any
-    ) -> Message:
-        return encoding.event_message(
-            exchange="events",
-            name=name,
-            body=encoding.encode_payload(name, payload),
-            event_id=event_id or str(uuid4()),
-            service="tests",
-            published_at=datetime.now(UTC),
-            **more,
-        )
+    def message(self, name: str, payload: Mapping[str, Any], **more: Any) -> Message:
+        return published(name, payload, service="tests", **more)
 
     # -- looking
 

@@ -20,8 +20,7 @@ _REPLAY_COLUMNS = ("number", "state", "publishes", "handler", "task_id")
 
 def make(service: Make, eyes: Eyes, **options: Any) -> Service:
     """Make the service, declared, with the tables of its archive."""
-    made: Service = service(eyes, "replays", handlers="replays", **options)
-    made.declare()
+    made: Service = service(eyes, "replays", handlers="replays", **options).declare()
     made.migrate()
     return made
 

@@ -309,11 +309,10 @@ def assert_once(service: Service, stops: list[tuple[float, float]]) -> None:
 
 def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
     """The publisher switches; what waits in the old worker for its countdown is moved."""
-    eyes = fresh_eyes
     names = {"invoices": "invoices", "invoices.tasks.send_invoice": TASK}
     declare, recover, replay = commands("Moving from Celery tasks")
     billing = service(
-        eyes,
+        fresh_eyes,
         "billing",
         handlers="invoicing",
         events={"TOPOLOGY": "verify", "RENAMED_HANDLERS": {TASK: "testproject.send_invoice"}},
@@ -323,17 +322,17 @@ def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
     old = billing.worker("prefork", 2, "-Q", "invoices").wait_ready()
 
     def task(order: dict[str, Any]) -> None:
-        eyes.app.send_task(TASK, kwargs=order, queue="invoices")
+        fresh_eyes.app.send_task(TASK, kwargs=order, queue="invoices")
 
     def event(order: dict[str, Any]) -> None:
-        eyes.event("invoicing.created", order)
+        fresh_eyes.event("invoicing.created", order)
 
     with Orders(task) as orders:
         until(lambda: len(issued(billing)) >= 50, 60, "tasks run")
         until(lambda: scheduled(billing) >= 3, what="some wait for their countdown")
         # Step 1.
         billing = release(billing, "both")
-        run(billing, eyes, declare, names)
+        run(billing, fresh_eyes, declare, names)
         stops = [stopped(old)]
         old = billing.worker("prefork", 2, "-Q", f"invoices,{SEND}").wait_ready()
         # Step 2.
@@ -344,21 +343,21 @@ def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
         # Step 4, without waiting.
         billing = release(billing, "handler")
         stops.append(stopped(old))
-        until(lambda: not eyes.consumers("invoices"), what="what it held is back")
-        left = eyes.ready("invoices")
+        until(lambda: not fresh_eyes.consumers("invoices"), what="what it held is back")
+        left = fresh_eyes.ready("invoices")
         assert left >= 2, "those with a long countdown"
         worker = billing.worker("prefork", 2, "-Q", SEND).wait_ready()
         # Step 5.
-        assert f"{left} messages archived" in run(billing, eyes, recover, names)
-        mirror(billing, eyes)
-        run(billing, eyes, replay, names)
+        assert f"{left} messages archived" in run(billing, fresh_eyes, recover, names)
+        mirror(billing, fresh_eyes)
+        run(billing, fresh_eyes, replay, names)
         done = len(issued(billing))
         until(lambda: len(issued(billing)) >= done + 30, 60)
     until(lambda: set(issued(billing)) == set(orders.ids), 120, "every order is handled")
     assert worker.stop() == 0
-    mirror(billing, eyes)  # the outcomes of the replays
-    eyes.drained("billing")
+    mirror(billing, fresh_eyes)  # the outcomes of the replays
+    fresh_eyes.drained("billing")
     assert_once(billing, stops)
     by = Counter(line["by"] for line in billing.ledger(what="end"))
     print(f"{len(orders.ids)} orders, handled by {dict(by)}; {left} were moved from the old queue")
-    eyes.http("DELETE", "/api/queues/{vhost}/invoices?if-empty=true&if-unused=true")
+    fresh_eyes.http("DELETE", "/api/queues/{vhost}/invoices?if-empty=true&if-unused=true")

@@ -21,24 +21,22 @@ PEER = Path(__file__).resolve().parent / "peer"
 
 def test_each_understands_the_other(fresh_eyes: Eyes, service: Make, tmp_path: Path) -> None:
     """In both directions, with retries on both sides: neither sees the other's retries."""
-    eyes = fresh_eyes
-    mixed = service(eyes, "mixed", handlers="mixed")
-    mixed.declare()
+    mixed = service(fresh_eyes, "mixed", handlers="mixed").declare()
     ledger = tmp_path / "peer.jsonl"
-    env = peering.environ(PEER, PEER_BROKER=eyes.url, PEER_LEDGER=str(ledger))
+    env = peering.environ(PEER, PEER_BROKER=fresh_eyes.url, PEER_LEDGER=str(ledger))
     command = peering.worker("peer", "--pool", "threads", "--concurrency", "2")
     peer = Worker.start(command, env=env, where=tmp_path, name="peer")
     mixed.worker("threads", 4)
     peer.wait_ready()
     queues = ("mixed.testproject.one", "mixed.testproject.peer_number", "peer.mixed.one")
-    until(lambda: all(eyes.consumers(queue) for queue in queues))
+    until(lambda: all(fresh_eyes.consumers(queue) for queue in queues))
 
     # Ours, published by our code: handled by the peer, who retries it once for itself alone.
     printed = mixed.python(
         "from testproject.mixed import chained\nprint(chained.publish(number=7))"
     )
     ours = printed.split()[-1]
-    retried = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
+    retried = fresh_eyes.event("mixed.one", {"plan": ["fail", "ok"]})
     # Theirs, published by their code, by position and by name.
     done = subprocess.run(
         [peering.interpreter(), PEER / "publisher.py", "41", "42"],
@@ -49,7 +47,7 @@ def test_each_understands_the_other(fresh_eyes: Eyes, service: Make, tmp_path: P
 
     until(lambda: {line["event"] for line in mixed.ledger(what="end")} >= {retried, *theirs}, 30)
     until(lambda: ledger.exists() and len(ledger.read_text().splitlines()) >= 3)
-    eyes.empty(*queues)
+    fresh_eyes.empty(*queues)
     calls = Counter(tuple(json.loads(line)[1:]) for line in ledger.read_text().splitlines())
     assert calls == {("chained", 7): 1, ("one", 0): 1, ("one", 1): 1}
     assert len(mixed.runs(ours)) == 1

@@ -23,12 +23,13 @@ from django_amqp_events.archive.selection import Selection
 from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
+    OutboxEvent,
     Replay,
     ReplayBatch,
     State,
 )
 from django_amqp_events.reasons import Reason
-from tests.archive_rows import add_replay
+from tests.archive_rows import add_replay, make_outbox
 from tests.unit.admin import admin_world as world
 
 MISTAKES = (
@@ -341,23 +342,9 @@ def watched(now: datetime, group: FailureGroup) -> None:
     alerts.update_alert("group_back", str(group.pk), back, now=now - timedelta(minutes=3))
 
 
-def outbox(now: datetime) -> list[Any]:
+def outbox(now: datetime) -> list[OutboxEvent]:
     """Rows of every kind, the first one failed, the last one discarded."""
-    from uuid import uuid4
-
-    from django_amqp_events.models import OutboxEvent
-    from django_amqp_events.publish import outbox_rows
-
     body = b'[[], {"order_id": 4711, "customer": {"name": "Zo\xc3\xab", "country": "XX"}}, {}]'
-    envelope = {
-        "headers": {
-            "task": "billing.invoice.sent",
-            "event-id": "5c1d9d5e-58a7-4e6c-9fd9-0b8a2a2f3c11",
-            "event-correlation-id": "basket-5",
-            "event-published-at": now.isoformat(),
-        },
-        "properties": {"content_type": "application/json", "delivery_mode": 2},
-    }
     refused = Reason("nacked")
     kinds: list[dict[str, Any]] = [
         {"attempts": 4, "error": refused, "due_at": now + timedelta(minutes=32)},
@@ -375,16 +362,10 @@ def outbox(now: datetime) -> list[Any]:
         },
     ]
     return [
-        OutboxEvent.objects.create(
+        make_outbox(
             **{
-                "pk": outbox_rows.new_id(),
-                "service": "billing",
-                "event_id": str(uuid4()),
                 "name": "billing.invoice.sent",
-                "exchange": "events",
-                "envelope": json.dumps(envelope),
                 "body": body,
-                "size": len(body),
                 "created_at": now - timedelta(minutes=3 * 7**number),
                 **kind,
             }

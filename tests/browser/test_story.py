@@ -13,17 +13,15 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from selenium.common.exceptions import WebDriverException
 
 from chromium import Chromium
-from django_amqp_events.message import encoding
-from django_amqp_events.message.types import Message
 from machine import free_ports
 from tests.acceptance.harness import Eyes, Project, until
 from tests.conftest import Vhost
+from tests.event_messages import published
 
 from .console import ROOT
 
@@ -272,7 +270,8 @@ def test_two_hours_run_again_in_five_clicks(
     begin = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=4)
     times = {number: begin + timedelta(minutes=3 * number) for number in range(80)}
     eyes = Eyes(fresh_vhost.node, fresh_vhost.name)
-    eyes.send(*(placed(order, at) for order, at in times.items()))
+    customer = {"country": "DE", "customer": "Zoë"}
+    eyes.send(*(published(payload={"order": n, **customer}, at=at) for n, at in times.items()))
     eyes.close()
     until(lambda: len(billing.ledger) == len(times), 60, "all are invoiced")
 
@@ -305,17 +304,3 @@ def test_two_hours_run_again_in_five_clicks(
     assert len(again) == NUMBER
     assert rates == {(order, 16): 1 for order in times} | {(order, 19): 1 for order in again}
     assert browser.complaints() == []
-
-
-def placed(order: int, at: datetime) -> Message:
-    """An order of then."""
-    name = "shop.order.created"
-    payload = {"order": order, "country": "DE", "customer": "Zoë"}
-    return encoding.event_message(
-        exchange="events",
-        name=name,
-        body=encoding.encode_payload(name, payload),
-        event_id=str(uuid4()),
-        service="shop",
-        published_at=at,
-    )

@@ -21,6 +21,7 @@ import django
 from celery import Celery
 from django.conf import settings
 
+from tests.services import handling
 from tests.web_settings import (
     INSTALLED_APPS,
     POLICY,
@@ -55,13 +56,7 @@ def configure() -> None:
                 "shop.order.paid": {"SEARCH": ["order_id"]},
                 "billing.invoice.issued": {},
             },
-            "HANDLERS": {
-                name: {
-                    "EVENTS": ["shop.order.*"],
-                    "HANDLER": "tests.integration.handlers.handle",
-                }
-                for name in ("send_invoice", "book")
-            },
+            "HANDLERS": {name: handling("shop.order.*") for name in ("send_invoice", "book")},
         },
     )
     django.setup()

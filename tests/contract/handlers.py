@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -55,22 +55,11 @@ def exhausted(reason: str) -> None:
     raise LookupError(f"{reason} {_attempt()}\nsecond line")
 
 
-def never() -> None:
-    ledger.write("never")
-    raise RefusedError("no")
-
-
 def countdown(self: HandlerTask, seconds: float) -> None:
     ledger.write("countdown")
     if _attempt() == 1:
         self.retry(countdown=seconds)
         raise AssertionError("retry() raises")
-
-
-def eta(self: HandlerTask) -> None:
-    ledger.write("eta")
-    if _attempt() == 1:
-        raise self.retry(eta=ledger.now() + timedelta(seconds=2))
 
 
 def requeue() -> None:
@@ -202,9 +191,7 @@ HANDLERS = _declare(
     third={"EVENTS": ["case.trio"], **QUICK},
     backoff={"RETRY_BACKOFF": 1, "MAX_RETRIES": 3},
     exhausted={"MAX_RETRIES": 2, "RETRY_BACKOFF": 1},
-    never=NO,
     countdown=BOUND,
-    eta=BOUND,
     requeue={},
     poison={},
     bound=BOUND,

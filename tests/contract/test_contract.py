@@ -9,7 +9,6 @@ acceptance/worker/test_core.py and test_combined.py: both worlds run the same co
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -25,13 +24,13 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     ExchangeMissingError,
     InvalidEventError,
-    MessageTooLargeError,
     UnroutableError,
 )
 from django_amqp_events.message import encoding, text
 from django_amqp_events.message.archive_message import Archived
-from django_amqp_events.message.types import Message, Received, task_id
+from django_amqp_events.message.types import Message, task_id
 from django_amqp_events.testing import override_events
+from tests.event_messages import delivered, published
 
 from .handlers import Line
 from .worlds import World, memory_world, rabbit_world
@@ -162,17 +161,6 @@ def exhausted_is_archived(world: World) -> Generator[None]:
     assert found.document["deaths"][0]["queue"] == "contract:delay.2s"
 
 
-@case
-def what_is_never_retried_is_archived_at_once(world: World) -> Generator[None]:
-    event = world.publish("case.never")
-    yield
-    assert attempts(world, "never", event) == [1]
-    found = one(world, event)
-    assert (found.reason, found.attempts) == ("failed", 1)
-    assert found.exception == "tests.contract.handlers.RefusedError"
-    assert "RefusedError is not retried" in found.detail
-
-
 # -- what a handler asks for --------------------------------------------------------------
 
 
@@ -185,15 +173,6 @@ def retry_with_countdown(world: World) -> Generator[None]:
     # No queue has 3 s: 2 s and 1 s.
     assert 3 <= gap.total_seconds() < 3 + world.late
     assert second["attempt"] == 2
-
-
-@case
-def retry_with_eta(world: World) -> Generator[None]:
-    event = world.publish("case.eta")
-    yield
-    first, second = world.runs("eta", event)
-    gap = datetime.fromisoformat(second["at"]) - datetime.fromisoformat(first["at"])
-    assert 2 <= gap.total_seconds() < 2 + world.late
 
 
 @case
@@ -318,17 +297,6 @@ def a_delayed_event_whose_handler_is_gone_is_archived(world: World) -> Generator
     assert (found.reason, found.handler) == ("unknown", "c.gone")
 
 
-@case
-def invalid_events_are_refused(world: World) -> Generator[None]:
-    with pytest.raises(InvalidEventError):
-        world.publish("case.*")
-    with pytest.raises(InvalidEventError):
-        world.publish("case.once", {"thing": object()})
-    with pytest.raises(MessageTooLargeError):
-        world.publish("case.once", {"text": "x" * 200_001})
-    yield
-
-
 # -- messages -----------------------------------------------------------------------------
 
 
@@ -357,7 +325,7 @@ def a_message_without_an_id_is_archived(world: World) -> Generator[None]:
 def our_headers_are_not_believed_from_a_publisher(world: World) -> Generator[None]:
     lies = {
         "event-attempt": 9,
-        "event-handler": "c.never",
+        "event-handler": "c.replay_fails",
         "event-due-at": "2099-01-01T00:00:00Z",
         "event-replay-id": "forged",
         "eta": "2099-01-01T00:00:00Z",
@@ -366,17 +334,17 @@ def our_headers_are_not_believed_from_a_publisher(world: World) -> Generator[Non
         "task": "os.system",
         "ignore_result": False,
     }
-    for name, event_id in (("case.once", "liar-1"), ("case.never", "liar-2")):
+    for name, event_id in (("case.once", "liar-1"), ("case.replay_fails", "liar-2")):
         message = raw(world, name, event_id=event_id)
         assert world.send(replace(message, headers={**message.headers, **lies})) is None
     yield
     (run,) = world.runs("once", "liar-1")
     assert (run["attempt"], run["replay_id"], run["name"]) == (1, None, "case.once")
-    assert world.runs("never", "liar-1") == []
+    assert world.runs("replay_fails", "liar-1") == []
     found = one(world, "liar-2")
     assert found.event is not None
     assert (found.attempts, found.event.attempt, found.event.replay_id) == (1, 1, None)
-    assert (found.handler, found.event.name) == ("c.never", "case.never")
+    assert (found.handler, found.event.name) == ("c.replay_fails", "case.replay_fails")
 
 
 # -- replays ------------------------------------------------------------------------------
@@ -412,35 +380,6 @@ def an_ordinary_success_is_not_reported(world: World) -> Generator[None]:
 
 
 # -- formats ------------------------------------------------------------------------------
-
-
-@case
-def a_failed_cloud_event_is_archived_as_it_came(world: World) -> Generator[None]:
-    """Of a publisher that does not have this project."""
-    body = {"specversion": "1.0", "id": "failed-cloud", "source": "/elsewhere",
-            "type": "case.exhausted", "data": {"reason": "no"}}  # fmt: skip
-    properties = {"delivery_mode": 2, "content_type": "application/cloudevents+json"}
-    message = raw(world, "case.exhausted")
-    message = replace(message, body=json.dumps(body).encode(), headers={}, properties=properties)
-    assert world.send(message) is None
-    yield
-    archived = one(world, "failed-cloud")
-    assert (archived.body, archived.content_type) == (message.body, "application/cloudevents+json")
-    assert archived.event is not None
-    assert archived.event.source == "/elsewhere"
-    assert archived.payload == {"reason": "no"}
-
-
-@case
-def every_format_is_published(world: World) -> Generator[None]:
-    events = []
-    for form in ("celery", "cloudevents", "json"):
-        with override_events(FORMAT=form):
-            events.append(world.publish("case.once", {"form": form}))
-    yield
-    for event, form in zip(events, ("celery", "cloudevents", "json"), strict=True):
-        (run,) = world.runs("once", event)
-        assert run["payload"] == {"form": form}
 
 
 # -- types and versions -------------------------------------------------------------------
@@ -517,25 +456,14 @@ def names() -> Names:
 
 
 def raw(world: World, name: str, event_id: str = "raw") -> Message:
-    return encoding.event_message(
-        exchange=names().events,
-        name=name,
-        body=b"[[],{},{}]",
-        event_id=event_id,
-        service="elsewhere",
-        published_at=world.now(),
-    )
+    return published(name, event_id=event_id, service="elsewhere", at=world.now())
 
 
 def replay(world: World, name: str, handler: str, event_id: str, replay_id: str) -> Message:
     """Build what the admin would publish to replay an archived event."""
     message = raw(world, name, event_id)
-    delivery = Received(
-        queue="", exchange="", routing_key="", body=message.body, headers={},
-        properties=message.properties,
-    )  # fmt: skip
     return encoding.retry_message(
-        delivery,
+        delivered(message, "", headers={}),
         ReceivedEvent(id=event_id, name=name, service="elsewhere"),
         exchange=names().replay,
         routing_key=get_registry().handlers[handler].key,

@@ -20,12 +20,13 @@ from django_amqp_events.exceptions import PublishError
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.message import archive_message
 from django_amqp_events.message.archive_message import Archived, Outcome
-from django_amqp_events.message.types import Message, Received
+from django_amqp_events.message.types import Message
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
 from tests.acceptance.harness import STARTED, Eyes, Worker, until
 from tests.celery_app import app
 from tests.conftest import Vhost
+from tests.event_messages import taken
 
 from . import ledger
 from .handlers import AMQP_EVENTS, VERSIONS
@@ -124,21 +125,7 @@ class RabbitWorld(World):
 
     def archive(self) -> list[Archived | Outcome]:
         for message in self.eyes.take("contract:archive"):
-            properties = dict(message.properties)
-            headers = properties.pop("application_headers", {})
-            info = message.delivery_info
-            self._archive.append(
-                archive_message.read(
-                    Received(
-                        queue="contract:archive",
-                        exchange=info["exchange"],
-                        routing_key=info["routing_key"],
-                        body=message.body,
-                        headers=headers,
-                        properties=properties,
-                    )
-                )
-            )
+            self._archive.append(archive_message.read(taken(message, "contract:archive")))
         return self._archive
 
     def depth(self, queue: str) -> int:

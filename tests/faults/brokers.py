@@ -21,7 +21,6 @@ from .world import (
     ARCHIVE,
     NAME,
     QUEUES,
-    Hit,
     World,
 )
 
@@ -269,7 +268,7 @@ def struck(
             flight = until(partial(_flight, world, here, number), 60, "something is in flight")
             deadly = signal.SIGKILL if fault is killed else None
             if flight > 0:
-                world.hits.append(Hit(what, time.time(), flight, pid, deadly))
+                world.hit(what, None, deadly, in_flight=flight, pid=pid)
         moved = here.moved()
         if fault is killed:
             # Its connection is closed too.
@@ -363,7 +362,7 @@ def outlasted(world: World) -> None:
         until(lambda: world.ledger.read().in_hand >= 2 * slow, 60, "the slow ones have begun")
         _publisher(world, work=0.01)
         flight = until(lambda: world.unacked_in(*QUEUES), 20, "something is in flight")
-        world.hits.append(Hit("consumer timeout", time.time(), flight, worker.pid))
+        world.hit("consumer timeout", worker, in_flight=flight)
         until(lambda: re.search(r"delivery acknowledgement.*timed out|cancelled the consumer",
                                 worker.log), 30, "the broker takes deliveries back")  # fmt: skip
         world.settle()

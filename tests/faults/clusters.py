@@ -12,7 +12,7 @@ from broker import Node
 from tests.acceptance.harness import until
 
 from .rows import row
-from .world import QUEUES, Hit, World
+from .world import QUEUES, World
 
 CLUSTER = "A cluster of three nodes"
 
@@ -30,15 +30,8 @@ def loses_one(world: World, *, cut: bool) -> None:
     world.keep(world.reaper)
     world.publisher(pause=0.05, work=0.02)
     until(lambda: world.unacked(time.time()), 60, "deliveries are in hand")
-    world.hits.append(
-        Hit(
-            "leader cut off" if cut else "leader killed",
-            time.time(),
-            world.in_flight(),
-            leader.pid,
-            None if cut else signal.SIGKILL,
-        )
-    )
+    what, deadly = ("leader cut off", None) if cut else ("leader killed", signal.SIGKILL)
+    world.hit(what, None, deadly, pid=leader.pid)
     with cut_off(leader, nodes) if cut else down(leader):
         until(lambda: leader.nodename not in _leaders(world), 60, "others lead")
         time.sleep(3)

@@ -15,6 +15,11 @@ HANDLERS = ("call", "effect")
 Unit = tuple[str, str]
 
 
+def unit(event_id: object, handler: str) -> Unit:
+    """Return the unit of an event and a handler with its whole name."""
+    return str(event_id), handler.rpartition(".")[2]
+
+
 class Ledger:
     """The lines of all processes in a directory, read as they come."""
 

@@ -33,7 +33,6 @@ from .rows import row
 from .world import (
     ARCHIVE,
     DEADLINE,
-    Hit,
     World,
 )
 
@@ -317,8 +316,7 @@ def lose(
             time.sleep(seconds)
         return
     number = until(hand, DEADLINE, what)
-    pid = server.pid
-    world.hits.append(Hit(f"database killed, {what}", time.time(), number, pid, signal.SIGKILL))
+    world.hit(f"database killed, {what}", None, signal.SIGKILL, in_flight=number, pid=server.pid)
     server.kill()
     meanwhile()
     time.sleep(KILLED)

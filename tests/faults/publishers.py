@@ -169,11 +169,11 @@ def mirrored(world: World, *, exactly: bool = True) -> set[Unit]:
     """
     left = unhandled(world)
     until(
-        lambda: len(archive(world)) >= len(left) and not world.eyes.totals(ARCHIVE)[ARCHIVE],
+        lambda: len(world.archive_rows()) >= len(left) and not world.eyes.totals(ARCHIVE)[ARCHIVE],
         DEADLINE,
         "the archive is mirrored",
     )
-    found = archive(world)
+    found = world.archive_rows()
     assert len(found) == len(set(found)), f"{len(found)} rows of {len(set(found))} units"
     assert left <= set(found), f"{len(left.difference(found))} units have no row"
     assert set(found) == left or not exactly, f"{len(found)} rows of {len(left)} units"
@@ -182,18 +182,9 @@ def mirrored(world: World, *, exactly: bool = True) -> set[Unit]:
     return left
 
 
-def archive(world: World, states: str = "") -> list[Unit]:
-    """The units that rows of the archive are of."""
-    where = f" WHERE state IN ({states})" if states else ""
-    rows = world.database.query(
-        f"SELECT event_id, handler FROM django_amqp_events_archivedevent{where}"  # noqa: S608
-    )
-    return [(event_id, handler.rpartition(".")[2]) for event_id, handler in rows]
-
-
 def unhandled(world: World) -> set[Unit]:
     ledger = world.ledger.read()
-    effects = {(event, "effect") for (event,) in world.database.query("SELECT event FROM effects")}
+    effects = {(event_id, "effect") for event_id in world.database.effects}
     return ledger.units - effects - {unit for unit in ledger.done if unit[1] == "call"}
 
 
@@ -226,12 +217,21 @@ def replayed(world: World, *, point: str, whom: str) -> None:
     if whom == "mirror":
         world.arm(point, times=kills + times, of=number)
     mirrors = world.keep(world.mirror)
-    until(lambda: not archive(world, "'queued'"), DEADLINE, "what was left queued is resumed")
+    until(lambda: not world.rows("archivedevent", "state = 'queued'"), DEADLINE, "all are resumed")
     assert bool(mirrors.deaths) == (whom == "mirror"), f"{mirrors.deaths} mirrors were killed"
     world.keep(world.worker)
-    until(lambda: len(archive(world, "'succeeded'")) == number, DEADLINE, "all replays succeeded")
+    succeeded(world, number)
+
+
+def succeeded(world: World, number: int) -> None:
+    """Wait until all replays have succeeded; no event is archived twice, and each is handled."""
+    until(
+        lambda: world.rows("archivedevent", "state = 'succeeded'") == number,
+        DEADLINE,
+        "all replays succeeded",
+    )
     world.settle()
-    assert len(archive(world)) == number
+    assert world.rows("archivedevent") == number
     assert not unhandled(world)
 
 
@@ -241,7 +241,7 @@ def replay(world: World, number: int) -> int:
     kills = 0
     while _replay(world, rate) == -signal.SIGKILL:
         kills += 1
-    assert not archive(world, "'archived'")
+    assert not world.rows("archivedevent", "state = 'archived'")
     return kills
 
 
@@ -290,10 +290,7 @@ def companion_killed(world: World) -> None:
     (world.service.where / "fixed").touch()
     batch = world.command("events_replay", "--all", "--background", "--comment", "fixed")
     assert not batch.wait(DEADLINE), batch.log
-    until(lambda: len(archive(world, "'succeeded'")) == number, DEADLINE, "all replays succeeded")
-    world.settle()
-    assert not unhandled(world)
-    assert len(archive(world)) == number
+    succeeded(world, number)
     points = {line["point"] for line in world.ledger.read().kills}
     # Relay and mirror work at once: one may kill the companion before the other has said so.
     assert points >= {"claimed", "replayed"}, f"killed at {sorted(points)} only"

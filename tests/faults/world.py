@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -39,9 +38,12 @@ from .counts import (
     Ledger,
     Unit,
     count,
+    unit,
 )
 
 NAME = "shop"
+#: Columns of what :func:`.counts.unit` takes.
+UNIT = "event_id, handler"
 ARCHIVE = f"{NAME}:archive"
 QUEUES = tuple(f"{NAME}.testproject.{handler}" for handler in HANDLERS)
 #: Seconds between looks at the queues; the management API of our nodes is half a second behind.
@@ -230,9 +232,11 @@ class World:
         self.started.append(worker)
         return worker
 
-    def command(self, *arguments: str) -> Worker:
+    def command(self, *arguments: str, **options: Any) -> Worker:
         """Start ``manage.py`` with these arguments; it is not waited for."""
-        return self._start(["-m", "django", *arguments], arguments[0])
+        started = self.service.start(*arguments, **options)
+        self.started.append(started)
+        return started
 
     def reaper(self) -> Worker:
         return self.command("events_reaper")
@@ -249,25 +253,14 @@ class World:
         """Start a process that publishes; options as testproject's ``publishing`` has them."""
         self.publishers += 1
         given = {"count": count or self.events, "seed": f"{self.seed}-{self.publishers}"}
-        return self._start(
-            ["-m", "testproject.publishing", json.dumps({**given, **options})], "publisher"
-        )
+        program = ("-m", "testproject.publishing")
+        return self.command(json.dumps({**given, **options}), program=program, name="publisher")
 
     def keep(self, start: Callable[[], Worker]) -> Supervisor:
         """Start a process, and again whenever it is gone."""
         kept = Supervisor(start)
         self.kept.append(kept)
         return kept
-
-    def _start(self, arguments: Sequence[str], what: str) -> Worker:
-        started = Worker.start(
-            [sys.executable, *arguments],
-            env=self.service.env(),
-            where=self.service.where,
-            name=what,
-        )
-        self.started.append(started)
-        return started
 
     # -- faults
 
@@ -278,9 +271,10 @@ class World:
         number: int | None = None,
         *,
         in_flight: int | None = None,
+        pid: int | None = None,
     ) -> None:
-        """Note a fault that comes now, with what is in flight; send a signal, if one is given."""
-        pid = worker.pid if worker is not None else None
+        """Note a fault that comes now, with what is in flight; send a worker its signal."""
+        pid = worker.pid if worker is not None else pid
         if in_flight is None:
             in_flight = self.in_flight()
         self.hits.append(Hit(what, time.time(), in_flight, pid, number))
@@ -339,8 +333,7 @@ class World:
 
     def rows(self, model: str, where: str = "1 = 1") -> int:
         """Count the rows of one of the package's tables."""
-        table = f"django_amqp_events_{model}"
-        ((number,),) = self.database.query(f"SELECT count(*) FROM {table} WHERE {where}")  # noqa: S608
+        ((number,),) = self.database.rows(model, "count(*)", where)
         return int(number)
 
     def settle(self, seconds: float = DEADLINE, *, publishers: int | None = None) -> None:
@@ -382,25 +375,24 @@ class World:
         self.stop()
         with suppress(AssertionError):
             until(self._back, 30, "what the dead had in hand is back in its queues")
-        archived = {
-            (entry["event_id"], entry["handler"].rpartition(".")[2])
-            for entry in Archive(self.eyes, NAME).collect()
-        }
-        archived |= {
-            (str(event_id), handler.rpartition(".")[2])
-            for event_id, handler in self.database.query(
-                "SELECT event_id, handler FROM django_amqp_events_archivedevent"
-            )
-        }
-        effects = [event_id for (event_id,) in self.database.query("SELECT event FROM effects")]
+        archived = {*self.archive_messages(), *self.archive_rows()}
         waiting = self.waiting()
         return count(
             self.ledger.read(),
-            effects=effects,
+            effects=self.database.effects,
             archived=archived,
             waiting=waiting,
             stuck=self._stuck() if waiting or self.waiting_number() else 0,
         )
+
+    def archive_messages(self) -> list[Unit]:
+        """Take the messages off the archive's queue; return the units that failed."""
+        found = Archive(self.eyes, NAME).collect()
+        return [unit(entry["event_id"], entry["handler"]) for entry in found]
+
+    def archive_rows(self, where: str = "1 = 1") -> list[Unit]:
+        """Return the units that rows of the archive are of."""
+        return [unit(*row) for row in self.database.rows("archivedevent", UNIT, where)]
 
     def _stuck(self) -> int:
         """Messages that a queue has and gives to nobody: dead letters without a confirm."""
@@ -420,9 +412,7 @@ class World:
         """Take the messages off all queues but the archive; return them and outbox rows."""
         found: set[Unit] = {
             (str(event_id), handler)
-            for (event_id,) in self.database.query(
-                "SELECT event_id FROM django_amqp_events_outboxevent"
-            )
+            for (event_id,) in self.database.rows("outboxevent", "event_id")
             for handler in HANDLERS
         }
         # First those that messages leave by themselves, at the end those that they go to.
@@ -435,10 +425,9 @@ class World:
                 # A dead letter's key is the handler's queue that it comes from.
                 home = message.delivery_info["routing_key"] if ":" in queue else queue
                 name = str(message.headers.get(headers.EVENT_HANDLER) or home)
-                handler = name.rpartition(".")[2]
                 # The message of a copy has its own id.
                 own = message.headers.get(headers.EVENT_ID)
-                found.add((str(own or message.properties.get("message_id")), handler))
+                found.add(unit(own or message.properties.get("message_id"), name))
         return found
 
     def proof(self) -> list[Hit]:

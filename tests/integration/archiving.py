@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 from django_amqp_events.archive import row_writer
 from django_amqp_events.archive.entries import Item, read_entries
@@ -23,6 +22,7 @@ from django_amqp_events.message.types import (
 )
 from django_amqp_events.models import ArchivedEvent
 from tests.acceptance import harness
+from tests.event_messages import delivered, published
 from tests.integration.conftest import Service
 
 FAILURE = Failure(
@@ -65,39 +65,20 @@ def received(
     body: bytes | None = None,
 ) -> Received:
     """A delivery as the handler's queue had it."""
-    message = encoding.event_message(
-        exchange="events",
-        name=name,
-        body=encoding.encode_payload(name, payload or {"order_id": 7}) if body is None else body,
-        event_id=event_id or str(uuid4()),
-        service=source,
-        published_at=datetime.now(UTC),
+    message = published(
+        name, payload or {"order_id": 7}, body=body, event_id=event_id or "", service=source,
         headers=headers,
-    )
-    return Received(
-        queue=queue,
-        exchange="events",
-        routing_key=name,
-        body=message.body,
-        headers=message.headers,
-        properties=message.properties,
-    )
+    )  # fmt: skip
+    return delivered(message, queue)
 
 
 def publish_past(made: Service, first: int, end: int) -> None:
     """Publish orders with these numbers, one a minute, the last one now."""
-    now, name = datetime.now(UTC), "shop.order.created"
-    messages = [
-        encoding.event_message(
-            exchange="events",
-            name=name,
-            body=encoding.encode_payload(name, {"order_id": number}),
-            event_id=f"e{number}",
-            service="shop",
-            published_at=now - timedelta(minutes=end - 1 - number),
-        )
-        for number in range(first, end)
-    ]
+    now = datetime.now(UTC)
+    messages = []
+    for number in range(first, end):
+        at = now - timedelta(minutes=end - 1 - number)
+        messages.append(published(payload={"order_id": number}, event_id=f"e{number}", at=at))
     publish(made, *messages)
 
 
@@ -154,15 +135,7 @@ def outcome(row: ArchivedEvent, replay_id: str, *, at: datetime | None = None) -
 
 def taken(message: Message, **more: Any) -> Received:
     """The delivery of a message that was published to the archive."""
-    return Received(
-        queue="billing:archive",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        body=message.body,
-        headers=dict(message.headers),
-        properties=dict(message.properties),
-        **more,
-    )
+    return delivered(message, "billing:archive", **more)
 
 
 def publish(service: Service, *messages: Message) -> None:

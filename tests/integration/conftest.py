@@ -42,6 +42,7 @@ from tests.celery_app import app as celery_app
 from tests.commands import run_command
 from tests.conftest import Database, Vhost
 from tests.definitions import definitions
+from tests.services import handling
 from tests.waiting import is_usable
 
 from .wire import close_pools, drain, raw_connection
@@ -219,9 +220,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
                 **keys,
             }
             raw["HANDLERS"] = {
-                name: {"EVENTS": options, "HANDLER": "tests.integration.handlers.handle"}
-                if isinstance(options, list)
-                else options
+                name: handling(*options) if isinstance(options, list) else options
                 for name, options in raw["HANDLERS"].items()
             }
             celery_app.conf.broker_url = vhost.url

@@ -9,15 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from broker import BrokerError, Node
 from django_amqp_events.message.types import Message
 from tests.acceptance.harness import Worker
 from tests.faults.clusters import cut_off, down, runs
+from tests.faults.databases import locked
 from tests.waiting import until
 
-from . import clocks, disks
+from . import disks
 from .schedule import Step
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ EVENT: Final = "faults.happened"
 FAULTS: Final[dict[str, Fault]] = {}
 #: Seconds within which a worker is replaced. In a thread pool, a run may hang for a minute.
 REPLACED: Final = 120.0
+#: Seconds by which a clock is stepped at most.
+MOST: Final = 300
 
 
 class Missed(Exception):
@@ -186,7 +190,7 @@ def database_killed(soak: Soak, step: Step) -> None:
     server = soak.world.database.server
     with soak.alone("database"):
         if server is None:
-            with soak.locked_file():
+            with locked(soak.world.database):
                 time.sleep(step.seconds)
             return
         server.kill()
@@ -214,11 +218,18 @@ def disk_full(soak: Soak, step: Step) -> None:
 @fault("clock stepped")
 def clock_stepped(soak: Soak, step: Step) -> None:
     """Forwards or backwards, of one process and its children, and back."""
-    seconds = random.Random(f"{soak.seed} {step.number}").uniform(-clocks.MOST, clocks.MOST)
+    seconds = random.Random(f"{soak.seed} {step.number}").uniform(-MOST, MOST)
     file = chosen(soak.clocks, step)
-    clocks.step(file, seconds)
+    step_clock(file, seconds)
     time.sleep(step.seconds)
-    clocks.step(file, 0)
+    step_clock(file, 0)
+
+
+def step_clock(file: Path, seconds: float) -> None:
+    """Set the clock of the processes that read a file, relative to the real one."""
+    new = file.with_suffix(".new")
+    new.write_text(f"{seconds:.0f}")
+    new.replace(file)
 
 
 @fault("topology declared")

@@ -5,28 +5,27 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from broker import BrokerError, Node
-from tests.acceptance.harness import Archive, Service, Worker
+from tests.acceptance.harness import Service, Worker
 from tests.acceptance.isolation import Supervisor
-from tests.faults.counts import HANDLERS
+from tests.faults.counts import HANDLERS, unit
 from tests.faults.world import ARCHIVE, NAME, QUEUES, QUIET, World
 from tests.service_database import hex_id
 from tests.waiting import NotInTime, Stopwatch, until
 
-from . import clocks, history
-from .faults import FAULTS, Missed, repair
+from . import history
+from .faults import FAULTS, Missed, repair, step_clock
 from .history import Discarded, Ended, Failed, Figures, Policy, Replayed, Wrong
 from .schedule import Step
 
@@ -145,7 +144,13 @@ class Soak:
         for number, (mode, form) in enumerate(PUBLISHERS):
             service = self._clocked(near if number % 2 else far)
             service = replace(service, events={**service.events, "FORMAT": form})
-            self.publishers.append(world.keep(partial(self._publish, service, mode)))
+            options = {
+                "count": EVENTS, "mode": mode, "size": 5, "pause": PAUSE,
+                "passing": PASSING, "lasting": LASTING, "deadly": DEADLY, "hanging": HANGING,
+                "large": LARGE, "work": 0.02, "patience": 600.0,
+            }  # fmt: skip
+            publish = partial(self._run, service, "publishing", "publisher", **options)
+            self.publishers.append(world.keep(publish))
         office = {**near.environ, "TESTPROJECT_ADMIN": "yes"}
         offices = [
             replace(service, environ=office, events={**service.events, "EDITING": True})
@@ -153,7 +158,8 @@ class Soak:
         ]
         offices[0].python(f"from testproject.operating import prepare\nprepare({OPERATORS!r})")
         for user, service in zip(OPERATORS, map(self._clocked, offices), strict=True):
-            self.operators.append(world.keep(partial(self._operate, service, user)))
+            operate = partial(self._run, service, "operating", user, user=user)
+            self.operators.append(world.keep(operate))
         until(lambda: world.ledger.read().done, "the first event is handled", PATIENCE)
         self._began = self._measure()
 
@@ -173,30 +179,18 @@ class Soak:
                 sizes.append((0, 0))
         return sizes
 
-    def _publish(self, service: Any, mode: str) -> Worker:
-        """Publish other events each time: those of a publisher that was killed are its own."""
-        seed = f"{self.seed}-{next(self._numbers)}"
-        options = {
-            "count": EVENTS, "seed": seed, "mode": mode, "size": 5, "pause": PAUSE,
-            "passing": PASSING, "lasting": LASTING, "deadly": DEADLY, "hanging": HANGING,
-            "large": LARGE, "work": 0.02, "patience": 600.0,
-        }  # fmt: skip
-        program = ("-m", "testproject.publishing")
-        started: Worker = service.start(json.dumps(options), program=program, name="publisher")
-        return started
+    def _run(self, service: Service, module: str, name: str, **options: Any) -> Worker:
+        """Start a program, each time with another seed: the events of a killed one are its own."""
+        options["seed"] = f"{self.seed}-{next(self._numbers)}"
+        program = ("-m", f"testproject.{module}")
+        return service.start(json.dumps(options), program=program, name=name)
 
     def _clocked(self, service: Service) -> Service:
         """Return a service whose processes have a clock that can be stepped."""
         file = service.where / f"clock-{len(self.clocks)}"
-        clocks.step(file, 0)
+        step_clock(file, 0)
         self.clocks.append(file)
         return replace(service, environ={**service.environ, "TESTPROJECT_CLOCK": str(file)})
-
-    def _operate(self, service: Any, user: str) -> Worker:
-        options = {"user": user, "seed": f"{self.seed}-{next(self._numbers)}"}
-        program = ("-m", "testproject.operating")
-        started: Worker = service.start(json.dumps(options), program=program, name=user)
-        return started
 
     def command(self, *arguments: str) -> Worker:
         """Run a management command; it may fail while something else is away."""
@@ -217,15 +211,6 @@ class Soak:
             yield
         finally:
             self._locks[what].release()
-
-    @contextmanager
-    def locked_file(self) -> Iterator[None]:
-        """Hold the lock of SQLite's file."""
-        path = self.world.database.settings["NAME"]
-        with closing(sqlite3.connect(path, timeout=20)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            yield
-            connection.rollback()
 
     # -- what comes
 
@@ -371,28 +356,16 @@ class Soak:
         troubled, alerts, told = self._troubled(), self._alerts(), self._told()
         left = [*self._grown(), *self.stop()]
         world = self.world
-        messages = Archive(world.eyes, NAME).collect()
-        query = world.database.query
-        rows = [
-            (str(event_id), handler.rpartition(".")[2])
-            for event_id, handler in query(
-                "SELECT event_id, handler FROM django_amqp_events_archivedevent "
-                "WHERE state = 'archived'"
-            )
-        ] + [(each["event_id"], each["handler"].rpartition(".")[2]) for each in messages]
+        query, rows = world.database.query, world.database.rows
+        archived = [*world.archive_messages(), *world.archive_rows("state = 'archived'")]
         totals = world.eyes.totals(NAME)
         ended = Ended(
-            archived=frozenset(rows),
+            archived=frozenset(archived),
             waiting=frozenset(world.waiting()),
-            effects=[event for (event,) in query("SELECT event FROM effects")],
+            effects=world.database.effects,
             sent_malformed=frozenset(self.malformed),
             failures=[
-                Failed(
-                    event_id,
-                    handler.rpartition(".")[2],
-                    hex_id(replay) if replay else None,
-                    reason,
-                )
+                Failed(*unit(event_id, handler), hex_id(replay) if replay else None, reason)
                 for event_id, handler, replay, reason in query(
                     "SELECT e.event_id, e.handler, f.replay_id, f.reason "
                     "FROM django_amqp_events_archivedfailure f "
@@ -403,17 +376,10 @@ class Soak:
             alerts=frozenset(alerts),
             figures=told,
             replays=[
-                Replayed(
-                    hex_id(replay),
-                    event_id,
-                    handler.rpartition(".")[2],
-                    state,
-                    hex_id(row),
-                    version,
-                    edit or "",
-                )
-                for replay, event_id, handler, state, row, version, edit in query(
-                    "SELECT r.id, e.event_id, e.handler, r.state, e.id, r.version, v.reason "
+                Replayed(hex_id(pk), *unit(event_id, handler), state, hex_id(row), version, edit)
+                for pk, event_id, handler, state, row, version, edit in query(
+                    "SELECT r.id, e.event_id, e.handler, r.state, e.id, r.version, "
+                    "COALESCE(v.reason, '') "
                     "FROM django_amqp_events_replay r "
                     "JOIN django_amqp_events_archivedevent e ON e.id = r.event_id "
                     "LEFT JOIN django_amqp_events_revision v ON v.id = r.revision_id "
@@ -421,25 +387,19 @@ class Soak:
                 )
             ],
             discarded=[
-                Discarded(hex_id(row), event_id, handler.rpartition(".")[2])
-                for row, event_id, handler in query(
-                    "SELECT id, event_id, handler FROM django_amqp_events_archivedevent "
-                    "WHERE state = 'discarded'"
+                Discarded(hex_id(row), *unit(event_id, handler))
+                for row, event_id, handler in rows(
+                    "archivedevent", "id, event_id, handler", "state = 'discarded'"
                 )
             ],
             actions=[
                 (by, token, hex_id(row))
-                for by, token, row in query(
-                    "SELECT a.by, a.reason, a.event_id FROM django_amqp_events_archiveaction a"
-                )
+                for by, token, row in rows("archiveaction a", "a.by, a.reason, a.event_id")
                 if by in OPERATORS
             ],
             recorded=frozenset(
                 hex_id(replay)
-                for (replay,) in query(
-                    "SELECT replay_id FROM django_amqp_events_archiveaction "
-                    "WHERE replay_id IS NOT NULL"
-                )
+                for (replay,) in rows("archiveaction", "replay_id", "replay_id IS NOT NULL")
             ),
             messages={queue: number for queue, number in totals.items() if queue != ARCHIVE},
             failed=self._failed,
@@ -455,17 +415,13 @@ class Soak:
 
     def _troubled(self) -> set[str]:
         """Return the failure groups that have open events."""
-        rows = self.world.database.query(
-            "SELECT DISTINCT group_id FROM django_amqp_events_archivedevent "
-            "WHERE state = 'archived' AND group_id IS NOT NULL"
-        )
+        where = "state = 'archived' AND group_id IS NOT NULL"
+        rows = self.world.database.rows("archivedevent", "DISTINCT group_id", where)
         return {hex_id(group) for (group,) in rows}
 
     def _alerts(self) -> set[tuple[str, str]]:
         """Return the open alerts, without those of growth, which a soak has by design."""
-        rows = self.world.database.query(
-            "SELECT a.kind, a.key FROM django_amqp_events_alert a WHERE a.ended IS NULL"
-        )
+        rows = self.world.database.rows("alert a", "a.kind, a.key", "a.ended IS NULL")
         return {(kind, hex_id(key)) for kind, key in rows if kind != "growth"}
 
     def _told(self) -> dict[str, tuple[int, int]]:

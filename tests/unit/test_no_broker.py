@@ -19,6 +19,7 @@ from django_amqp_events.testing import capture_events, memory_events
 from tests import celery_app
 from tests.archive_rows import again, make, seen
 from tests.commands import run_command
+from tests.services import BILLING, handling
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,18 +32,8 @@ BLOCKS: dict[str, Callable[[], Any]] = {
 @pytest.fixture(autouse=True)
 def unreachable(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Set a broker URL on which nothing listens; yield the attempts to connect."""
-    settings.AMQP_EVENTS = {
-        "SERVICE": "billing",
-        "AUTODISCOVER": [],
-        "CELERY_APP": "tests.celery_app.app",
-        "EDITING": True,
-        "HANDLERS": {
-            "send_invoice": {
-                "EVENTS": ["shop.order.*"],
-                "HANDLER": "tests.integration.handlers.handle",
-            }
-        },
-    }
+    handlers = {"send_invoice": handling("shop.order.*")}
+    settings.AMQP_EVENTS = {**BILLING, "EDITING": True, "HANDLERS": handlers}
     attempts: list[str] = []
 
     def connect(connection: Connection, **_: Any) -> None:

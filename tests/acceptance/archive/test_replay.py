@@ -26,8 +26,7 @@ def test_only_the_handler_that_failed_sees_the_replay(
     fresh_eyes: Eyes, service: Make, replays: Service
 ) -> None:
     """Three handlers of one event, in two services."""
-    watching = service(fresh_eyes, "watching", handlers="watching")
-    watching.declare()
+    watching = service(fresh_eyes, "watching", handlers="watching").declare()
     watching.worker("threads", 1)
     replays.worker("threads", 2)
     event_id = fresh_eyes.event(SHARED, {"plan": ["unless:fixed"]})

@@ -30,7 +30,7 @@ def _publish(scene: Scene, *plans: Sequence[str]) -> dict[str, list[str]]:
 class Publish(Path):
     """A process publishes; what it was told is accepted is in both queues."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("statement", "sql", "commit", "publish")
+    kinds: ClassVar[tuple[str, ...]] = ("sql", "commit", "publish")
     mode: ClassVar[str]
 
     def prepare(self, scene: Scene) -> None:
@@ -74,7 +74,7 @@ class Outbox(Publish):
         return not scene.rows("outboxevent")
 
     def check(self, scene: Scene) -> None:
-        committed = [event_id for (event_id,) in scene.database.query("SELECT event FROM effects")]
+        committed = scene.database.effects
         assert committed in ([], self.ids[1:])
         assert committed or scene.died
         self.expect(scene, committed)
@@ -152,7 +152,7 @@ class Handle(Path):
             entry = json.loads(message.headers[headers.EVENT_ARCHIVE])
             unit = entry["event_id"], entry["handler"].rpartition(".")[2]
             archived.setdefault(unit, []).append(entry["attempt"])
-        effects = [event_id for (event_id,) in scene.database.query("SELECT event FROM effects")]
+        effects = scene.database.effects
         inbox = [event_id for (event_id,) in scene.rows("inboxentry", "event_id")]
         for event_id, plan in self.plans_of.items():
             fine = plan[-1] == "ok"
@@ -353,7 +353,7 @@ class Replay(Mirrored):
     """Events are replayed; after a crash the mirror publishes those that were claimed."""
 
     name = "replay"
-    kinds = ("statement", "sql", "commit", "publish")
+    kinds = ("sql", "commit", "publish")
 
     def act(self, scene: Scene, *, crash: bool) -> None:
         scene.command("events_replay", "--all", crash=crash)
@@ -434,7 +434,7 @@ class Edit(Replay):
 
 class Discard(Mirrored):
     name = "discard"
-    kinds = ("statement", "sql", "commit")
+    kinds = ("sql", "commit")
 
     def act(self, scene: Scene, *, crash: bool) -> None:
         scene.command("events_replay", "--all", "--discard", "--comment", "x", crash=crash)

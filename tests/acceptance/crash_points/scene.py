@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path as File
 from typing import Any, ClassVar
 
@@ -29,7 +29,6 @@ PATIENCE = 60.0
 LAST_EFFECT = 5.0
 #: Seconds in which RabbitMQ routes what a process sent before it died.
 ROUTING = 0.5
-WHENS = ("before", "after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +45,13 @@ class Outcome:
 
     Attributes:
         effects: of the process without a crash, each with its kind and its first words.
-        points: the number of crash points.
-        reached: those at which the process died.
+        reached: the crash points at which the process died.
         wrong: what was found, by point.
     """
 
-    path: str
-    database: str
     effects: list[str] = field(default_factory=list)
-    points: int = 0
     reached: list[Point] = field(default_factory=list)
     wrong: dict[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        kinds = Counter(effect.split()[1] for effect in self.effects)
-        counted = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
-        return (
-            f"| {self.path} | {self.database} | {counted} | {len(self.reached)} | "
-            f"{len(self.wrong)} |"
-        )
 
 
 class Scene:
@@ -73,7 +60,6 @@ class Scene:
     def __init__(self, service: Service, eyes: Eyes, server: DatabaseServer | None) -> None:
         self.service, self.eyes, self.server = service, eyes, server
         self.base = service.where
-        self.kind = server.kind if server else "sqlite"
         self._runs = 0
         self._template = ""
         self.database = Database({"NAME": ""})
@@ -114,9 +100,7 @@ class Scene:
         self._template = self.database.name
 
     def rows(self, table: str, columns: str = "*", where: str = "1 = 1") -> list[tuple[Any, ...]]:
-        """Return rows of one of the package's tables."""
-        name = f"django_amqp_events_{table}"
-        return self.database.query(f"SELECT {columns} FROM {name} WHERE {where}")  # noqa: S608
+        return self.database.rows(table, columns, where)
 
     @property
     def effects(self) -> list[str]:
@@ -228,7 +212,7 @@ class Path:
     """
 
     name: ClassVar[str]
-    kinds: ClassVar[tuple[str, ...]] = ("statement", "sql", "commit", "publish", "ack", "reject")
+    kinds: ClassVar[tuple[str, ...]] = ("sql", "commit", "publish", "ack", "reject")
     child: ClassVar[bool] = False
     settings: ClassVar[Mapping[str, Any]] = {}
     environ: ClassVar[Mapping[str, str]] = {}
@@ -256,23 +240,16 @@ class Path:
         raise NotImplementedError
 
 
-def explore(path: Path, scene: Scene, *, every: bool = True) -> Outcome:
-    """Run a path at its crash points: before and after each effect.
-
-    Args:
-        every: with the statements of transactions, before whose commit nothing is changed.
-    """
-    outcome = Outcome(path.name, scene.kind)
+def explore(path: Path, scene: Scene) -> Outcome:
+    """Run a path at its crash points: before and after each effect."""
+    outcome = Outcome()
     scene.service.events = {**scene.service.events, **path.settings}
     scene.service.environ = {**scene.service.environ, **path.environ}
     scene.migrate()
     path.make(scene)
     _run(path, scene, Point(), outcome)
-    for number, effect in enumerate(outcome.effects, 1):
-        if every or effect.split()[1] != "statement":
-            for when in WHENS:
-                outcome.points += 1
-                _run(path, scene, Point(number, when), outcome)
+    for number, when in product(range(1, len(outcome.effects) + 1), ("before", "after")):
+        _run(path, scene, Point(number, when), outcome)
     return outcome
 
 

@@ -30,8 +30,7 @@ def name() -> str:
 
 @pytest.fixture
 def core(service: Make, fresh_eyes: Eyes, name: str) -> Service:
-    made = service(fresh_eyes, name, handlers="core")
-    made.declare()
+    made = service(fresh_eyes, name, handlers="core").declare()
     made.migrate()
     return made
 
@@ -89,8 +88,7 @@ def test_a_broker_that_is_away_restarts_nothing(core: Service, pool: str) -> Non
 
 @pytest.mark.slow
 def test_a_broker_that_stops(private_node: Node, node_eyes: Eyes, service: Make, name: str) -> None:
-    core = service(node_eyes, name, handlers="core")
-    core.declare()
+    core = service(node_eyes, name, handlers="core").declare()
     core.migrate()
     events_worker(core, "--no-batches")
     parts = ("--part", "worker", "--part", "relay", "--part", "mirror")

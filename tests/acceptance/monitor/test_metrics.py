@@ -66,8 +66,7 @@ def test_metrics_are_what_happened(
         fresh_eyes,
         events={"METRICS": True, "PUBLISH": "outbox"},
         environ={"TESTPROJECT_SNAPSHOTS": "3"},
-    )
-    core.declare()
+    ).declare()
     core.migrate()
     (port,) = free_ports(1)
     worker = events_worker(
@@ -140,8 +139,7 @@ def test_metrics_are_what_happened(
 
 
 def test_a_replaying_process_counts_its_replays(fresh_eyes: Eyes, service: Make) -> None:
-    core = service(fresh_eyes, events={"METRICS": True})
-    core.declare()
+    core = service(fresh_eyes, events={"METRICS": True}).declare()
     output = core.python(
         "from django_amqp_events import signals\n"
         "from django_amqp_events.context import ReceivedEvent\n"

@@ -60,8 +60,7 @@ def running(language: str, text: str, url: str, where: Path) -> Iterator[subproc
 def test_programs_in_other_languages_publish_events(
     fresh_eyes: Eyes, service: Make, tmp_path: Path
 ) -> None:
-    core = service(fresh_eyes, handlers="foreign")
-    core.declare()
+    core = service(fresh_eyes, handlers="foreign").declare()
     core.worker().wait_ready()
     publishers = [each for each in PROGRAMS if "consume" not in each[1]]
     assert [language for language, _ in publishers] == ["python", "js", "js"]
@@ -89,8 +88,7 @@ def test_programs_in_other_languages_publish_events(
 def test_a_program_in_node_reads_every_format(
     fresh_eyes: Eyes, service: Make, tmp_path: Path
 ) -> None:
-    core = service(fresh_eyes, handlers="foreign")
-    core.declare()
+    core = service(fresh_eyes, handlers="foreign").declare()
     [(language, text)] = [each for each in PROGRAMS if "consume" in each[1]]
     with running(language, text, fresh_eyes.url, tmp_path) as process:
         until(lambda: fresh_eyes.declared("node-warehouse"), 60, "its queue is declared")

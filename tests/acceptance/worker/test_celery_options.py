@@ -149,8 +149,7 @@ def test_events_are_handled_retried_archived(
     eyes, row = fresh_eyes, ROWS[name]
     options: Service = service(
         eyes, "options", handlers="options", celery=row.celery, environ=row.environ
-    )
-    options.declare()
+    ).declare()
     plans = [["ok"]] * 20 + [["sleep:0.3"]] * 2 + [["fail", "ok"]] * 2 + [["fail"]] * 2
     if pool == "prefork":
         plans.append(["kill_once:x"])

@@ -60,8 +60,7 @@ def beside(parent: int, name: str = "events_companion") -> list[int]:
 
 @pytest.fixture
 def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes, constants={"management.companion.CHECK_INTERVAL": 0.5})
-    made.declare()
+    made = service(fresh_eyes, constants={"management.companion.CHECK_INTERVAL": 0.5}).declare()
     made.migrate()
     return made
 

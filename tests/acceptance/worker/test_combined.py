@@ -164,12 +164,11 @@ def test_the_table_has_each_option_and_each_pair_of_values() -> None:
 def test_every_event_ends_as_declared(
     fresh_eyes: Eyes, service: Make, pool: str, formats: str
 ) -> None:
-    eyes = fresh_eyes
     database = {
         "ENGINE": "django.db.backends.sqlite3",
         "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
     }
-    combined = service(eyes, "combined", handlers="combined",
+    combined = service(fresh_eyes, "combined", handlers="combined",
                        celery={"result_backend": "django-db"})  # fmt: skip
     database["NAME"] = str(combined.where / "db.sqlite3")
     combined.environ = {
@@ -185,18 +184,18 @@ def test_every_event_ends_as_declared(
     )
     combined.declare()
     sent = {message.event_id: (case, message)
-            for case in cases(pool, formats) for message in [case.message(eyes)]}  # fmt: skip
-    eyes.send(*(message for _, message in sent.values()), mandatory=False)
+            for case in cases(pool, formats) for message in [case.message(fresh_eyes)]}  # fmt: skip
+    fresh_eyes.send(*(message for _, message in sent.values()), mandatory=False)
     again = [message for case, message in sent.values() if case.what == "twice"]
-    eyes.send(*again, mandatory=False)
+    fresh_eyes.send(*again, mandatory=False)
     worker = combined.worker(pool, {"prefork": 6, "threads": 8, "solo": 1}[pool])
-    archive = Archive(eyes, "combined")
+    archive = Archive(fresh_eyes, "combined")
     quiet_since = time.monotonic()
 
     def settled() -> bool:
         nonlocal quiet_since
         assert worker.alive, worker.log[-5000:]
-        totals = eyes.totals("combined")
+        totals = fresh_eyes.totals("combined")
         if any(number and not name.endswith(":archive") for name, number in totals.items()):
             quiet_since = time.monotonic()
         # The management API may be late.

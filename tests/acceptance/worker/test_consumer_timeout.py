@@ -41,8 +41,7 @@ def timeouts(service: Make, eyes: Eyes) -> Service:
         handlers="timeouts",
         events={"CONSUMER_TIMEOUT": TIMEOUT},
         celery={"worker_cancel_long_running_tasks_on_connection_loss": True},
-    )
-    core.declare()
+    ).declare()
     return core
 
 

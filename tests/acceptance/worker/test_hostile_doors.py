@@ -21,7 +21,6 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import archive_message
 from django_amqp_events.message.types import Received
 
-from ..conftest import Make
 from ..harness import (
     Eyes,
     Service,
@@ -202,13 +201,10 @@ def replay_of(core: Service) -> dict[str, Any]:
         connection.close()
 
 
-def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: Make) -> None:
-    eyes = fresh_eyes
-    core = service(eyes)
-    core.declare()
+def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, core: Service) -> None:
     core.migrate()
-    siege = Siege(core, eyes, core.worker("threads", 2, "-X", SLOW).wait_ready())
-    replay_id = replayed(core, eyes)
+    siege = Siege(core, fresh_eyes, core.worker("threads", 2, "-X", SLOW).wait_ready())
+    replay_id = replayed(core, fresh_eyes)
     # A stranger claims the outcome of a replay in progress, where strangers may publish.
     forgeries = [
         case("outcome", headers=outcome(replay_id), key=ACT),
@@ -221,16 +217,16 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
             mark = f"{exchange}/{each.name}"
             siege.put(mark, each, exchange, each.key, each.ends)
             again = {"plan": ["fail", "ok"], "case": f"again {mark}"}
-            siege.healthy.append(eyes.event(ACT, again))
+            siege.healthy.append(fresh_eyes.event(ACT, again))
     unseen = WAITING, ABYSS, LOGGED
     siege.settle(90, unseen)
-    eyes.empty("core:archive", "core:graveyard", "core:dead", QUEUE)
+    fresh_eyes.empty("core:archive", "core:graveyard", "core:dead", QUEUE)
     assert not siege.wrong(unseen)
     counted = Counter(end for ends in siege.expected.values() for end in ends)
 
     def elsewhere() -> tuple[int, ...]:
         """Count what waits, what is in the abyss, and what only the log of the mirror knows."""
-        totals = eyes.totals("core:")
+        totals = fresh_eyes.totals("core:")
         said = [line for line in siege.mirror.log.splitlines() if "does not have" in line]
         return (
             sum(count for name, count in totals.items() if name.startswith("core:delay.")),
@@ -243,7 +239,7 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
     assert replay_of(core)["state"] == "published"
     (row,) = [row for row in rows(core) if row["event_id"] == "replayed"]
     assert row["state"] == "replaying"
-    assert eyes.ready(SLOW) == 1
+    assert fresh_eyes.ready(SLOW) == 1
     siege.end()
 
 
@@ -261,14 +257,11 @@ def peaks(worker: Worker) -> dict[int, int]:
 
 
 @pytest.mark.slow
-def test_memory_stays_bounded(fresh_eyes: Eyes, service: Make) -> None:
+def test_memory_stays_bounded(fresh_eyes: Eyes, core: Service) -> None:
     """Each bomb is a gigabyte when inflated, and each list of lists about as much when decoded."""
-    eyes = fresh_eyes
-    core = service(eyes)
-    core.declare()
     core.migrate()
-    processes = Siege(core, eyes, core.worker("prefork", 2).wait_ready()).processes
-    first = eyes.event(ACT, {"plan": ["ok"]})
+    processes = Siege(core, fresh_eyes, core.worker("prefork", 2).wait_ready()).processes
+    first = fresh_eyes.event(ACT, {"plan": ["ok"]})
     until(lambda: core.runs(first, "end"))
     before = {process.name: peaks(process) for process in processes}
 
@@ -289,9 +282,9 @@ def test_memory_stays_bounded(fresh_eyes: Eyes, service: Make) -> None:
                     properties={"content_encoding": "gzip"} if packed else {},
                 )
                 body = content + b" " * number
-                assert put(eyes, exchange, key.encode(), each.wire(f"bomb {number}"), body)
+                assert put(fresh_eyes, exchange, key.encode(), each.wire(f"bomb {number}"), body)
     until(lambda: len(rows(core)) == number, 90, "all are archived")
-    last = eyes.event(ACT, {"plan": ["ok"]})
+    last = fresh_eyes.event(ACT, {"plan": ["ok"]})
     until(lambda: core.runs(last, "end"))
     for process in processes:
         after = peaks(process)

@@ -30,7 +30,7 @@ import pytest
 
 from tests.waiting import NotInTime
 
-from ..conftest import POOLS, Make
+from ..conftest import POOLS
 from ..harness import (
     Eyes,
     Service,
@@ -591,10 +591,8 @@ def _fit(ends: Iterable[str], wanted: Sequence[str]) -> bool:
 
 
 @pytest.mark.parametrize("pool", POOLS[:2])
-def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, pool: str) -> None:
+def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, core: Service, pool: str) -> None:
     eyes = fresh_eyes
-    core = service(eyes)
-    core.declare()
     core.migrate()
     channel = eyes.channel()
     # No event of a handler's name looks like these, but a pattern's may.

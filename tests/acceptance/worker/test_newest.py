@@ -31,9 +31,8 @@ def ask(core: Service, query: str) -> Any:
 def test_every_order_ends_at_its_newest_version(
     empty_database: dict[str, Any], fresh_eyes: Eyes, service: Make
 ) -> None:
-    eyes = fresh_eyes
     core = service(
-        eyes,
+        fresh_eyes,
         handlers="orders",
         environ={
             "TESTPROJECT_DATABASES": json.dumps({"books": empty_database}),
@@ -50,9 +49,9 @@ def test_every_order_ends_at_its_newest_version(
     core.declare()
     versions = [(order, version) for order in range(ORDERS) for version in range(UPDATES // ORDERS)]
     random.shuffle(versions)
-    eyes.send(
+    fresh_eyes.send(
         *(
-            eyes.message("orders.updated", {"order_id": order, "version": version})
+            fresh_eyes.message("orders.updated", {"order_id": order, "version": version})
             for order, version in versions
         )
     )
@@ -62,7 +61,7 @@ def test_every_order_ends_at_its_newest_version(
     workers[0].kill()
     entries = "SELECT count(*) FROM django_amqp_events_inboxentry"
     until(lambda: ask(core, entries) == [[len(versions)]], 300, "every event has been handled")
-    eyes.drained("core", 60)
+    fresh_eyes.drained("core", 60)
     newest = UPDATES // ORDERS - 1
     assert dict(ask(core, "SELECT id, version FROM orders")) == dict.fromkeys(range(ORDERS), newest)
-    assert not Archive(eyes).collect()
+    assert not Archive(fresh_eyes).collect()

@@ -16,23 +16,21 @@ RATED, QUERY = "options.rated", "options.query"
 
 
 def make(service: Make, eyes: Eyes, **options: object) -> Service:
-    made: Service = service(eyes, "options", handlers="options", **options)
-    made.declare()
+    made: Service = service(eyes, "options", handlers="options", **options).declare()
     return made
 
 
 def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     """Held back, in order to be run once each; a warm shutdown gives back what was not."""
-    eyes = fresh_eyes
-    options = make(service, eyes)
+    options = make(service, fresh_eyes)
     worker = options.worker("threads", 8, "-Q", "options.testproject.rated")
-    ids = eyes.events(16, RATED, "ok")
+    ids = fresh_eyes.events(16, RATED, "ok")
     until(lambda: len(options.ledger(what="end")) >= 10)
     assert worker.stop() == 0
     done = len(options.ledger(what="end"))
     options.worker("threads", 8, "-Q", "options.testproject.rated")
     until(lambda: options.ended(ids, handler="testproject.rated"), 30)
-    eyes.empty("options.testproject.rated")
+    fresh_eyes.empty("options.testproject.rated")
     lines = options.ledger(what="start")
     assert Counter(line["event"] for line in lines) == dict.fromkeys(ids, 1)
     first = [line["at"] for line in lines[:done]]
@@ -48,18 +46,17 @@ def test_database_connections(
     fresh_eyes: Eyes, service: Make, reuse: int | None, exchange: str
 ) -> None:
     """Closed after each task, or after CELERY_DB_REUSE_MAX of them, as Celery's fixup does."""
-    eyes = fresh_eyes
-    options = make(service, eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
+    options = make(service, fresh_eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
     queue = "options.testproject.query"
     worker = options.worker("threads", 2, "-Q", queue).wait_ready()
     for number in range(6):
-        message = eyes.message(QUERY, {"plan": ["ok"]})
+        message = fresh_eyes.message(QUERY, {"plan": ["ok"]})
         if exchange != "events":
             headers = {**message.headers, "event-replay-id": f"{number:032}"}
             message = replace(message, exchange=exchange, routing_key=queue, headers=headers)
-        eyes.send(message)
+        fresh_eyes.send(message)
         until(lambda: options.ended([message.event_id], handler="testproject.query"))  # noqa: B023
-    eyes.empty(queue)
+    fresh_eyes.empty(queue)
 
     def open_files() -> int:
         count = 0

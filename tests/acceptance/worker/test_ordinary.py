@@ -16,7 +16,7 @@ from ..conftest import Make
 from ..harness import Eyes, Service, until
 
 ONE, TWO = "mixed.testproject.one", "mixed.testproject.two"
-ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("source", "sink", "calls"))}
+ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("sink", "calls"))}
 
 
 class CustomPrefork(prefork.TaskPool):
@@ -110,20 +110,18 @@ def test_choosing_queues(
     fresh_eyes: Eyes, service: Make, arguments: tuple[str, ...], ours: set[str]
 ) -> None:
     """A worker consumes what -Q and -X say, ordinary queues and handlers' queues alike."""
-    eyes = fresh_eyes
-    mixed = service(eyes, "mixed", handlers="mixed")
-    mixed.declare()
+    mixed = service(fresh_eyes, "mixed", handlers="mixed").declare()
     theirs = {"-Q": set(arguments[-1].split(",")) - ALL if arguments else set()}.get(
         arguments[0] if arguments else "", {"ordinary"}
     )
     mixed.worker("threads", 2, *arguments).wait_ready()
-    until(lambda: all(eyes.consumers(queue) == 1 for queue in ours | theirs))
+    until(lambda: all(fresh_eyes.consumers(queue) == 1 for queue in ours | theirs))
     for queue in theirs:
-        call(eyes, queue, "ordinary", queue)
+        call(fresh_eyes, queue, "ordinary", queue)
     until(lambda: {line["task"] for line in mixed.ledger(what="ordinary")} == theirs)
     for queue in (ALL | {"ordinary", "images"}) - ours - theirs:
-        assert eyes.consumers(queue) == 0, queue
-    ids = {queue: eyes.event(f"mixed.{queue[-3:]}", {"plan": ["ok"]}) for queue in (ONE, TWO)}
+        assert fresh_eyes.consumers(queue) == 0, queue
+    ids = {queue: fresh_eyes.event(f"mixed.{queue[-3:]}", {"plan": ["ok"]}) for queue in (ONE, TWO)}
     for queue in ours & set(ids):
         until(lambda: mixed.runs(ids[queue], "end"))  # noqa: B023
     for queue in set(ids) - ours:
@@ -131,18 +129,19 @@ def test_choosing_queues(
     if not ours:
         # Asked for later: ours to answer here too, or Celery would declare it its own way.
         (worker,) = mixed.where.glob("*.log")
-        assert eyes.app.control.add_consumer(ONE, reply=True, timeout=10, limit=1)
+        assert fresh_eyes.app.control.add_consumer(ONE, reply=True, timeout=10, limit=1)
         until(lambda: mixed.runs(ids[ONE], "end"))
         assert "PRECONDITION" not in worker.read_text()
 
 
 def test_quorum_queues_with_native_delayed_delivery(fresh_eyes: Eyes, service: Make) -> None:
     """The project's own countdowns go through Celery's delay queues, our events through ours."""
-    eyes = fresh_eyes
-    mixed = service(eyes, "mixed", handlers="mixed", celery={"quorum_queues": ["project.own"]})
+    mixed = service(
+        fresh_eyes, "mixed", handlers="mixed", celery={"quorum_queues": ["project.own"]}
+    )
     mixed.declare()
     mixed.worker("prefork", 2).wait_ready()
-    event_id = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
+    event_id = fresh_eyes.event("mixed.one", {"plan": ["fail", "ok"]})
     at = time.time()
     queues = mixed.value(
         "list(app.amqp.queues)",
@@ -154,15 +153,14 @@ def test_quorum_queues_with_native_delayed_delivery(fresh_eyes: Eyes, service: M
     assert started(mixed, "delayed")[0]["at"] >= at + 2
     until(lambda: mixed.runs(event_id, "end"))
     assert [line["attempt"] for line in mixed.runs(event_id)] == [1, 2]
-    assert any(name.startswith("celery_delayed_") for name in eyes.totals()), "it was native"
+    assert any(name.startswith("celery_delayed_") for name in fresh_eyes.totals()), "it was native"
     assert "project.own" in queues
     assert not ALL & set(queues)
 
 
 def test_task_queues_that_name_one_of_ours_are_refused(fresh_eyes: Eyes, service: Make) -> None:
     eyes = fresh_eyes
-    mixed = service(eyes, "mixed", handlers="mixed", celery={"quorum_queues": [ONE]})
-    mixed.declare()
+    mixed = service(eyes, "mixed", handlers="mixed", celery={"quorum_queues": [ONE]}).declare()
     worker = mixed.worker("threads", 1)
     assert worker.wait() != 0
     assert "remove them there" in worker.log
@@ -200,8 +198,7 @@ def test_pools_that_can_handle_events(pool: Any, autoscale: Any, problem: str) -
 def test_a_worker_with_a_green_pool_does_not_start(fresh_eyes: Eyes, service: Make) -> None:
     """Without gevent, Celery refuses first; with a stand-in, our refusal is seen."""
     green = {"CELERY_CUSTOM_WORKER_POOL": "testproject.gevent:TaskPool", REAL_START: "1"}
-    mixed = service(fresh_eyes, "mixed", handlers="mixed", environ=green)
-    mixed.declare()
+    mixed = service(fresh_eyes, "mixed", handlers="mixed", environ=green).declare()
     worker = mixed.worker("custom", 1)
     assert worker.wait() != 0
     assert "the gevent pool is not supported" in worker.log

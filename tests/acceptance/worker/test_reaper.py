@@ -63,49 +63,45 @@ def back(eyes: Eyes, queue: str) -> None:
 
 
 def test_message_that_kills_the_reader_is_forwarded_undecoded(service, fresh_eyes):
-    eyes = fresh_eyes
-    core = service(eyes, environ={"TESTPROJECT_DIES": "reading"})
-    core.declare()
-    (victim,) = bury(core, eyes, ["ok"])
+    core = service(fresh_eyes, environ={"TESTPROJECT_DIES": "reading"}).declare()
+    (victim,) = bury(core, fresh_eyes, ["ok"])
     for _ in range(2):
-        if eyes.ready("core:graveyard"):
-            dies(core, eyes, "core:graveyard")
+        if fresh_eyes.ready("core:graveyard"):
+            dies(core, fresh_eyes, "core:graveyard")
     # The other times a plain loss, which is the same to the broker.
-    while eyes.ready("core:graveyard"):
-        lose(eyes, "core:graveyard")
-        until(lambda: eyes.ready("core:graveyard") + eyes.ready("core:dead"), 20)
-    assert eyes.ready("core:dead") == 1
+    while fresh_eyes.ready("core:graveyard"):
+        lose(fresh_eyes, "core:graveyard")
+        until(lambda: fresh_eyes.ready("core:graveyard") + fresh_eyes.ready("core:dead"), 20)
+    assert fresh_eyes.ready("core:dead") == 1
     reaper(core)
-    entry = Archive(eyes).wait(victim, 40)
+    entry = Archive(fresh_eyes).wait(victim, 40)
     assert entry["reason"] == "poison"
     assert entry["handler"] == "testproject.act"
     assert entry["queue"] == QUEUE
     assert {death["queue"] for death in entry["deaths"]} == {QUEUE, "core:graveyard"}
     assert not core.ledger()
-    eyes.empty("core:graveyard", "core:dead", "core:abyss", QUEUE)
+    fresh_eyes.empty("core:graveyard", "core:dead", "core:abyss", QUEUE)
 
 
 def test_unforwardable_message_ends_in_the_abyss(service, fresh_eyes):
-    eyes = fresh_eyes
-    core = service(eyes, environ={"TESTPROJECT_DIES": "reading forwarding"})
-    core.declare()
-    (victim,) = bury(core, eyes, ["ok"])
+    core = service(fresh_eyes, environ={"TESTPROJECT_DIES": "reading forwarding"}).declare()
+    (victim,) = bury(core, fresh_eyes, ["ok"])
     innocent = ""
     for queue in ("core:graveyard", "core:dead"):
         if queue == "core:dead":
-            (innocent,) = bury(core, eyes, ["ok"])
+            (innocent,) = bury(core, fresh_eyes, ["ok"])
         for _ in range(2):
-            if eyes.ready(queue):
-                dies(core, eyes, queue)
-        while eyes.ready(queue):
-            lose(eyes, queue)
-            back(eyes, queue)
-    assert eyes.ready("core:abyss") == 1
+            if fresh_eyes.ready(queue):
+                dies(core, fresh_eyes, queue)
+        while fresh_eyes.ready(queue):
+            lose(fresh_eyes, queue)
+            back(fresh_eyes, queue)
+    assert fresh_eyes.ready("core:abyss") == 1
     # It has no consumer, so peeking loses nothing.
     for _ in range(25):
-        lose(eyes, "core:abyss")
-    until(lambda: eyes.ready("core:abyss") == 1, 20)
-    (message,) = eyes.take("core:abyss")
+        lose(fresh_eyes, "core:abyss")
+    until(lambda: fresh_eyes.ready("core:abyss") == 1, 20)
+    (message,) = fresh_eyes.take("core:abyss")
     assert message.headers["event-id"] == victim
     assert {death["queue"] for death in message.headers["x-death"]} == {
         QUEUE,
@@ -114,27 +110,26 @@ def test_unforwardable_message_ends_in_the_abyss(service, fresh_eyes):
     }
     assert message.delivery_info["routing_key"] == QUEUE
     assert not core.ledger()
-    sound = service(eyes, where=core.where)
+    sound = service(fresh_eyes, where=core.where)
     reaper(sound)
     until(lambda: core.runs(innocent, "end"), 40, "it is run")
 
 
 def test_message_that_kills_the_reaper_is_archived_undecoded(core, fresh_eyes):
-    eyes = fresh_eyes
-    (victim,) = bury(core, eyes, ["sleep:60"])
+    (victim,) = bury(core, fresh_eyes, ["sleep:60"])
     for _ in range(2):
         worker = reaper(core).wait_ready()
         until(lambda: core.runs(victim), 30, "it runs")
         worker.kill()
         for path in core.where.glob("ledger.*.jsonl"):
             path.unlink()
-        back(eyes, "core:graveyard")
+        back(fresh_eyes, "core:graveyard")
     # As often as this broker delivers it: RabbitMQ 4.3 counts on from the handler's queue.
-    while eyes.ready("core:graveyard"):
-        lose(eyes, "core:graveyard")
-        back(eyes, "core:graveyard")
+    while fresh_eyes.ready("core:graveyard"):
+        lose(fresh_eyes, "core:graveyard")
+        back(fresh_eyes, "core:graveyard")
     reaper(core).wait_ready()
-    entry = Archive(eyes).wait(victim, 30)
+    entry = Archive(fresh_eyes).wait(victim, 30)
     assert entry["reason"] == "poison"
     assert entry["handler"] == "testproject.act"
     assert {death["queue"] for death in entry["deaths"]} == {QUEUE, "core:graveyard"}

@@ -13,6 +13,7 @@ from tests.integration.wire import Proxy
 from ..conftest import NAMES_ARE_UNIQUE, POOLS, Make
 from ..harness import (
     Eyes,
+    Service,
     until,
 )
 
@@ -27,10 +28,8 @@ def each_once(eyes: Eyes) -> bool:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_all_queues_are_consumed_immediately(fresh_eyes: Eyes, service: Make, pool: str) -> None:
+def test_all_queues_are_consumed_immediately(fresh_eyes: Eyes, core: Service, pool: str) -> None:
     """An idle worker does not wait for its event loop between queues."""
-    core = service(fresh_eyes)
-    core.declare()
     core.worker(pool, 1).wait_ready()
     until(lambda: each_once(fresh_eyes), 3)
 
@@ -50,22 +49,19 @@ def consuming(eyes: Eyes) -> str:
 
 @pytest.mark.parametrize("pool", POOLS[:2])
 def test_only_runs_in_progress_are_repeated_after_a_cut(
-    fresh_eyes: Eyes, service: Make, pool: str
+    fresh_eyes: Eyes, core: Service, pool: str
 ) -> None:
     """What waited in the worker for a process or thread begins on its new delivery only."""
-    eyes = fresh_eyes
-    core = service(eyes)
-    core.declare()
     core.worker(pool, 2, "-Q", QUEUES[0])
-    ids = eyes.events(8, ACT, "file:go")
+    ids = fresh_eyes.events(8, ACT, "file:go")
     until(lambda: len(core.ledger(what="start")) == 2, 30)
-    until(lambda: eyes.queue(QUEUES[0]).get("messages_unacknowledged") == 4, 30)
-    name = consuming(eyes)
-    eyes.cut({"name": name})
-    until(lambda: eyes.consumers(QUEUES[0]) == 1 and consuming(eyes) != name, 30)
+    until(lambda: fresh_eyes.queue(QUEUES[0]).get("messages_unacknowledged") == 4, 30)
+    name = consuming(fresh_eyes)
+    fresh_eyes.cut({"name": name})
+    until(lambda: fresh_eyes.consumers(QUEUES[0]) == 1 and consuming(fresh_eyes) != name, 30)
     (core.where / "go").touch()
     until(lambda: core.ended(ids), 30)
-    eyes.empty(QUEUES[0])
+    fresh_eyes.empty(QUEUES[0])
     assert len(core.ledger(what="start")) <= 8 + 2
 
 
@@ -80,8 +76,7 @@ def test_the_broker_falls_silent_during_the_start(
             celery={"broker_heartbeat": 2, "broker_channel_error_retry": True},
             events={"TOPOLOGY": "external"},
             constants={"worker.connection_errors.SILENCE_SECONDS": 1},
-        )
-        core.declare()
+        ).declare()
         core.url = proxy.url
         proxy.everything, proxy.passes = True, passes
         core.worker("prefork", 1)
@@ -104,8 +99,7 @@ def test_a_worker_ends_while_the_broker_is_silent(
             # Heartbeats would find the dead connection first.
             celery={"broker_heartbeat": 0, "broker_channel_error_retry": True},
             constants={"worker.connection_errors.SILENCE_SECONDS": 3},
-        )
-        core.declare()
+        ).declare()
         core.url = proxy.url
         if passes is not None:
             proxy.everything, proxy.passes = True, passes
@@ -123,25 +117,23 @@ def test_a_worker_ends_while_the_broker_is_silent(
 @NAMES_ARE_UNIQUE
 def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
     """RabbitMQ has not noticed yet that the worker's former connection is dead."""
-    eyes = fresh_eyes
-    with Proxy.to(eyes.url) as proxy:
+    with Proxy.to(fresh_eyes.url) as proxy:
         core = service(
-            eyes,
+            fresh_eyes,
             celery={"broker_heartbeat": 4, "broker_channel_error_retry": True},
             constants={"worker.connection_errors.SILENCE_SECONDS": 3},
-        )
-        core.declare()
+        ).declare()
         core.url = proxy.url
         worker = core.worker("threads", 2)
-        until(lambda: each_once(eyes), 30)
+        until(lambda: each_once(fresh_eyes), 30)
         for link in proxy.links:
             # The worker's side is closed, RabbitMQ's is not.
             link.dead = True
             with suppress(OSError):
                 link.client.shutdown(socket.SHUT_RDWR)
         until(lambda: "another connection uses the name" in worker.log, 30)
-        until(lambda: eyes.consumers(QUEUES[0]) == 1, 60)
-        ids = eyes.events(1, ACT, "ok")
+        until(lambda: fresh_eyes.consumers(QUEUES[0]) == 1, 60)
+        ids = fresh_eyes.events(1, ACT, "ok")
         until(lambda: core.ended(ids), 30, "the worker continues")
         assert worker.alive
         assert "Frequent restarts" not in worker.log
@@ -149,29 +141,26 @@ def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: 
 
 def test_an_exclusively_consumed_queue_is_left_out(fresh_eyes: Eyes, service: Make) -> None:
     """RabbitMQ refuses and closes the channel, once; later, remote control adds the queue."""
-    eyes = fresh_eyes
-    core = service(eyes, events={"TOPOLOGY": "external"})
-    core.declare()
+    core = service(fresh_eyes, events={"TOPOLOGY": "external"}).declare()
     # Quorum queues take no notice of an exclusive consumer.
-    eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[2]}")
-    eyes.http("PUT", f"/api/queues/{{vhost}}/{QUEUES[2]}", {"durable": True})
-    channel = eyes.channel()
+    fresh_eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[2]}")
+    fresh_eyes.http("PUT", f"/api/queues/{{vhost}}/{QUEUES[2]}", {"durable": True})
+    channel = fresh_eyes.channel()
     channel.basic_consume(QUEUES[2], exclusive=True)
     worker = core.worker("threads", 2)
     until(lambda: "ACCESS_REFUSED" in worker.log, 20)
     channel.close()
     until(lambda: "restart the worker" in worker.log and "consuming 8 queues" in worker.log, 30)
     core.control("control", "add_consumer", QUEUES[2], seconds=10)
-    until(lambda: each_once(eyes), 60)
-    (event_id,) = eyes.events(1, ACT, "ok")
+    until(lambda: each_once(fresh_eyes), 60)
+    (event_id,) = fresh_eyes.events(1, ACT, "ok")
     until(lambda: core.runs(event_id, "end"))
 
 
 def test_a_missing_queue_at_the_start(fresh_eyes: Eyes, service: Make) -> None:
     """TOPOLOGY external: it is reported and looked for, while the rest is handled."""
     eyes = fresh_eyes
-    core = service(eyes, events={"TOPOLOGY": "external"})
-    core.declare()
+    core = service(eyes, events={"TOPOLOGY": "external"}).declare()
     eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[0]}")
     worker = core.worker("prefork", 2)
     until(lambda: f"queue '{QUEUES[0]}' is missing" in worker.log, 30)

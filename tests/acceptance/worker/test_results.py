@@ -47,12 +47,10 @@ def test_one_result_per_event_handler_and_replay(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
     """Failures all, successes where the handler asks for it; never one for two handlers."""
-    eyes = fresh_eyes
-    replays = service(eyes, "replays", handlers="replays", celery=BACKEND)
-    replays.declare()
+    replays = service(fresh_eyes, "replays", handlers="replays", celery=BACKEND).declare()
     replays.migrate()
     replays.worker(pool, 2)
-    eyes.event(SHARED, {"plan": ["unless:fixed"]})
+    fresh_eyes.event(SHARED, {"plan": ["unless:fixed"]})
     first = {each["handler"]: each for each in mirrored(replays, 2, state="archived")}
     found = stored(replays, 2)
     assert set(found) == {first[FAILING]["task_id"], first[KEPT]["task_id"]}

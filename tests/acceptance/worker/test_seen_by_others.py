@@ -202,9 +202,8 @@ def differences(where: str, plain: Any, event: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_handler_is_seen_as_a_task_is(fresh_eyes: Eyes, service: Make, pool: str) -> None:
-    eyes = fresh_eyes
     seen: Service = service(
-        eyes,
+        fresh_eyes,
         "seen",
         handlers="seen",
         celery={
@@ -213,20 +212,19 @@ def test_a_handler_is_seen_as_a_task_is(fresh_eyes: Eyes, service: Make, pool: s
             "task_track_started": True,
             "imports": ["testproject.seen"],
         },
-    )
-    seen.declare()
+    ).declare()
     seen.migrate()
-    listen(eyes)
+    listen(fresh_eyes)
     steps = STEPS | (PREFORK if pool == "prefork" else {})
     cases = [Case(side, step, options) for step, options in steps.items() for side in SIDES]
     worker = seen.worker(pool, 2, "--task-events").wait_ready()
-    until(lambda: eyes.consumers("seen.event.base") == 1, 30, "the worker consumes")
-    look = Seen(eyes, seen, cases)
+    until(lambda: fresh_eyes.consumers("seen.event.base") == 1, 30, "the worker consumes")
+    look = Seen(fresh_eyes, seen, cases)
     found = set[str]()
     if pool != "solo":  # which answers when nothing runs
-        found |= set(_inspected(eyes, seen))
+        found |= set(_inspected(fresh_eyes, seen))
     for case in cases:
-        case.send(eyes)
+        case.send(fresh_eyes)
     until(look.ended, 90, "all have ended")
     worker.stop()
     for plain, event in zip(cases[::2], cases[1::2], strict=True):

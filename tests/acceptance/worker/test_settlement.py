@@ -11,11 +11,10 @@ QUEUES = "core.testproject.act,core.testproject.once"
 
 def test_held_until_the_limit_then_given_back(fresh_eyes: Eyes, service: Make) -> None:
     """Shortly before the consumer timeout the broker gets the delivery back, to deliver again."""
-    eyes = fresh_eyes
-    core = service(eyes, constants={"worker.jobs.HOLDING": 2 / 1800})
+    core = service(fresh_eyes, constants={"worker.jobs.HOLDING": 2 / 1800})
     worker = core.worker("threads", 2, "-Q", QUEUES).wait_ready()
-    eyes.http("DELETE", "/api/exchanges/{vhost}/core:delay.1s")
-    event_id = eyes.event(ACT, {"plan": ["fail", "ok"]})
+    fresh_eyes.http("DELETE", "/api/exchanges/{vhost}/core:delay.1s")
+    event_id = fresh_eyes.event(ACT, {"plan": ["fail", "ok"]})
     until(lambda: len(core.runs(event_id)) == 2, 30)
     core.declare()
     until(lambda: core.runs(event_id, "end"), 30)

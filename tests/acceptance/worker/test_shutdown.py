@@ -42,52 +42,49 @@ def test_a_handler_that_exits_as_if_it_were_terminated(
     pool: str, core: Service, fresh_eyes: Eyes
 ) -> None:
     """The exit code is that of billiard's signal handler, so there is no verdict."""
-    eyes = fresh_eyes
     worker = core.worker(pool, 1, "-Q", QUEUE)
-    _, healthy = eyes.events(1, ACT, "sysexit:-200") + eyes.events(1, ACT, "ok")
-    until(lambda: eyes.totals()["core:graveyard"] == 1, 30, "it is left to the reaper")
+    _, healthy = fresh_eyes.events(1, ACT, "sysexit:-200") + fresh_eyes.events(1, ACT, "ok")
+    until(lambda: fresh_eyes.totals()["core:graveyard"] == 1, 30, "it is left to the reaper")
     until(lambda: core.ended([healthy]))
-    eyes.empty(QUEUE)
+    fresh_eyes.empty(QUEUE)
     assert worker.stop() == 0
 
 
 def test_solo_answers_before_the_next_run(core: Service, fresh_eyes: Eyes) -> None:
     """Its main thread is in the next handler, for an hour or until that ends the worker."""
-    eyes = fresh_eyes
-    handled, failing = eyes.events(1, ACT, "ok") + eyes.events(1, ACT, "countdown:600")
-    rubbish = eyes.message(ACT, {}, event_id="rubbish")
-    eyes.send(dataclasses.replace(rubbish, body=b"{"))
-    (held,) = eyes.events(1, ACT, "file:go")
+    handled, failing = fresh_eyes.events(1, ACT, "ok") + fresh_eyes.events(1, ACT, "countdown:600")
+    rubbish = fresh_eyes.message(ACT, {}, event_id="rubbish")
+    fresh_eyes.send(dataclasses.replace(rubbish, body=b"{"))
+    (held,) = fresh_eyes.events(1, ACT, "file:go")
     # A measured prefetch count would change after the first run, which may reorder the others.
     worker = core.worker("solo", 1, "-Q", QUEUE, "--prefetch-multiplier", "8")
     until(lambda: core.runs(held), 30)
-    until(lambda: eyes.totals()[QUEUE] == 1, 20, "the others are acked")
+    until(lambda: fresh_eyes.totals()[QUEUE] == 1, 20, "the others are acked")
     worker.kill()
     (core.where / "go").touch()
     core.worker("threads", 1, "-Q", QUEUE)
     until(lambda: core.ended([held]), 30)
-    eyes.empty(QUEUE)
+    fresh_eyes.empty(QUEUE)
     starts = Counter(line["event"] for line in core.ledger(what="start"))
     assert starts == {handled: 1, failing: 1, held: 2}
-    assert sum(eyes.totals("core:delay").values()) == 1
-    assert len(Archive(eyes).of("rubbish")) == 1
+    assert sum(fresh_eyes.totals("core:delay").values()) == 1
+    assert len(Archive(fresh_eyes).of("rubbish")) == 1
 
 
 def test_a_cold_shutdown_of_solo_runs_nothing_within_a_run(core: Service, fresh_eyes: Eyes) -> None:
     """Celery's signal handler waits for an answer of RabbitMQ, and reads deliveries meanwhile."""
-    eyes = fresh_eyes
     worker = core.worker("solo", 1, "-Q", f"{QUEUE},ordinary").wait_ready()
-    (held,) = eyes.events(1, ACT, "sleep:2")
+    (held,) = fresh_eyes.events(1, ACT, "sleep:2")
     until(lambda: core.runs(held))
-    behind = eyes.events(1, ACT, "ok")
-    until(lambda: not eyes.ready(QUEUE), 20, "it is delivered")
+    behind = fresh_eyes.events(1, ACT, "ok")
+    until(lambda: not fresh_eyes.ready(QUEUE), 20, "it is delivered")
     worker.signal(signal.SIGQUIT)
     worker.wait(30)
     assert not any(core.runs(event_id) for event_id in behind)
     assert "could not be read" not in worker.log
     core.worker("threads", 1, "-Q", QUEUE)
     until(lambda: core.ended([held, *behind]))
-    eyes.empty(QUEUE)
+    fresh_eyes.empty(QUEUE)
     assert [len(core.runs(event_id)) for event_id in behind] == [1]
 
 
@@ -100,17 +97,15 @@ def test_cold_and_soft_shutdowns(
 
     Only prefork can end a run; in the others it continues, and its verdict counts.
     """
-    eyes = fresh_eyes
-    core = service(eyes, celery={"worker_soft_shutdown_timeout": soft})
-    core.declare()
+    core = service(fresh_eyes, celery={"worker_soft_shutdown_timeout": soft}).declare()
     worker = core.worker(pool, concurrency, "-Q", QUEUE).wait_ready()
-    done = [eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
+    done = [fresh_eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
     until(lambda: len(core.ledger(what="end")) == len(done))
-    eyes.empty(QUEUE)
-    held = eyes.event(ACT, {"plan": ["file:go"]})
+    fresh_eyes.empty(QUEUE)
+    held = fresh_eyes.event(ACT, {"plan": ["file:go"]})
     until(lambda: core.runs(held), what="it runs")
     # Shorter than a soft shutdown; without one it is to be running still.
-    short = eyes.event(ACT, {"plan": ["sleep:1" if soft or pool != "prefork" else "file:go"]})
+    short = fresh_eyes.event(ACT, {"plan": ["sleep:1" if soft or pool != "prefork" else "file:go"]})
     if pool != "solo":
         until(lambda: core.runs(short), what="it runs too")
     worker.signal(signal.SIGQUIT)
@@ -122,14 +117,14 @@ def test_cold_and_soft_shutdowns(
     second = core.worker("threads", 2, "-Q", QUEUE).wait_ready()
     ids = [*done, held, short]
     until(lambda: {line["event"] for line in core.ledger(what="end")} == set(ids), 40)
-    eyes.empty("core")
+    fresh_eyes.empty("core")
     assert not again(core)
     expected = dict.fromkeys(ids, 1)
     if pool == "prefork":
         expected[held] = 2
         expected[short] = 1 if soft else 2
     assert Counter(line["event"] for line in core.ledger(what="start")) == expected
-    assert not Archive(eyes).collect()
+    assert not Archive(fresh_eyes).collect()
     assert second.stop() == 0
 
 
@@ -137,8 +132,7 @@ def test_a_solo_worker_begins_nothing_when_it_is_asked_to_stop(
     fresh_eyes: Eyes, service: Make
 ) -> None:
     """Prefetched messages are requeued, including those that arrive during the shutdown."""
-    eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_prefetch_multiplier": 8})
-    core.declare()
+    eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_prefetch_multiplier": 8}).declare()
     ids = [eyes.message(ACT, {"plan": ["file:go"]}) for _ in range(8)]
     eyes.send(*ids)
     worker = core.worker("solo", 1, "-Q", QUEUE).wait_ready()

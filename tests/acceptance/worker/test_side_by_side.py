@@ -62,8 +62,7 @@ def connection_of_the_step(eyes: Eyes) -> str:
 @pytest.mark.parametrize("pool", POOLS)
 def test_each_is_handled_once(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     eyes = fresh_eyes
-    mixed = service(eyes, "mixed", handlers="mixed", environ={"TESTPROJECT_STEP": QUEUE})
-    mixed.declare()
+    mixed = service(eyes, "mixed", handlers="mixed", environ={"TESTPROJECT_STEP": QUEUE}).declare()
     mixed.worker(pool, 2).wait_ready().stop()  # the step has declared its queue
     expected = publish(eyes, 0)
     worker = mixed.worker(pool, 2).wait_ready()
@@ -80,20 +79,18 @@ def test_all_are_consumed_after_a_lost_connection(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
     """Nothing is lost; what was unacknowledged is handled again."""
-    eyes = fresh_eyes
     # By default, threads of Celery's pool read the new connection beside the main thread
     # (_restore_prefetch_count_after_connection_restart), and a worker may wait for an answer that
     # another thread has read.
     celery = {"worker_enable_prefetch_count_reduction": False}
     step = {"TESTPROJECT_STEP": QUEUE}
-    mixed = service(eyes, "mixed", handlers="mixed", celery=celery, environ=step)
-    mixed.declare()
+    mixed = service(fresh_eyes, "mixed", handlers="mixed", celery=celery, environ=step).declare()
     worker = mixed.worker(pool, 2).wait_ready()
-    expected = publish(eyes, 0)
+    expected = publish(fresh_eyes, 0)
     until(lambda: len(handled(mixed)) > BATCH)
-    eyes.cut({"name": until(lambda: connection_of_the_step(eyes))})
+    fresh_eyes.cut({"name": until(lambda: connection_of_the_step(fresh_eyes))})
     until(lambda: "onnection to broker lost" in worker.log)
-    expected |= publish(eyes, 1)
+    expected |= publish(fresh_eyes, 1)
     until(lambda: handled(mixed).keys() >= expected, 60, "all are handled")
-    eyes.empty(ONE, ORDINARY, QUEUE)
+    fresh_eyes.empty(ONE, ORDINARY, QUEUE)
     assert worker.stop() == 0

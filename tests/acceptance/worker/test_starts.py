@@ -119,17 +119,16 @@ def test_refused_login_stops_the_start(
 
 def test_changed_password_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
     """It retries rarely, stops on a signal, and then handles the events published meanwhile."""
-    eyes = fresh_eyes
-    user = new_user(eyes, "first", ".*")
-    core = logged_in(service(eyes), user, "first")
+    user = new_user(fresh_eyes, "first", ".*")
+    core = logged_in(service(fresh_eyes), user, "first")
     workers = [events_worker(core, *ALONE).wait_ready(), core.worker("solo", 1).wait_ready()]
-    set_password(eyes, user, "second")
+    set_password(fresh_eyes, user, "second")
 
     def refused() -> bool:
-        for connection in eyes.connections():
+        for connection in fresh_eyes.connections():
             if connection.get("user") == user:
                 with suppress(BrokerError):  # it has ended by itself
-                    eyes.cut(connection)
+                    fresh_eyes.cut(connection)
         return all(worker.log.count("the next try is in 5 s") >= 3 for worker in workers)
 
     until(refused, 60)
@@ -137,9 +136,9 @@ def test_changed_password_is_waited_for(fresh_eyes: Eyes, service: Make) -> None
         assert not critical(worker)
     stopped, goes_on = workers
     assert stopped.stop(20) == 0
-    message = eyes.message(ACT, {"plan": ["ok"]})
-    eyes.send(message)
-    set_password(eyes, user, "first")
+    message = fresh_eyes.message(ACT, {"plan": ["ok"]})
+    fresh_eyes.send(message)
+    set_password(fresh_eyes, user, "first")
     until(lambda: core.runs(message.event_id, "end"), 90, "it was let in again")
     assert goes_on.stop() == 0
 
@@ -177,8 +176,7 @@ def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
     queue = "core.testproject.strict"
     user = new_user(fresh_eyes, "secret", ".*")
     permit(fresh_eyes, user, ".*", f"^(?!{re.escape(queue)}$).*$")
-    core = service(fresh_eyes, events={"TOPOLOGY": "verify"})
-    core.declare()
+    core = service(fresh_eyes, events={"TOPOLOGY": "verify"}).declare()
     logged_in(core, user, "secret")
     waiting = [fresh_eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
     strict = fresh_eyes.event("core.strict", {"plan": ["ok"]})
@@ -225,8 +223,7 @@ def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) ->
     common = "n" * 120
     options = {"EVENTS": ["core.long"], "HANDLER": "testproject.core.act", "BIND": True}
     handlers = {f"{common}.a": options, f"{common}.b": options}
-    core = service(fresh_eyes, events={"HANDLERS": handlers})
-    core.declare()
+    core = service(fresh_eyes, events={"HANDLERS": handlers}).declare()
     worker = core.worker("threads", 2).wait_ready()
     event_id = fresh_eyes.event("core.long", {"plan": ["ok"]})
     until(lambda: len(core.runs(event_id, "end")) == 2)
@@ -243,8 +240,7 @@ def test_a_worker_of_ordinary_tasks_on_another_broker(fresh_eyes: Eyes, service:
 @NAMES_ARE_UNIQUE
 def test_a_second_worker_of_the_same_name_waits_for_it(fresh_eyes: Eyes, service: Make) -> None:
     """It says so, and continues when the first one has ended."""
-    core = service(fresh_eyes, celery={"broker_channel_error_retry": True})
-    core.declare()
+    core = service(fresh_eyes, celery={"broker_channel_error_retry": True}).declare()
     name = ("--hostname", "same@localhost")
     first = core.worker("prefork", 1, *name).wait_ready()
     second = core.worker("prefork", 1, *name)
@@ -276,8 +272,7 @@ def test_pool_processes_share_loaded_memory(
     fresh_eyes: Eyes, service: Make, pool: str, shared: bool
 ) -> None:
     """Garbage collection skips it, because every written page is copied per process."""
-    core = service(fresh_eyes, environ={REAL_START: "1"})
-    core.declare()
+    core = service(fresh_eyes, environ={REAL_START: "1"}).declare()
     core.worker(pool, 1).wait_ready()
     event_id = fresh_eyes.event(ACT, {"plan": ["frozen"]})
     until(lambda: core.runs(event_id, "end"))

@@ -39,8 +39,9 @@ def make_traced(fresh_eyes: Eyes, service: Make) -> Any:
         environ = {"TESTPROJECT_TELEMETRY": tool, "TESTPROJECT_DOCS": str(DOCS)}
         if tool == "sentry":  # it changes Celery's modules, before others import from them
             environ[REAL_START] = "1"
-        made = service(fresh_eyes, "traced", handlers="traced", environ=environ, **options)
-        made.declare()
+        made = service(
+            fresh_eyes, "traced", handlers="traced", environ=environ, **options
+        ).declare()
         made.migrate()
         return made
 

@@ -36,7 +36,7 @@ from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.broker.publisher_pool import PublisherPool
-from django_amqp_events.message.types import Message, Received
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -51,6 +51,7 @@ from django_amqp_events.models import (
 )
 from tests.archive_rows import Clock
 from tests.conftest import EACH, Database, Vhost
+from tests.event_messages import taken
 from tests.simulated import Process, Shifted, effect, running
 from tests.stateful import TIMEOUT, examples, without_disk
 
@@ -227,24 +228,7 @@ class Archive(RuleBasedStateMachine):
             messages.append(message)
         if not messages:
             return
-        store(
-            [
-                Received(
-                    queue=ARCHIVE,
-                    exchange=message.delivery_info["exchange"],
-                    routing_key=message.delivery_info["routing_key"],
-                    # py-amqp's empty body is a text.
-                    body=message.body or b"",
-                    headers=message.headers,
-                    properties={
-                        name: value
-                        for name, value in message.properties.items()
-                        if name != "application_headers"
-                    },
-                )
-                for message in messages
-            ],
-        )
+        store([taken(message, ARCHIVE) for message in messages])
         for message in messages:
             if dies:
                 self.channel.basic_reject(message.delivery_tag, requeue=True)
@@ -302,6 +286,16 @@ class Archive(RuleBasedStateMachine):
         self.look("bob")
         self.decide("bob", which, eligibility.RESTORE)
         self.decide("ada", which, eligibility.DISCARD)
+
+    @rule(which=which)
+    def handle_the_older_replay(self, which: set[int]) -> None:
+        """The first replay of an event succeeds while a forced one is in progress."""
+        for force in (False, True):
+            self.look("ada")
+            self.replay("ada", which, force=force, until=None)
+            self.wait(100_000)
+        self.handle("succeeded", acks=True)
+        self.mirror(dies=False)
 
     # -- batches
 

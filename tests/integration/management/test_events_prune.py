@@ -24,7 +24,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from tests.archive_rows import make
+from tests.archive_rows import add_failure, add_replay, make
 from tests.commands import run_command
 from tests.conftest import EACH, ONE, ROW_LOCKS
 
@@ -53,12 +53,8 @@ def event(state: State, days: float, **fields) -> ArchivedEvent:
     """An event that has been in a state for so many days, with a history."""
     since = NOW - timedelta(days=days)
     row = make(state=state, at=since, event_id=str(uuid4()), **fields)
-    replay = Replay.objects.create(
-        pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=since
-    )
-    ArchivedFailure.objects.create(
-        pk=uuid4(), event=row, replay=replay, reason="failed", failed_at=since, mirrored_at=since
-    )
+    replay = add_replay(row)
+    add_failure(row, replay=replay)
     ArchiveAction.objects.create(event=row, at=since, action="replay", replay_id=replay.pk)
     return row
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import pytest
 from django.db import connections
@@ -13,7 +12,6 @@ from django_amqp_events.archive import retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.message.encoding import event_message
 from django_amqp_events.models import InboxEntry, State
 from django_amqp_events.publish.outbox_rows import insert, rows
 from django_amqp_events.publish.relay import Relay
@@ -21,6 +19,7 @@ from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from tests.celery_app import app
 from tests.conftest import Database
+from tests.event_messages import published
 from tests.integration.archiving import store
 
 ALIAS = "archive"
@@ -30,14 +29,7 @@ REFUSED = "autocommit is off on the database 'archive'"
 @pytest.fixture
 def manual(archive_database: Database) -> Iterator[None]:
     with override_events(SERVICE="billing", AUTODISCOVER=[], DATABASE=ALIAS):
-        message = event_message(
-            exchange="events",
-            name="a.b",
-            body=b"[[], {}, {}]",
-            event_id="1",
-            service="billing",
-            published_at=datetime.now(UTC),
-        )
+        message = published("a.b", event_id="1", service="billing")
         insert([message], alias=ALIAS, service="billing", held=False)
         archive_database.close()
         connections[ALIAS].settings_dict["AUTOCOMMIT"] = False

@@ -32,7 +32,6 @@ from django_amqp_events import (
 from django_amqp_events.archive import inbox_retention, replay, retention
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler, get_registry
-from django_amqp_events.message import encoding
 from django_amqp_events.models import ArchivedEvent, InboxEntry, State
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
@@ -40,6 +39,7 @@ from django_amqp_events.worker import inbox
 from tests.archive_rows import make
 from tests.conftest import ONE, POSTGRESQL, ROW_LOCKS, Database
 from tests.doubles.receivers import connected
+from tests.event_messages import published
 
 from ..archiving import archived, mirror_all, publish
 from ..archiving import received as delivered
@@ -339,14 +339,7 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
     run(books, event)
     run(books, other)
     with override_events(SERVICE="billing", DATABASE=ALIAS):
-        message = encoding.event_message(
-            exchange="events",
-            name=event.name,
-            body=b"[[], {}, {}]",
-            event_id=event.id,
-            service="billing",
-            published_at=now,
-        )
+        message = published(event.name, event_id=event.id, service="billing")
         (held,) = outbox_rows.insert([message], alias=ALIAS, service="billing")
         refused = PublishNackedError("no", event_id=event.id, event_name=event.name)
         outbox_rows.record_failures(ALIAS, [outbox_rows.Answer(held, refused)])

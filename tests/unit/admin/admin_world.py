@@ -25,9 +25,9 @@ from django_amqp_events.admin import (
     OutboxEventAdmin,
 )
 from django_amqp_events.admin.action_pages import encode_selection
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchivedEvent,
-    ArchivedFailure,
     Dashboard,
     FailureGroup,
     OutboxEvent,
@@ -35,6 +35,7 @@ from django_amqp_events.models import (
     State,
 )
 from tests import archive_rows
+from tests.services import BILLING
 from tests.web_settings import WEB
 
 office = admin.AdminSite(name="office")
@@ -49,19 +50,7 @@ SETTINGS: dict[str, Any] = {
     "ROOT_URLCONF": __name__,
     **{name: WEB[name] for name in ("STATIC_URL", "PASSWORD_HASHERS", "MIDDLEWARE", "TEMPLATES")},
 }
-EVENTS: dict[str, Any] = {
-    "SERVICE": "billing",
-    "AUTODISCOVER": [],
-    "CELERY_APP": "tests.celery_app.app",
-    "HANDLERS": {
-        "send_invoice": {
-            "EVENTS": ["shop.order.*"],
-            "HANDLER": "tests.integration.handlers.handle",
-        },
-        "book": {"EVENTS": ["shop.order.*"], "HANDLER": "tests.integration.handlers.handle"},
-    },
-    "RENAMED_HANDLERS": {"send_bill": "send_invoice"},
-}
+EVENTS = BILLING
 LIST = "admin:django_amqp_events_archivedevent_changelist"
 PERMISSIONS = ("view", "view_payload", "replay", "force", "discard", "restore")
 DECISIONS = ("replay", "force", "resolve", "discard", "restore")
@@ -154,17 +143,22 @@ def make(state: State = State.ARCHIVED, *, failure: Any = None, **more: Any) -> 
         },
     )
     written = document() if failure is None else failure
-    ArchivedFailure.objects.create(
-        pk=uuid4(),
-        event=row,
+    archive_rows.add_failure(
+        row,
         reason=row.reason,
         exception=row.exception,
         message=row.message,
-        failed_at=row.last_failed_at,
-        mirrored_at=row.mirrored_at,
         document=written if isinstance(written, str) else json.dumps(written),
     )
     return row
+
+
+def grouped(*rows: ArchivedEvent) -> FailureGroup:
+    """The group of events that were made without one."""
+    failure_groups.rebuild()
+    found = ArchivedEvent.objects.get(pk=rows[0].pk).group
+    assert found is not None
+    return found
 
 
 def overdue(**more: Any) -> ArchivedEvent:
@@ -199,11 +193,7 @@ def url(name: str, *args: Any, site: str = "admin") -> str:
 
 
 def frozen(*rows: ArchivedEvent) -> str:
-    return encode_selection({row.pk: row.version for row in rows})
-
-
-def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
-    return {row.pk: row.version for row in rows}
+    return encode_selection(archive_rows.seen(*rows))
 
 
 def select(rows: Iterable[Model], action: str, **more: str) -> dict[str, Any]:

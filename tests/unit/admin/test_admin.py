@@ -28,7 +28,6 @@ from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
-    ArchivedFailure,
     FailureGroup,
     OutboxEvent,
     Replay,
@@ -37,10 +36,9 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.monitor.state_texts import STATES
 from django_amqp_events.reasons import Reason
-from tests.archive_rows import add_replay, make_outbox
+from tests.archive_rows import add_failure, add_replay, make_outbox, seen
 from tests.conftest import ONE, Replicas, routed_by
 
-from . import admin_world as world
 from .admin_world import (
     BEFORE,
     DECISIONS,
@@ -344,7 +342,7 @@ def test_confirmation_shows_routes_and_skipped_events(ada):
         "Delivery is at least once",
     ):
         assert word in found.words, word
-    assert action_pages.decode_selection(found.fields["seen"]) == world.seen(*rows[:3])
+    assert action_pages.decode_selection(found.fields["seen"]) == seen(*rows[:3])
     assert "may be on" not in found.words
     assert "succeeded" not in found.words
 
@@ -407,7 +405,7 @@ def test_a_discard_needs_a_reason(ada):
     fields = page(ada.get(url("discard"), {"seen": frozen(row)})).fields
     for reason in ("", "   ", "x\0y"):
         response = ada.post(url("discard"), {**fields, "reason": reason})
-        assert action_pages.decode_selection(page(response).fields["seen"]) == world.seen(row)
+        assert action_pages.decode_selection(page(response).fields["seen"]) == seen(row)
         assert not decided(row)
     response = ada.post(url("discard"), {**fields, "reason": "a test order"}, follow=True)
     assert said(response) == ["1 event discarded."]
@@ -479,17 +477,8 @@ def test_times_are_in_the_time_zone_of_the_project(settings, use_tz):
 
 def test_late_failures_do_not_hide_the_current_one(ada):
     row = make()
-    ArchivedFailure.objects.bulk_create(
-        ArchivedFailure(
-            pk=uuid4(),
-            event=row,
-            reason="failed",
-            failed_at=row.last_failed_at + timedelta(seconds=second),
-            mirrored_at=row.mirrored_at,
-            late=True,
-        )
-        for second in range(1, 30)
-    )
+    for second in range(1, 30):
+        add_failure(row, failed_at=row.last_failed_at + timedelta(seconds=second), late=True)
     page = Page(ada.get(url("change", row.pk)).content.decode())
     assert "ask the tax office" in page.words
     assert "Older failures are not shown" in page.words

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import User
@@ -26,16 +26,15 @@ from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
-    FailureGroup,
     Replay,
     ReplayBatch,
     State,
 )
 from django_amqp_events.publish import outbox
-from tests.archive_rows import add_replay, make_outbox
+from tests.archive_rows import add_failure, add_replay, make_outbox
 
 from . import admin_world as world
-from .admin_world import client_of, make, page, said, select
+from .admin_world import client_of, grouped, make, page, said, select
 
 pytestmark = pytest.mark.django_db
 
@@ -141,9 +140,7 @@ def test_all_discarded_events_are_those_that_the_list_showed(root: Client) -> No
 
 
 def test_saving_a_group_without_a_change_blocks_no_one(root: Client) -> None:
-    make()
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
+    group = grouped(make())
     form = {"note": "", "assignee": "", "ticket": "", "edits": group.edits}
     address = url("failuregroup", "write", group.pk)
     assert root.post(address, form).status_code == 302
@@ -207,9 +204,7 @@ def batch_form(_client: Client, act: str) -> Form:
 
 
 def group_form(_client: Client, name: str) -> Form:
-    make()
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
+    group = grouped(make())
     broken = {"write": (failure_groups, "write"), "batch": (batch_states, "freeze")}
     form = {"note": "x", "edits": group.edits}
     return url("failuregroup", name, group.pk), form, *broken[name]
@@ -278,11 +273,9 @@ def test_the_last_failure_is_that_of_the_last_replay(root: Client) -> None:
     now = tables.clock()
     row = make(replays=1, failure=world.document(traceback="of the first run"))
     ArchivedFailure.objects.update(failed_at=now + timedelta(hours=2))
-    ArchivedFailure.objects.create(
-        pk=uuid4(),
-        event=row,
+    add_failure(
+        row,
         replay=add_replay(row, state=Replay.State.FAILED),
-        reason="exhausted",
         failed_at=now,
         mirrored_at=now,
         document=json.dumps(world.document(traceback="of the replay")),

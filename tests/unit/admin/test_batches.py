@@ -15,7 +15,6 @@ from django.urls import reverse
 
 from django_amqp_events.archive import states, tables
 from django_amqp_events.archive.batches import batch_states
-from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
@@ -24,7 +23,7 @@ from django_amqp_events.models import (
 )
 
 from . import admin_world as world
-from .admin_world import client_of, ids_in, make, page, said, select
+from .admin_world import client_of, grouped, ids_in, make, page, said, select
 
 pytestmark = pytest.mark.django_db
 
@@ -132,9 +131,7 @@ def test_an_event_that_fails_again_after_the_list_was_shown_is_left_out(ada: Cli
 
 @pytest.mark.parametrize("may_see", [True, False])
 def test_a_batch_of_a_group_names_it(may_see: bool) -> None:
-    make()
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
+    group = grouped(make())
     ticket = "https://tickets.example/7"
     FailureGroup.objects.update(ticket=ticket)
     user = staff("bulk_replay")

@@ -6,7 +6,6 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -15,22 +14,20 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker import connection as connection_module
 from django_amqp_events.models import (
     Alert,
     ArchivedEvent,
-    ArchivedFailure,
-    FailureGroup,
     Snapshot,
     State,
 )
 from django_amqp_events.monitor import statistics
-from tests.archive_rows import make_group
+from tests.archive_rows import add_failure, make_group
 
 from .admin_world import (
     Page,
     client_of,
+    grouped,
     make,
     overdue,
     staff,
@@ -156,9 +153,7 @@ def test_an_outbox_with_an_alert_is_described_once(ada):
 
 def test_alerts_and_queues_lead_to_what_they_are_about():
     snapshot()
-    make()
-    failure_groups.rebuild()
-    group = FailureGroup.objects.get()
+    group = grouped(make())
     for kind, key in (
         ("group_new", str(group.pk)), ("group_back", "nonsense"), ("growth", ""),
         ("outbox_lag", "default"), ("abyss", "billing:abyss"), ("mirror_lag", ""), ("own", ""),
@@ -270,9 +265,7 @@ def test_series_and_groups_are_those_of_the_rows():
         (first, False), (this, False), (last, False), (last, True),
         (first - timedelta(seconds=1), False), (this + timedelta(hours=1), False),
     ):  # fmt: skip
-        ArchivedFailure.objects.create(
-            pk=uuid4(), event=row, failed_at=at, mirrored_at=now, late=late
-        )
+        add_failure(row, failed_at=at, mirrored_at=now, late=late)
     make(State.SUCCEEDED, state_since=this)
     make(State.DISCARDED, state_since=first)
     make(State.DISCARDED, state_since=first - timedelta(seconds=1))

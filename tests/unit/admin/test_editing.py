@@ -23,7 +23,7 @@ from django_amqp_events.models import (
     Revision,
 )
 from django_amqp_events.worker import inbox
-from tests.archive_rows import add_replay, make_inbox
+from tests.archive_rows import add_replay, make_inbox, seen
 
 from . import admin_world as world
 from .admin_world import (
@@ -33,7 +33,6 @@ from .admin_world import (
     make,
     page,
     said,
-    seen,
     url,
     user,
 )

@@ -22,7 +22,7 @@ from django_amqp_events.models import (
 )
 
 from . import admin_world as world
-from .admin_world import client_of, make, page, said, user
+from .admin_world import client_of, grouped, make, page, said, user
 
 pytestmark = pytest.mark.django_db
 
@@ -38,14 +38,6 @@ def person(*permissions: str, name: str = "ada", groups: tuple[str, ...] = ("vie
 @pytest.fixture
 def ada():
     return person(*world.PERMISSIONS, groups=("view", "assign"))
-
-
-def grouped(*rows: ArchivedEvent) -> FailureGroup:
-    """The group of events that were made without one."""
-    failure_groups.rebuild()
-    found = ArchivedEvent.objects.get(pk=rows[0].pk).group
-    assert found is not None
-    return found
 
 
 def url(name: str, *args: Any, site: str = "admin") -> str:

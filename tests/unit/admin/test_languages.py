@@ -6,7 +6,7 @@ import json
 import re
 from ast import literal_eval
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +45,6 @@ from django_amqp_events.models import (
     Replay,
     ReplayBatch,
     ReplayBatchAction,
-    Revision,
     State,
 )
 from django_amqp_events.models.reason_field import ReasonField
@@ -55,7 +54,7 @@ from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.reason_texts import TEXTS
 from django_amqp_events.reasons import Reason, translated
 from django_amqp_events.templatetags.amqp_events import text
-from tests.archive_rows import add_replay, make_outbox
+from tests.archive_rows import add_replay, add_revision, make_outbox
 
 from . import admin_world as world
 from .admin_world import (
@@ -337,11 +336,7 @@ def pages(project: None, ada: Client) -> Callable[[], Iterator[tuple[str, str]]]
     """Return what reads every page, with something of everything on them."""
     rows = [make(), make(), make(handler=""), make(State.DISCARDED), overdue()]
     row = rows[0]
-    revision = Revision.objects.create(
-        pk=uuid4(), event=row, number=1, body=b'[[], {"order_id": 8}, {}]', by="ada",
-        at=datetime.now(UTC) - timedelta(hours=1), reason="a wrong number",
-    )  # fmt: skip
-    add_replay(row, revision=revision, error="a queue refused it", publishes=2)
+    add_replay(row, revision=add_revision(row), error="a queue refused it", publishes=2)
     make(event_id=row.event_id, handler="book")
     make(unconfirmed=True, reason="poison")
     failure_groups.rebuild()

@@ -38,12 +38,11 @@ from django_amqp_events.models import (
     OutboxEvent,
     Replay,
     ReplayBatch,
-    Revision,
     SearchValue,
     State,
 )
 from django_amqp_events.monitor import alerts
-from tests.archive_rows import add_replay, make_inbox, make_outbox, seen
+from tests.archive_rows import add_replay, add_revision, make_inbox, make_outbox, seen
 from tests.conftest import slow
 from tests.roles import roles
 from tests.unit.monitor.test_alerts import ADMINS
@@ -182,12 +181,7 @@ def world() -> ArchivedEvent:
         overdue(body=BODY),
     ]
     first = rows[0]
-    now = datetime.now(UTC)
-    edited = json.dumps({**PAYLOAD, "order_id": 9}).encode()
-    revision = Revision.objects.create(
-        pk=uuid4(), event=first, number=1, body=edited,
-        by="ada", at=now, reason="so",
-    )  # fmt: skip
+    revision = add_revision(first, body=json.dumps({**PAYLOAD, "order_id": 9}).encode())
     search_values.store(
         (
             value

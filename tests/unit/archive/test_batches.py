@@ -47,29 +47,15 @@ from tests.archive_rows import NOW, Clock
 from tests.commands import run_command
 from tests.conftest import ONE, Replicas, routed_by
 from tests.doubles import broker as broker_double
+from tests.services import BILLING, handling
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what the runner decides, whatever database its rows are in.
 
 
-def handle(**_: Any) -> None:
-    """Handles anything."""
-
-
 @pytest.fixture(autouse=True)
 def billing(settings: Any, archive_database: Any) -> Any:
-    handler = f"{__name__}.handle"
-    settings.AMQP_EVENTS = {
-        "SERVICE": "billing",
-        "AUTODISCOVER": [],
-        "MAX_BODY": 1000,
-        "CELERY_APP": "tests.celery_app.app",
-        "RENAMED_HANDLERS": {"send_bill": "send_invoice"},
-        "HANDLERS": {
-            "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": handler},
-            "book": {"EVENTS": ["shop.order.created"], "HANDLER": handler},
-        },
-    }
+    settings.AMQP_EVENTS = {**BILLING, "MAX_BODY": 1000}
     return settings
 
 
@@ -436,8 +422,7 @@ def test_skipped_events_are_no_canary(broker: Broker) -> None:
 @ONE
 def test_a_superseded_replay_is_no_canary(broker: Broker, billing: Any) -> None:
     """Its handler has not run, so it does not tell whether the others would fail."""
-    newest = {"EVENTS": ["shop.order.created"], "HANDLER": f"{__name__}.handle"}
-    newest |= {"NEWEST": ["order", "version"], "USING": "archive"}
+    newest = handling("shop.order.created", NEWEST=["order", "version"], USING="archive")
     billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "HANDLERS": {"send_invoice": newest}}
     outcomes = iter([SUCCEED, SUCCEED, FAIL])
 

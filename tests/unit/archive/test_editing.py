@@ -18,7 +18,6 @@ from django_amqp_events.exceptions import (
 )
 from django_amqp_events.message import headers
 from django_amqp_events.message.decoding import decode
-from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -31,6 +30,7 @@ from tests import archive_rows
 from tests.archive_rows import NOW, again
 from tests.conftest import ONE, Database
 from tests.doubles.broker import Broker
+from tests.event_messages import delivered
 
 BODY = b'[[], {"order_id":  7, "country": "XX"}, {}]'
 
@@ -268,15 +268,7 @@ def test_an_edit_keeps_the_format_and_is_readable(
     assert isinstance(eligibility.target(row), Reason) is not readable
     assert edit(row).published == [row.pk]
     [message] = broker.messages
-    received = Received(
-        queue="",
-        exchange="",
-        routing_key="",
-        body=message.body,
-        headers=message.headers,
-        properties=message.properties,
-    )
-    assert decode(received, 1_000).kwargs == {"order_id": 7, "country": "FR"}
+    assert decode(delivered(message, ""), 1_000).kwargs == {"order_id": 7, "country": "FR"}
     assert Revision.objects.get().payload == {"order_id": 7, "country": "FR"}
     if readable:
         assert message.properties["content_type"] == content_type

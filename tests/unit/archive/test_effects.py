@@ -28,6 +28,7 @@ from django_amqp_events.models import ArchiveAction, ArchivedEvent, Revision, St
 from tests.archive_rows import NOW, again, make, replaying, seen
 from tests.doubles.broker import Broker
 from tests.doubles.receivers import connected
+from tests.services import BILLING
 
 pytestmark = pytest.mark.usefixtures("archive_database", "broker")
 
@@ -42,20 +43,9 @@ MAYBE = (PublishTimeoutError, PublishInterruptedError, PublishNackedError)
 WAYS = ("replay", "force", "edit", "batch")
 
 
-def handle(**_: Any) -> None:
-    """Handles anything."""
-
-
 @pytest.fixture(autouse=True)
 def billing(settings: Any) -> None:
-    settings.AMQP_EVENTS = {
-        "SERVICE": "billing",
-        "AUTODISCOVER": [],
-        "EDITING": True,
-        "HANDLERS": {
-            "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": f"{__name__}.handle"}
-        },
-    }
+    settings.AMQP_EVENTS = {**BILLING, "EDITING": True}
 
 
 @pytest.fixture

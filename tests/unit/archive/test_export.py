@@ -19,7 +19,6 @@ from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
-    ArchivedFailure,
     Revision,
     State,
 )
@@ -66,16 +65,11 @@ def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> Archi
         "headers_raw": ArchivedEvent.pack_headers({"a": 1, "b": b"\0\xff"}),
     }
     row = archive_rows.make(number, state, at=NOW, **{**values, **fields})
-    revision = Revision.objects.create(
-        id=uuid4(), event=row, number=1, body=b'[[],{"card":"card-42"},{}]', by="ada", at=NOW,
-        reason="wrong card",
-    )  # fmt: skip
+    revision = archive_rows.add_revision(row, body=b'[[],{"card":"card-42"},{}]')
     replay = archive_rows.add_replay(row, revision=revision, state="failed")
     for each in (None, replay):
-        ArchivedFailure.objects.create(
-            id=uuid4(), event=row, replay=each, reason="failed", failed_at=NOW, mirrored_at=NOW,
-            document=json.dumps({"traceback": "Traceback\n…"}),
-        )  # fmt: skip
+        document = json.dumps({"traceback": "Traceback\n…"})
+        archive_rows.add_failure(row, replay=each, document=document)
     failure_groups.rebuild()
     row.refresh_from_db()
     for action in ("discard", "restore", "edit"):

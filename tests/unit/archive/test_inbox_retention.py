@@ -13,28 +13,23 @@ from django_amqp_events.archive import eligibility, inbox_retention, retention, 
 from django_amqp_events.conf import INBOX_MIN
 from django_amqp_events.declare.newest import Version
 from django_amqp_events.declare.registry import Handler, get_registry
-from django_amqp_events.message import encoding
 from django_amqp_events.models import LatestVersion, OutboxEvent, State
 from django_amqp_events.publish import outbox_rows
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from tests.archive_rows import make
 from tests.conftest import ONE
+from tests.event_messages import published
+from tests.services import handling
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 OLD = timedelta(days=40)
 BEFORE = timedelta(days=31)
 
 
-def handle(**payload: Any) -> None: ...
-
-
 @pytest.fixture
 def copy() -> Iterator[Handler]:
-    newest = {
-        "EVENTS": ["shop.order.#"], "HANDLER": f"{__name__}.handle",
-        "NEWEST": ["order", "version"], "USING": "archive",
-    }  # fmt: skip
+    newest = handling("shop.order.#", NEWEST=["order", "version"], USING="archive")
     with override_events(
         SERVICE="billing", AUTODISCOVER=[], DATABASE="archive", HANDLERS={"copy": newest},
         RENAMED_HANDLERS={"write": "copy"},
@@ -74,10 +69,8 @@ def test_a_version_stays_while_an_older_event_may_be_replayed(copy: Handler, nam
 @ONE
 def test_a_version_stays_while_an_older_event_is_in_the_outbox(copy: Handler) -> None:
     handled()
-    message = encoding.event_message(
-        exchange="events", name="shop.order.updated", body=b"[[], {}, {}]", event_id="4",
-        service="billing", published_at=datetime.now(UTC) - OLD,
-    )  # fmt: skip
+    at = datetime.now(UTC) - OLD
+    message = published("shop.order.updated", event_id="4", service="billing", at=at)
     [held] = outbox_rows.insert([message], alias="archive", service="billing")
     rows = OutboxEvent.objects.using("archive").filter(pk=held.id)
     rows.update(created_at=datetime.now(UTC) - OLD)

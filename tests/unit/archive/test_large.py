@@ -28,17 +28,15 @@ from django_amqp_events.models import (
     Alert,
     ArchiveAction,
     ArchivedEvent,
-    ArchivedFailure,
     OutboxEvent,
     Replay,
     ReplayBatch,
-    Revision,
     SearchValue,
     Snapshot,
     State,
 )
 from django_amqp_events.reasons import Reason
-from tests.archive_rows import add_replay, make_inbox, make_outbox
+from tests.archive_rows import add_failure, add_replay, add_revision, make_inbox, make_outbox
 
 from ..admin import admin_world as world
 from ..admin.admin_world import client_of, document, make
@@ -98,15 +96,8 @@ def fill(number: int) -> None:
 
 def add_history(event: ArchivedEvent, number: int) -> None:
     """Add one row of each table that is shown with an event."""
-    revision = Revision.objects.create(
-        pk=uuid4(), event=event, number=number, body=b'[[], {"order_id": %d}, {}]' % number,
-        by="ada", at=event.mirrored_at, reason="a wrong number",
-    )  # fmt: skip
-    replay = add_replay(event, number, revision=revision)
-    ArchivedFailure.objects.create(
-        pk=uuid4(), event=event, replay=replay, reason="failed", failed_at=event.last_failed_at,
-        mirrored_at=event.mirrored_at, document=json.dumps(document()),
-    )  # fmt: skip
+    replay = add_replay(event, number, revision=add_revision(event, number))
+    add_failure(event, replay=replay, document=json.dumps(document()))
     ArchiveAction.objects.create(event=event, at=event.mirrored_at, action="discard")
     make(event_id=event.event_id, handler=f"other-{number}")
     Alert.objects.create(

@@ -32,32 +32,22 @@ from tests.archive_rows import NOW, Clock, again, build, make, seen
 from tests.commands import run_command
 from tests.doubles.broker import Broker
 from tests.doubles.receivers import connected
+from tests.services import BILLING, handling
 
 # A replay works in the transaction of a TestCase, which is never committed.
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("broker")]
 
 
-def handle(**_: Any) -> None:
-    """Handles anything."""
-
-
 @pytest.fixture(autouse=True)
 def billing(settings: Any) -> Any:
-    handler = f"{__name__}.handle"
+    slow = {"MAX_RETRIES": 2, "RETRY_BACKOFF": 400, "RETRY_BACKOFF_MAX": 400}
     settings.AMQP_EVENTS = {
-        "SERVICE": "billing",
-        "AUTODISCOVER": [],
+        **BILLING,
         "MAX_BODY": 1000,
         "RENAMED_HANDLERS": {"older": "send_invoice", "old": "send_invoice"},
         "HANDLERS": {
-            "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": handler},
-            "slow": {
-                "EVENTS": ["shop.slow"],
-                "HANDLER": handler,
-                "MAX_RETRIES": 2,
-                "RETRY_BACKOFF": 400,
-                "RETRY_BACKOFF_MAX": 400,
-            },
+            "send_invoice": handling("shop.order.created"),
+            "slow": handling("shop.slow", **slow),
         },
     }
     return settings

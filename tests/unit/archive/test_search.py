@@ -22,25 +22,19 @@ from tests.commands import run_command
 from tests.conftest import ONE, Database
 from tests.doubles.broker import Broker
 from tests.integration.archiving import archived, received, store, taken
+from tests.services import BILLING
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 #: Of what no database has a part in.
 
 PAID = "shop.order.paid"
 SETTINGS: dict[str, Any] = {
-    "SERVICE": "billing",
-    "AUTODISCOVER": [],
+    **BILLING,
     "EDITING": True,
     "MAX_BODY": 100_000,
     "EVENTS": {
         PAID: {
             "SEARCH": ["order_id", "customer.email", "lines.sku", "tags", "paid", "total", "note"]
-        },
-    },
-    "HANDLERS": {
-        "send_invoice": {
-            "EVENTS": ["shop.order.*"],
-            "HANDLER": "tests.integration.handlers.handle",
         },
     },
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -20,16 +19,14 @@ from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from tests.archive_rows import make
 from tests.conftest import ONE
+from tests.services import handling
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 
 
-def handle(**payload: Any) -> None: ...
-
-
 @pytest.fixture
 def copy() -> Iterator[Handler]:
-    both = {"EVENTS": ["shop.order.#"], "HANDLER": f"{__name__}.handle"}
+    both = handling("shop.order.#")
     newest = {**both, "NEWEST": ["order", "version"], "USING": "archive", "QUEUE": "copy"}
     with override_events(
         SERVICE="billing", AUTODISCOVER=[], HANDLERS={"copy": newest, "plain": both}

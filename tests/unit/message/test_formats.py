@@ -18,6 +18,7 @@ from django_amqp_events.message.decoding import CONTENT_ID, decode, identify
 from django_amqp_events.message.headers import PREFIXES
 from django_amqp_events.message.types import Failure, Message, Progress, Received
 from django_amqp_events.options import Format
+from tests.event_messages import delivered
 
 NAME = "shop.order.created"
 QUEUE = "billing.billing.send_invoice"
@@ -62,14 +63,7 @@ plain = message(PAYLOAD, message_id="m-1", app_id="shop", correlation_id="basket
 
 def returned(copy: Message) -> Received:
     """Return a retry as it comes back from its delay queue."""
-    return Received(
-        queue=QUEUE,
-        exchange="billing:return",
-        routing_key=QUEUE,
-        body=copy.body,
-        headers=copy.headers,
-        properties=copy.properties,
-    )
+    return delivered(copy, QUEUE, exchange="billing:return", routing_key=QUEUE)
 
 
 def retry(received: Received) -> Message:

@@ -40,12 +40,18 @@ from django_amqp_events.message.types import (
     Received,
 )
 from django_amqp_events.models import ArchivedEvent, clean
+from tests.event_messages import delivered
 
 EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "25"))
 NOW = datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
 MAX_BODY = 1024 * 1024
 #: Properties and what py-amqp adds; RabbitMQ's frame is 131,072 bytes.
 ROOM = 4_000
+#: Headers of the broker's own, in lower case.
+BROKERS = {
+    "x-death", "x-first-death-queue", "x-first-death-reason", "x-last-death-exchange", "cc", "bcc",
+    "x-delivery-count", "x-acquired-count", "x-delay", "x-opt-anything", "x-received-from",
+}  # fmt: skip
 
 fuzz = profile(max_examples=EXAMPLES, phases=set(Phase) - {Phase.explain})
 
@@ -154,11 +160,10 @@ headers: st.SearchStrategy[dict[Any, Any]] = st.builds(
             "event-outcome": st.one_of(documents, values),
             "event-unreadable": values,
             "event-format": values,
+            **dict.fromkeys([*BROKERS, "CC", "BCC"], values),
             "x-death": deaths,
-            "x-delivery-count": values,
             "compression": values,
             "stamps": values,
-            "CC": values,
         },
     ),
 )
@@ -243,18 +248,8 @@ def check(message: Message) -> Received:
     assert not {"expiration", "user_id", "reply_to", "priority"} & set(found)
     assert found["delivery_mode"] == 2
     found_headers = found.pop("application_headers")
-    assert not any(
-        str(key).lower().startswith(("x-death", "x-first-death", "x-last-death")) or key == "CC"
-        for key in found_headers
-    )
-    return Received(
-        queue="svc.handler",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        body=message.body,
-        headers=found_headers,
-        properties=found,
-    )
+    assert not BROKERS & {str(key).lower() for key in found_headers}
+    return delivered(message, "svc.handler", headers=found_headers, properties=found)
 
 
 def identified(

@@ -23,23 +23,20 @@ from django_amqp_events.monitor.event_locations import LocatedEvent, locate
 from tests import archive_rows
 from tests.archive_rows import NOW, add_replay, make_inbox, make_outbox
 from tests.commands import run_command
+from tests.services import BILLING, handling
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-HANDLER = "tests.integration.handlers.handle"
 PAID = "shop.order.paid"
 SETTINGS: dict[str, Any] = {
-    "SERVICE": "billing",
-    "CELERY_APP": "tests.celery_app.app",
-    "AUTODISCOVER": [],
+    **BILLING,
     "EVENTS": {PAID: {"SEARCH": ["order_id"]}},
     "HANDLERS": {
-        "send_invoice": {"EVENTS": ["shop.order.*"], "HANDLER": HANDLER},
-        "book": {"EVENTS": ["shop.order.paid"], "HANDLER": HANDLER, "ONCE": True},
-        "ship": {"EVENTS": ["shop.order.paid"], "HANDLER": HANDLER},
-        "refund": {"EVENTS": ["shop.refund.*"], "HANDLER": HANDLER},
+        "send_invoice": handling("shop.order.*"),
+        "book": handling(PAID, ONCE=True),
+        "ship": handling(PAID),
+        "refund": handling("shop.refund.*"),
     },
-    "RENAMED_HANDLERS": {"send_bill": "send_invoice"},
 }
 
 

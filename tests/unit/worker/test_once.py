@@ -20,11 +20,11 @@ from django_amqp_events import (
 )
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.memory import MemoryBackend
-from django_amqp_events.message import encoding
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.testing import memory_events, override_events
 from django_amqp_events.worker import inbox
 from tests.doubles.receivers import connected
+from tests.event_messages import published
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -110,14 +110,7 @@ def test_a_swallowed_error_is_a_failure_like_any_other(swallows: int, archived: 
 
 def again(broker: MemoryBackend, event_id: str) -> None:
     """Deliver an event a second time."""
-    message = encoding.event_message(
-        exchange="events",
-        name="a.b",
-        body=encoding.encode_payload("a.b", {}),
-        event_id=event_id,
-        service="testing",
-        published_at=NOW,
-    )
+    message = published("a.b", event_id=event_id, service="testing", at=NOW)
     broker.publish([message], mandatory=True)
     broker.run()
 

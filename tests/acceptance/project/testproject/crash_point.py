@@ -1,7 +1,8 @@
 """The crash point of a process: its n-th effect, before or after which it kills itself.
 
-An effect changes a database or the broker: a statement that writes (``statement`` in a transaction,
-otherwise ``sql``), a commit, or a method of AMQP that publishes, settles or declares.
+An effect changes a database or the broker: a statement that writes (``sql``; in a transaction
+nothing is changed before the commit), a commit, or a method of AMQP that publishes, settles or
+declares.
 TESTPROJECT_CRASH says where the process dies::
 
     {"log": "<path>", "at": 3, "when": "before", "kinds": ["sql", "commit", "publish"],
@@ -80,11 +81,10 @@ def arm() -> None:
 
     def execute(run: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
         words = str(sql).split()
-        if not words or words[0].upper() in READING:
+        reads = not words or words[0].upper() in READING
+        if reads or context["connection"].in_atomic_block:
             return run(sql, params, many, context)
-        # In a transaction nothing is changed before the commit.
-        kind = "statement" if context["connection"].in_atomic_block else "sql"
-        return _around(kind, " ".join(words[:4]), lambda: run(sql, params, many, context))
+        return _around("sql", " ".join(words[:4]), lambda: run(sql, params, many, context))
 
     def count_statements(connection: Any, **_: Any) -> None:
         if execute not in connection.execute_wrappers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from celery import current_app
@@ -27,27 +26,9 @@ def two(self: Any, plan: list[str]) -> str:
 def chained(number: int) -> None: ...
 
 
-@handler("mixed.source", bind=True)
-def source(self: Any, plan: list[str]) -> None:
-    """Publish from a handler, and read the current event in two places."""
-    perform(self, plan)
-    here = current_event()
-    assert here is not None
-    seen: list[Any] = []
-    thread = threading.Thread(target=lambda: seen.append(current_event()))
-    thread.start()
-    thread.join()
-    published = chained.publish(number=1)
-    ledger.write("published", id=published, bound=self.event.id, elsewhere=seen)
-
-
 @chained.handler(bind=True)
 def sink(self: Any, number: int) -> None:
-    here = current_event()
-    assert here is not None
-    ledger.write(
-        "start", handler=self.name, causation=here.causation_id, correlation=here.correlation_id
-    )
+    ledger.write("start", handler=self.name)
 
 
 @handler("mixed.calls", bind=True)
