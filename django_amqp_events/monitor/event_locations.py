@@ -98,7 +98,8 @@ class LocatedEvent:
     id: str
     name: str
     records: list[Record] = field(default_factory=list)
-    #: When it was published, if the history has it.
+    in_history: bool = False
+    #: When it was published, if the history has it with a time.
     past: datetime | None = None
     destinations: list[Destination] = field(default_factory=list)
 
@@ -193,7 +194,7 @@ def _add_past(
     for record in islice(scan.records(), ROWS):
         key = (record.event.id, record.event.name) if record.event else ("", "")
         event = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
-        event.past = record.at
+        event.in_history, event.past = True, record.at
     return scan.read
 
 

@@ -190,6 +190,7 @@ def database_failover(world: World) -> None:
         relay = world.command(*RELAY)
         paused(world, relay, "relaying the outbox")
     until(lambda: resumed(mirror, MIRRORING), DEADLINE, "the mirror has resumed")
+    until(lambda: not pending(world), DEADLINE, "what was left is published")
     # As in production, it outlasts a failover, so that no relay publishes again.
     world.environ(TESTPROJECT_LEASE="60")
     for _ in range(times - 1):

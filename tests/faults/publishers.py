@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
@@ -237,16 +238,17 @@ def succeeded(world: World, number: int) -> None:
 
 def replay(world: World, number: int) -> int:
     """Replay everything, again whenever that was killed; returns how often it was."""
-    rate = max(10, number // 8)
+    size = max(10, number // 8)
     kills = 0
-    while _replay(world, rate) == -signal.SIGKILL:
+    while _replay(world, size) == -signal.SIGKILL:
         kills += 1
     assert not world.rows("archivedevent", "state = 'archived'")
     return kills
 
 
-def _replay(world: World, rate: int) -> int:
-    process: Worker = world.command("events_replay", "--all", "--rate", str(rate))
+def _replay(world: World, size: int) -> int:
+    chunks = json.dumps({"archive.replay.CHUNK": size})
+    process: Worker = world.command("events_replay", "--all", TESTPROJECT_CONSTANTS=chunks)
     return process.wait(DEADLINE)
 
 

@@ -18,7 +18,7 @@ from django.db.models import Exists, F, OuterRef, QuerySet, Value
 from django.db.models.functions import Least
 
 from ...callables import nothing
-from ...databases import check_commits
+from ...databases import Moment, check_commits
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
 from ..eligibility import BACKFILL
@@ -238,7 +238,7 @@ def _move_notes(old: Collection[UUID | None], new: UUID) -> None:
             assignee=group.assignee,
             ticket=group.ticket,
             edits=F("edits") + 1,
-            first_seen=Least("first_seen", Value(group.first_seen)),
+            first_seen=Least("first_seen", Value(group.first_seen, Moment())),
         )
         if not tables.rows().filter(group=group).exists():
             GroupAction.objects.using(tables.database()).filter(group=group).update(group=new)

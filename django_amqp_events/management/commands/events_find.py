@@ -76,6 +76,8 @@ class Command(ReportCommand):
         self.tell(f"{printable(event.name)} {printable(event.id)}")
         if event.past is not None:
             self.tell(f"  history  published {event.past:%Y-%m-%d %H:%M:%S %Z}")
+        elif event.in_history:
+            self.tell("  history  published at an unknown time")
         for record in event.records:
             where = f"{record.service} {record.handler}".strip()
             about = f": {record.about}" if record.about else ""
