@@ -33,6 +33,8 @@ def cases() -> Iterator[Any]:
 def test_a_path(path: Path, kind: str, fresh_eyes: Eyes, service: Make, servers: Servers) -> None:
     crash = service(fresh_eyes, "crash", handlers="paired")
     crash.events = {"MANAGEMENT_URL": fresh_eyes.node.management_url}
+    # Seconds after which a relay takes over the rows of a process that died.
+    crash.environ = {**crash.environ, "TESTPROJECT_LEASE": "6"}
     crash.declare()
     server = None if kind == "sqlite" else servers[kind]
     outcome = explore(path, Scene(crash, fresh_eyes, server))
