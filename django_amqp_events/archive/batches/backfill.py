@@ -392,11 +392,11 @@ def _claim(batch: ReplayBatch, runner: UUID, chunk: Chunk) -> list[Replay]:
 def preview_chunk(batch: ReplayBatch, most: int) -> Chunk:
     """Read the first *most* events as :func:`replay_chunk` does, and leave out what it would."""
     chunk, plan, now = read_chunk(batch, most), Backfill.of(batch), tables.clock()
-    found = {_entry(batch, plan, record, now).own_id: record for record in chunk.records}
-    chunk.left["twice"] += len(chunk.records) - len(found)
-    known = tables.rows().only("state", "unconfirmed").in_bulk(found)
-    chunk.records = [record for pk, record in found.items() if plan.runs(known.get(pk))]
-    chunk.left["archived"] += len(found) - len(chunk.records)
+    by_pk = {_entry(batch, plan, record, now).own_id: record for record in chunk.records}
+    chunk.left["twice"] += len(chunk.records) - len(by_pk)
+    rows = tables.rows().only("state", "unconfirmed").in_bulk(by_pk)
+    chunk.records = [record for pk, record in by_pk.items() if plan.runs(rows.get(pk))]
+    chunk.left["archived"] += len(by_pk) - len(chunk.records)
     return chunk
 
 

@@ -361,7 +361,7 @@ def test_again_gives_what_was_edited(late: Service) -> None:
         succeed(late)
         run(late, begun(again=True, selection=PastSelection(ids=("e1",))))
     (message,) = [m for m in late.take_all(QUEUE) if "event-replay-forced" in m.headers]
-    assert "4711" in message.body
+    assert json.loads(message.body)[1] == {"order_id": 4711}
 
 
 @ONE
