@@ -113,9 +113,9 @@ FROM generate_series({first}, {last}) n JOIN noise ON noise.i = n % 500
 REPLAYS = """
 INSERT INTO django_amqp_events_replay (
     id, event_id, version, number, handler, state, requested_at, requested_by, reason, publishes,
-    error, forced)
+    error, forced, superseded)
 SELECT md5('replay' || n)::uuid, md5('row' || n)::uuid, 0, 1, 'book', 'failed', now(), 'ada', '', 1,
-    '', false
+    '', false, false
 FROM generate_series({first}, {last}) n WHERE n % 40 = 2 OR n % 9 = 0
 """
 WAITING = """

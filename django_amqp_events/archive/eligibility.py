@@ -165,35 +165,39 @@ def patience(*handlers: Handler) -> timedelta:
 
 
 def is_overdue(event: ArchivedEvent, now: datetime | None = None) -> bool:
-    """Return True if a replay has no outcome although its last retry is long due."""
+    """Return True if a replay has no outcome although its last retry is long due.
+
+    Only the event's own service knows its handlers' retries.
+    """
     if event.state != State.REPLAYING:
         return False
-    end: datetime = event.state_since + patience(*_possible_handlers(event))
-    return end <= (now or tables.clock())
-
-
-def _possible_handlers(event: ArchivedEvent) -> Iterable[Handler]:
-    """Return the handlers that may have got a replay of an event, as far as SQL can tell."""
     try:
-        handlers = get_registry().handlers
-        renamed = get_settings().renamed_handlers
+        handlers, settings = get_registry().handlers, get_settings()
     except AmqpEventsError:
-        return []
-    if not event.handler:
-        return [handler for handler in handlers.values() if handler.queue == event.queue]
-    return filter(None, [handlers.get(renamed.get(event.handler, event.handler))])
+        return False
+    if event.service != settings.service:
+        return False
+    name = settings.renamed_handlers.get(event.handler, event.handler)
+    # As far as SQL can tell which handlers may have got it.
+    possible = [
+        handler
+        for handler in handlers.values()
+        if handler.name == name or (not name and handler.queue == event.queue)
+    ]
+    end: datetime = event.state_since + patience(*possible)
+    return end <= (now or tables.clock())
 
 
 def overdue(now: datetime | None = None) -> Q:
     """Express :func:`is_overdue` in SQL."""
     now = now or tables.clock()
-    late = Q(state=State.REPLAYING, state_since__lte=now - patience())
     try:
-        renamed, handlers = get_settings().renamed_handlers, get_registry().handlers
+        handlers, settings = get_registry().handlers, get_settings()
     except AmqpEventsError:
-        return late
+        return Q(pk__in=[])
+    late = Q(service=settings.service, state=State.REPLAYING, state_since__lte=now - patience())
     for handler in handlers.values():
-        names = [old for old, name in renamed.items() if name == handler.name]
+        names = [old for old, name in settings.renamed_handlers.items() if name == handler.name]
         own = Q(handler__in=[handler.name, *names]) | Q(handler="", queue=handler.queue)
         late &= ~(own & Q(state_since__gt=now - patience(handler)))
     return late

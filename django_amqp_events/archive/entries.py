@@ -22,10 +22,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a replay."""
+    """The successful end of a replay.
+
+    Attributes:
+        superseded: its handler was not called, since it has handled a newer event.
+    """
 
     replay_id: UUID
     at: datetime
+    superseded: bool
 
 
 @dataclass(slots=True)
@@ -84,8 +89,9 @@ def _item(message: Received, service: str, now: datetime) -> Item:
         own_id = document.identity(service) or _new_id()
         return Entry(document, message, service, now, own_id)
     replay_id = parse_uuid(document.event.replay_id or "")
-    if document.outcome == "succeeded" and replay_id is not None:
-        return Outcome(replay_id, valid_moment(document.at) or now)
+    if document.outcome in ("succeeded", "superseded") and replay_id is not None:
+        superseded = document.outcome == "superseded"
+        return Outcome(replay_id, valid_moment(document.at) or now, superseded)
     return bare_entry(message, ValueError("it has an unknown outcome"), service, now, _new_id())
 
 

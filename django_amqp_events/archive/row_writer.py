@@ -133,12 +133,15 @@ def _together(items: Sequence[Item]) -> Counts:
     now = tables.clock()
     counts = Counts()
     ends: dict[UUID, datetime] = {}
+    superseded: set[UUID] = set()
     entries: list[Entry] = []
     for item in items:
         if isinstance(item, Outcome):
             if item.replay_id in ends:
                 counts.known += 1
             ends[item.replay_id] = item.at
+            if item.superseded:
+                superseded.add(item.replay_id)
         else:
             item.begin(now)
             entries.append(item)
@@ -154,7 +157,7 @@ def _together(items: Sequence[Item]) -> Counts:
         if failures:
             _store_events(list(failures.values()), rows, counts, now)
         if ends:
-            counts.outcomes = states.finish(ends, now=now)
+            counts.outcomes = states.finish(ends, superseded=superseded, now=now)
             counts.foreign = len(ends) - counts.outcomes
     if counts.foreign:
         logger.warning(

@@ -311,10 +311,15 @@ def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> No
 
 
 @tables.retry_on_conflict
-def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
+def finish(
+    ends: Mapping[UUID, datetime], *, superseded: Collection[UUID] = (), now: datetime
+) -> int:
     """Record that replays succeeded, by replay id and the worker's time; it is final.
 
     The outcome of an older replay, or of a discarded event, is history only.
+
+    Args:
+        superseded: those whose handler was not called.
 
     Returns:
         how many of the replays are known.
@@ -324,6 +329,8 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
         return 0
     with tables.locking({replay.event_id for replay in ended.values()}) as events:
         _end({pk: ends[pk] for pk in ended}, _Replay.SUCCEEDED, now)
+        if superseded:
+            _replays().filter(pk__in=superseded).update(superseded=True)
         unsettled = {
             event.pk: event
             for replay in ended.values()

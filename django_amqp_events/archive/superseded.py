@@ -1,4 +1,4 @@
-"""Which replays ``newest`` would skip, or has skipped, since a newer event was handled."""
+"""Which replays ``newest`` would skip, since a newer event was handled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from django.db import Error
 from ..conf import get_settings
 from ..databases import parts
 from ..declare.newest import Version
-from ..declare.registry import Handler, get_registry
+from ..declare.registry import Handler
 from ..exceptions import ControlFlow
-from ..models import InboxEntry, LatestVersion, Replay
+from ..models import LatestVersion
 from ..worker import binding, inbox
 from . import tables
 from .eligibility import CHUNK
@@ -56,23 +56,6 @@ def is_superseded(name: str, payload: Mapping[str, Any], handler: Handler) -> bo
     """
     found = _count([(handler, _version(name, payload, handler))])
     return None if found is None else found > 0
-
-
-def count_skipped(batch: UUID) -> int:
-    """Count the replays of a batch that succeeded because their handler skipped them."""
-    settings, count = get_settings(), 0
-    for handler in get_registry().handlers.values():
-        if not handler.newest:
-            continue
-        replays = Replay.objects.using(tables.database()).filter(
-            batch=batch, state=Replay.State.SUCCEEDED, handler=handler.name, forced=False
-        )
-        skipped = InboxEntry.objects.using(inbox.database(handler, settings)).filter(
-            service=settings.service, handler=handler.name, superseded=True
-        )
-        for ids in parts(list(replays.values_list("event__event_id", flat=True))):
-            count += skipped.filter(event_id__in=ids).count()
-    return count
 
 
 def _version(name: str, payload: Mapping[str, Any], handler: Handler) -> Version | None:

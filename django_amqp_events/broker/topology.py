@@ -116,6 +116,11 @@ class Names:
         """Return the name of the stream that records when handlers' queues were bound."""
         return self.infrastructure("bindings")
 
+    @property
+    def lock(self) -> str:
+        """Return the name of the exclusive queue of the process that records bindings."""
+        return self.infrastructure("lock")
+
     def window(self, queue: str) -> str:
         """Return the name of the temporary exchange, and queue, while a queue is bound."""
         return self.infrastructure(f"window.{sha256(queue.encode()).hexdigest()[:40]}")

@@ -149,7 +149,7 @@ class Outcome:
     """The successful end of a replay; a failed one is an archived event.
 
     Attributes:
-        outcome: ``succeeded``.
+        outcome: ``succeeded``, or ``superseded`` if the handler was not called.
         event: the replayed event; its ``replay_id`` is that of the replay.
     """
 

@@ -381,6 +381,7 @@ class Migration(migrations.Migration):
                 ("finished_at", models.DateTimeField(null=True)),
                 ("settled_at", models.DateTimeField(null=True)),
                 ("publishes", models.PositiveIntegerField(default=0)),
+                ("superseded", models.BooleanField(default=False)),
                 ("error", models.TextField()),
                 (
                     "event",

@@ -170,6 +170,7 @@ class Replay(models.Model):
         finished_at: by the worker's clock.
         settled_at: when its outcome was mirrored, by the database's clock.
         publishes: attempts to publish it; the handler may have run as often.
+        superseded: it succeeded without a run, since its handler has handled a newer event.
         error: why it was skipped, or not published.
     """
 
@@ -210,6 +211,7 @@ class Replay(models.Model):
     finished_at = Moment(null=True)
     settled_at = Moment(null=True)
     publishes = models.PositiveIntegerField(default=0)
+    superseded = models.BooleanField(default=False)
     error = ReasonField()
 
     class Meta:

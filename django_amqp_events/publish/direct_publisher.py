@@ -14,13 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Final
 
-from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
-from django.db import connections
+from django.db import Error, connections
 
 from ..backoff import Backoff
 from ..broker.connection import celery_app
@@ -100,21 +100,22 @@ class DirectPublisher:
     # -- in the committing thread ---------------------------------------------------------------
 
     def deliver(self, commit: CommittedRows) -> None:
-        """Publish committed rows, or leave them to a relay; no error of RabbitMQ is raised."""
+        """Publish committed rows, or leave them to a relay; no error of RabbitMQ is raised.
+
+        What a signal handler of the caller raises meanwhile, such as a time limit, is raised.
+        """
         if self._pid != os.getpid():
             self.forget_after_fork()
         wait = CONFIRM_WAIT_SECONDS if self.prompt else 0.0
         try:
             if why := self._enqueue(commit):
                 commit.answers.set_result(_left(commit, why))
-            commit.answers.result(wait)
-        except CancelledError:
-            pass
-        except TimeoutError:
-            self.prompt = False
+            # Not result(timeout), whose error could also be a signal handler's.
+            wait_for([commit.answers], wait)
         finally:
-            # Also when a signal ends it.
-            if not commit.answers.cancel():
+            if commit.answers.cancel():
+                self.prompt = False
+            else:
                 answers = commit.answers.result()
                 try:
                     self._record(commit.alias, answers)
@@ -160,10 +161,10 @@ class DirectPublisher:
             with self._changed:
                 self._unrecorded.append((alias, answers, time.monotonic()))
                 self._changed.notify_all()
-            logger.exception("cannot settle %d outbox rows; retrying", len(answers))
-            if isinstance(exc, SoftTimeLimitExceeded) or not isinstance(exc, Exception):
-                # It concerns the handler that has committed, or the process.
+            if not isinstance(exc, Error):
+                # A signal handler's, such as a time limit.
                 raise
+            logger.exception("cannot settle %d outbox rows; retrying", len(answers))
 
     def _report(self, answers: list[Answer]) -> None:
         report_answers(answers, self.settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import uuid4
 
-from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
@@ -44,8 +42,6 @@ from . import outbox_rows
 from .direct_publisher import CommittedRows, get_direct_publisher
 from .outbox_rows import Row
 from .pending import Backend, Pending
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,15 +305,8 @@ class AmqpBackend(Backend):
         get_direct_publisher(self.settings)
 
     def publish_rows(self, rows: list[Row], *, alias: str, began: float) -> None:
-        try:
-            commit = CommittedRows(rows=rows, alias=alias, began=began)
-            get_direct_publisher(self.settings).deliver(commit)
-        except SoftTimeLimitExceeded:
-            # It concerns the handler that has committed, not the events.
-            raise
-        except Exception:
-            # The rows are committed, so the caller must not see an error.
-            logger.exception("%d events wait in the outbox for a relay", len(rows))
+        commit = CommittedRows(rows=rows, alias=alias, began=began)
+        get_direct_publisher(self.settings).deliver(commit)
 
 
 #: Imported at first use: publishing to RabbitMQ needs no in-memory broker.

@@ -37,9 +37,11 @@ from ..exceptions import RolledBackError
 from ..logs import event_fields, get_logger
 from ..message.text import printable
 from ..message.types import derived_id, handling
-from .verdict import InvalidArguments
+from .verdict import InvalidArguments, Superseded
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
     from ..models import InboxEntry
 
 logger = get_logger(__name__)
@@ -83,7 +85,7 @@ def once(
             forced.
 
     Raises:
-        Ignore: the event is skipped.
+        Ignore: the event is skipped: it is handled already, or (Superseded) a newer one is.
         InvalidArguments: an earlier version is of another type.
         RolledBackError: *run* returned, but its transaction cannot be committed.
         ConfigurationError: the database would not commit; *run* was not called.
@@ -119,7 +121,7 @@ def once(
                 )
                 inserted = True
                 if superseded:
-                    InboxEntry.objects.using(alias).filter(pk=entry.pk).update(superseded=True)
+                    _same(alias, entry).update(superseded=True)
                 else:
                     results.append(run())
             if superseded:
@@ -142,6 +144,7 @@ def once(
             if inserted:
                 raise
             if isinstance(exc, IntegrityError) and _found(alias, entry):
+                superseded = _same(alias, entry).filter(superseded=True).exists()
                 break
             # MySQL ends all but one of those that wait for a transaction that is rolled back.
             waits = is_conflict(exc) or (is_locked(exc) and time.monotonic() < deadline)
@@ -159,7 +162,8 @@ def once(
     signals.event_skipped.send_robust(
         settings.service, handler=handler.name, event=event, superseded=superseded
     )
-    raise Ignore  # no result replaces that of the earlier run
+    # No result replaces that of the earlier run.
+    raise Superseded if superseded else Ignore
 
 
 def latest_key(service: str, handler: Handler, version: Version) -> UUID:
@@ -237,7 +241,11 @@ def _committed(alias: str, entry: InboxEntry) -> bool:
 
 
 def _found(alias: str, entry: InboxEntry) -> bool:
-    return type(entry).objects.using(alias).filter(pk=entry.pk).exists()
+    return _same(alias, entry).exists()
+
+
+def _same(alias: str, entry: InboxEntry) -> QuerySet[InboxEntry]:
+    return type(entry).objects.using(alias).filter(pk=entry.pk)
 
 
 def aliases() -> list[str]:

@@ -74,7 +74,7 @@ class OutgoingMessages:
             exchange=self.names.archive,
             handler=handler.name,
             service=self.settings.service,
-            outcome="succeeded",
+            outcome=verdict.reason or "succeeded",
             at=now,
             worker=self.worker,
         )

@@ -76,13 +76,15 @@ class ReaperStep(EventStep):
     def _prepare(self, c: Any) -> None:
         super()._prepare(c)
         self._deaths: Counter[tuple[str, ...]] = Counter()
-        self._limit = limit = self.time_limit or HOLDING * self.settings.consumer_timeout
+        limit = self.time_limit or HOLDING * self.settings.consumer_timeout
+        self._limited: set[str] = set()
         for name in self.registry.handlers:
             task = c.app.tasks[name]
             if not (task.time_limit or c.app.conf.task_time_limit):
                 # A run that exceeds the consumer timeout would block the other events until then,
                 # each time.
                 task.time_limit = limit
+                self._limited.add(name)
 
     def open(self) -> None:
         super().open()
@@ -129,7 +131,7 @@ class ReaperStep(EventStep):
         for delivery in deliveries:
             if exceeded is None:
                 self._died(delivery, error)
-            elif exceeded == self._limit:
+            elif delivery.name in self._limited:
                 detail = f"run alone, it had not ended after {exceeded:g} seconds"
                 self._archive(delivery, detail, TimeLimitExceeded(exceeded))
             else:

@@ -28,6 +28,10 @@ MAX_MESSAGE: Final = 4_000
 Kind = Literal["handled", "retry", "archive", "requeue", "postpone"]
 
 
+class Superseded(Ignore):
+    """The handler was not called, since it has handled a newer event of the same thing."""
+
+
 class InvalidArguments(ControlFlow):
     """The payload cannot be bound to the handler; a retry would fail again."""
 
@@ -54,7 +58,8 @@ class Verdict:
         kind: ``handled`` and ``requeue`` settle the delivery at once; ``retry``, ``archive`` and
             ``postpone`` (it came before it is due) publish a message first.
         due_at: when the next attempt is due (``retry``).
-        reason, detail: a word and a sentence for the archive (``archive``).
+        reason, detail: a word and a sentence for the archive (``archive``); ``superseded`` if the
+            handler was not called (``handled``).
         result, runtime: the result as text and the seconds of the run, for Celery's task events
             (``handled``); ``None`` if these are not sent, and after ``Ignore``.
     """
@@ -69,6 +74,7 @@ class Verdict:
 
 
 HANDLED: Final = Verdict(kind="handled")
+SUPERSEDED: Final = Verdict(kind="handled", reason="superseded")
 REQUEUE: Final = Verdict(kind="requeue")
 POSTPONE: Final = Verdict(kind="postpone")
 
@@ -90,6 +96,8 @@ def decide(
     """
     if isinstance(exc, Reject) and exc.requeue:
         return REQUEUE
+    if isinstance(exc, Superseded):
+        return SUPERSEDED
     if isinstance(exc, Ignore):
         return HANDLED
     if isinstance(exc, (InvalidArguments, Unsupported)):

@@ -119,7 +119,9 @@ def archived(
     )
 
 
-def outcome(row: ArchivedEvent, replay_id: str, *, at: datetime | None = None) -> Message:
+def outcome(
+    row: ArchivedEvent, replay_id: str, *, outcome: str = "succeeded", at: datetime | None = None
+) -> Message:
     """The report of a worker that a replay of this event succeeded."""
     event = ReceivedEvent(id=row.event_id, name=row.name, service=row.source, replay_id=replay_id)
     return archive_message.build_outcome(
@@ -127,7 +129,7 @@ def outcome(row: ArchivedEvent, replay_id: str, *, at: datetime | None = None) -
         exchange=f"{row.service}:archive",
         handler=row.handler,
         service=row.service,
-        outcome="succeeded",
+        outcome=outcome,
         at=at or datetime.now(UTC),
         worker="celery@one",
     )

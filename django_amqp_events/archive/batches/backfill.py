@@ -418,7 +418,10 @@ def _entry(batch: ReplayBatch, plan: Backfill, record: Record, now: datetime) ->
         content_type=str(received.properties.get("content_type") or ""),
         content_encoding=str(received.properties.get("content_encoding") or ""),
     )
-    own_id = archived.identity(service) or derived_id(batch.pk.hex, record.offset)
+    # Without an id: one row for each offset, whichever backfill reads it.
+    own_id = archived.identity(service) or derived_id(
+        service, handler.name, record.offset, digest(received)
+    )
     return Entry(archived, received, service, now, own_id)
 
 

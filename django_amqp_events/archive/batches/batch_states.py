@@ -150,7 +150,7 @@ def _copy(batch: ReplayBatch, events_to_copy: QuerySet[ArchivedEvent]) -> int:
         "requested_at": Value(batch.created_at, Moment()),
         "requested_by": Value(batch.created_by),
         "publishes": Value(0),
-        "forced": Value(False),
+        **dict.fromkeys(("forced", "superseded"), Value(False)),
         **dict.fromkeys(("handler", "reason", "error"), Value("")),
     }
     rows = tables.rows().filter(pk__in=chosen).order_by()
@@ -388,8 +388,11 @@ def skip(pk: UUID, skipped: Iterable[Skipped]) -> None:
 
 
 def failures(batch: ReplayBatch) -> tuple[int, int]:
-    """Return how many of the last :data:`WINDOW` outcomes are failures, and how many there are."""
-    ended = events(batch.pk).filter(settled_at__isnull=False)
+    """Return how many of the last :data:`WINDOW` outcomes are failures, and how many there are.
+
+    A superseded replay succeeded without a run, so it proves nothing.
+    """
+    ended = events(batch.pk).filter(settled_at__isnull=False, superseded=False)
     if batch.resumed_at is not None:
         ended = ended.filter(settled_at__gte=batch.resumed_at)
     # Outcomes that were recorded together, by the worker's time.

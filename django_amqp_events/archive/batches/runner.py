@@ -29,7 +29,6 @@ from ...models import ReplayBatch, visible
 from ...reasons import Reason
 from ...service_loop import ServiceLoop
 from .. import eligibility, replay, tables
-from ..superseded import count_skipped
 from . import backfill, batch_states
 
 logger = logging.getLogger(__name__)
@@ -203,13 +202,12 @@ class Runner:
         if batch.rate is not None:
             room = max(1, min(room, int(batch.rate)))
         if batch.canary is not None and not batch.trusted:
-            # A skipped replay succeeds without a run, so it proves nothing: another event takes its
-            # place in the canary.
-            skipped = count_skipped(work.pk)
-            if work.counts.get("succeeded", 0) - skipped >= batch.canary:
+            # A superseded replay proves nothing: another event takes its place in the canary.
+            superseded = batch_states.events(work.pk).filter(superseded=True).count()
+            if work.counts.get("succeeded", 0) - superseded >= batch.canary:
                 batch_states.mark_canary_succeeded(work.pk)
             else:
-                room = max(0, min(room, batch.canary - work.taken + skipped))
+                room = max(0, min(room, batch.canary - work.taken + superseded))
         return room
 
     def _wait(self, batch: ReplayBatch, work: _Work) -> None:

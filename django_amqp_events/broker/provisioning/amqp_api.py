@@ -11,6 +11,7 @@ create a queue. tests/integration/broker/test_topology.py pins this.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
@@ -21,7 +22,7 @@ from celery import Celery
 from kombu import Connection
 
 from ...conf import Settings
-from ...exceptions import BrokerUnavailableError
+from ...exceptions import BrokerUnavailableError, TopologyError
 from ...reasons import Reason
 from .. import connection, reply_texts
 from ..queue_depth import Depth, queue_depth
@@ -39,6 +40,9 @@ MINIMUM_VERSION: Final = (3, 10)
 FLAGS_REQUIRED_VERSION: Final = (3, 12)
 #: Seconds to wait for the answer to one request; a cluster may elect a leader in between.
 ANSWER_TIMEOUT: Final = 60.0
+#: Seconds to wait for another process that records bindings, which takes some ten seconds.
+LOCK_TIMEOUT: Final = 60.0
+LOCK_PAUSE: Final = 0.5
 
 #: What is different with an alternate exchange of the shared exchange.
 ALTERNATE: Final = (
@@ -148,6 +152,26 @@ class Amqp:
     def carry_out(self, *requests: Request) -> None:
         for request in requests:
             self.call(request)
+
+    def lock(self, name: str) -> None:
+        """Declare an exclusive queue, which another process cannot before this connection ends.
+
+        Raises:
+            TopologyError: another process has had it for :data:`LOCK_TIMEOUT` seconds.
+        """
+        end = time.monotonic() + LOCK_TIMEOUT
+        while True:
+            try:
+                self.call(lambda channel: channel.queue_declare(name, exclusive=True))
+            except amqp_errors.ResourceLocked as exc:
+                if time.monotonic() > end:
+                    raise TopologyError(
+                        f"another events_declare, or a worker with TOPOLOGY 'auto', holds the "
+                        f"queue {name}; run `manage.py events_declare` again when it has ended"
+                    ) from exc
+            else:
+                return
+            time.sleep(LOCK_PAUSE)
 
     def depth(self, name: str) -> Depth | None:
         """Return a queue's ready messages and consumers; ``None`` if it does not exist."""

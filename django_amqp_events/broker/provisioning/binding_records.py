@@ -126,11 +126,7 @@ def delete_window(session: Amqp, name: str) -> None:
 def record_bound(
     app: Celery, settings: Settings, session: Amqp, bindings: Iterable[Binding]
 ) -> None:
-    """Record the bound queues that have no record, as queues that have missed no event.
-
-    Another process may have bound them a moment ago, and be recording it: with both records, the
-    queue counts as having everything.
-    """
+    """Record the bound queues that have no record, as queues that have missed no event."""
     known = {
         (record.queue, pattern)
         for record in read_records(app, settings)

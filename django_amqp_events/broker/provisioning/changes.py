@@ -91,6 +91,9 @@ def apply(
         try:
             unbound = _first_bindings(now, settings)
             bound = _bindings(plan.report, settings)
+            if bound or unbound:
+                # The queues that another process is binding have no records yet.
+                amqp.lock(Names.of(settings).lock)
             for current in now:
                 if current not in unbound:
                     amqp.call(_request(current))

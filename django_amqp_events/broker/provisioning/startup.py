@@ -11,7 +11,7 @@ from ...exceptions import TopologyDriftError, TopologyError
 from ..topology import Topology
 from .changes import apply, joined
 from .drift import Report, plan
-from .inspection import REMEDY, UNSEEN_POLICIES, inspect
+from .inspection import REMEDY, UNSEEN_POLICIES, inspect, management
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,11 @@ def declare(app: Celery, settings: Settings, topology: Topology) -> Report:
 
     Raises:
         TopologyDriftError, TopologyError, BrokerUnavailableError: as :func:`apply`.
+        ManagementApiError: as :func:`inspect`.
     """
-    report = inspect(app, settings, topology)
+    # With a history, it is recorded since when a binding exists, which only the API tells.
+    api = management(app, settings) if settings.history else None
+    report = inspect(app, settings, topology, api=api)
     apply(app, settings, plan(report))
     return report
 

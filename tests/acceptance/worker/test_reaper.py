@@ -27,14 +27,17 @@ LOSSES = 6
 BEHIND = {"core:graveyard": ("core:dead",), "core:dead": ("core:abyss",)}
 
 
-def bury(core: Service, eyes: Eyes, *plans: list[str]) -> list[str]:
+def bury(
+    core: Service, eyes: Eyes, *plans: list[str], name: str = ACT, queue: str = QUEUE
+) -> list[str]:
     """Bring events to the graveyard as the broker does: deliveries that end without an answer."""
-    ids = []
+    before, ids = eyes.ready("core:graveyard"), []
     for plan in plans:
-        ids.append(eyes.event(ACT, {"plan": plan}))
+        ids.append(eyes.event(name, {"plan": plan}))
         for _ in range(LOSSES):
-            lose(eyes, QUEUE)
-    until(lambda: eyes.ready("core:graveyard") == len(plans), 20, "they are in the graveyard")
+            lose(eyes, queue)
+    buried = before + len(plans)
+    until(lambda: eyes.ready("core:graveyard") == buried, 20, "they are in the graveyard")
     return ids
 
 
@@ -134,6 +137,18 @@ def test_message_that_kills_the_reaper_is_archived_undecoded(core, fresh_eyes):
     assert entry["handler"] == "testproject.act"
     assert {death["queue"] for death in entry["deaths"]} == {QUEUE, "core:graveyard"}
     assert not core.runs(victim)
+
+
+def test_the_reapers_time_limit_is_not_the_handlers(core, fresh_eyes):
+    """Only a handler without a limit gets the reaper's. Another's of the same length is its own."""
+    (unlimited,) = bury(core, fresh_eyes, ["deaf:60"])
+    limited = {"name": "core.act.limited", "queue": "core.testproject.limited"}
+    (own,) = bury(core, fresh_eyes, ["deaf:60", "deaf:60"], **limited)
+    core.worker("prefork", 1, "-Q", limited["queue"])
+    reaper(core, "--time-limit", "3")
+    archive = Archive(fresh_eyes)
+    assert archive.wait(unlimited, 60)["reason"] == "poison"
+    assert archive.wait(own, 60)["reason"] == "exhausted"
 
 
 def test_the_reaper_ends_with_its_parent(core):

@@ -17,6 +17,7 @@ from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.history import PastSelection
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import encoding
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import InboxEntry, ReplayBatch
 from django_amqp_events.monitor import statistics
 from django_amqp_events.worker.inbox import inbox_key
@@ -447,6 +448,24 @@ def padding(number: int) -> Any:
         service="shop",
         published_at=datetime.now(UTC),
     )
+
+
+@ONE
+def test_an_added_pattern_has_its_past_once(
+    service: Made, fresh_vhost: Vhost, archive_database: Database
+) -> None:
+    """Also of messages without an id, which have one row for each place in the history."""
+    before = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": ["other.event"]})
+    before.declare()
+    publish_past(before, 0, 5)
+    nameless = Message(
+        exchange="events", routing_key=KEY, body=b'{"order_id": 1}', headers={},
+        properties={"content_type": "application/json"},
+    )  # fmt: skip
+    publish(before, nameless, nameless)
+    made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": ["other.event", KEY]})
+    made.declare()
+    assert [run(made, begun()).total for _ in range(2)] == [7, 0]
 
 
 @ONE

@@ -65,5 +65,6 @@ def test_the_hour_that_a_clock_shows_twice(billing, archive_database):
     assert report.published == [row.pk]
     row.refresh_from_db()
     assert not eligibility.is_overdue(row, None)
-    publish(billing, outcome(row, str(row.replay_set.get().pk)))
+    publish(billing, outcome(row, str(row.replay_set.get().pk), outcome="superseded"))
     assert mirror_all(billing).outcomes == 1
+    assert row.replay_set.get().superseded

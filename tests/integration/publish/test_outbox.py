@@ -279,21 +279,22 @@ def signalled(proxy: Proxy) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_a_soft_time_limit_while_a_confirm_is_waited_for(wire: Wire):
-    """It is the handler's, whose commit it was. The event comes all the same, once."""
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded, TimeoutError, ValueError])
+def test_a_time_limit_while_a_confirm_is_waited_for(wire: Wire, error: type[Exception]):
+    """It is the caller's, whose commit it was. The event comes all the same, once."""
     proxy = wire.proxy()
     wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
     publish_event(NAME, {"n": 0})
     proxy.hold = {ACK}
 
     def limit(*_: Any) -> None:
-        raise SoftTimeLimitExceeded
+        raise error
 
     before = signal.signal(signal.SIGUSR1, limit)
     limiting = threading.Thread(target=signalled, args=(proxy,))
     limiting.start()
     try:
-        with pytest.raises(SoftTimeLimitExceeded):
+        with pytest.raises(error):
             publish_event(NAME, {"n": 1})
     finally:
         finished(limiting)

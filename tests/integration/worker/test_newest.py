@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_amqp_events import handler, signals
+from django_amqp_events import handler, publish_event, signals
 from django_amqp_events.archive import inbox_retention
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.newest import Version
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.models import InboxEntry, LatestVersion
-from django_amqp_events.testing import override_events
+from django_amqp_events.testing import memory_events, override_events
 from django_amqp_events.worker.verdict import InvalidArguments
 from tests.conftest import Database
 from tests.doubles.receivers import connected
@@ -80,9 +80,28 @@ def test_an_event_that_is_not_newer_is_skipped_and_told(books: Handler) -> None:
         assert handle(books, 2, 3) == "written", "another order"
         same = Version("1", 5, is_time=False)
         assert once(books, received("other"), lambda: update(1, 5), same) is None
-    assert told == [("1-5", False), ("1-3", True), ("other", True)]
+        assert handle(books, 1, 3) is None  # delivered again
+    assert told == [("1-5", False), ("1-3", True), ("other", True), ("1-3", True)]
     superseded = InboxEntry.objects.using(ALIAS).filter(superseded=True)
     assert {row.event_id for row in superseded} == {"1-3", "other"}
+
+
+def test_the_outcome_of_a_superseded_replay_says_so(archive_database: Database) -> None:
+    """The archive must not take it for a run that succeeded."""
+    with (
+        override_events(HISTORY={"MAX_AGE": "1d"}, PUBLISH="immediate", handlers=[], events=[]),
+        memory_events() as broker,
+    ):
+        publish_event("shop.order", {"order": 1, "version": 1})
+
+        @handler("shop.order", name="books.write", newest=("order", "version"), using=ALIAS)
+        def write(**payload: Any) -> None: ...
+
+        publish_event("shop.order", {"order": 1, "version": 2})
+        broker.run()
+        assert broker.backfill("books.write") == 1
+        broker.run()
+        assert [outcome.outcome for outcome in broker.outcomes] == ["superseded"]
 
 
 def test_a_failed_run_does_not_count(books: Handler) -> None:

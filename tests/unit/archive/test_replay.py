@@ -403,6 +403,9 @@ def test_the_database_knows_what_is_overdue(settings: Any, name: str) -> None:
         make(number, State.REPLAYING, handler=name, queue="billing.slow", state_since=NOW - age)
         for number, age in enumerate(age for each in limits for age in (each - second, each))
     ]
+    # Only its own service knows the retries of its handlers.
+    other = make(99, State.REPLAYING, handler=name, service="other", state_since=NOW - max(limits))
+    assert not eligibility.is_overdue(other, NOW)
     found = set(ArchivedEvent.objects.filter(eligibility.overdue(NOW)))
     assert found == {row for row in rows if eligibility.is_overdue(row, NOW)}
     assert min(limits) - second < NOW - max(row.state_since for row in found) <= max(limits)
