@@ -189,7 +189,10 @@ TEXTS: Final[Mapping[str, Any]] = {
     "left-handled": _("the handler has handled it (inbox)"),
     "left-archived": _("it is in the archive for this handler; replay or restore it there"),
     "left-twice": _("the history has it more than once; the batch gives it once"),
-    "left-unreadable": _("its identity cannot be read, or its body is larger than MAX_BODY"),
+    "left-unreadable": _(
+        "its identity cannot be read, its body is larger than MAX_BODY, or it has no id and its "
+        "handler has ONCE"
+    ),
     "left-expired": _("RabbitMQ has deleted it (HISTORY); events of all handlers count"),
     "batch-filtered": _("All with %(filters)s"),
     "batch-open": _("All open events"),

@@ -42,7 +42,7 @@ class PastSelection:
         since, until: when it was published; *until* is excluded.
 
     Raises:
-        ValueError: a term of *search* is not ``path=value``.
+        ValueError: a term of *search* is not ``path=value``, or the range is empty.
     """
 
     events: tuple[str, ...] = ()
@@ -55,6 +55,8 @@ class PastSelection:
     def __post_init__(self) -> None:
         for term in self.search:
             SearchTerm.parse(term)
+        if self.since and self.until and self.since >= self.until:
+            raise ValueError("the begin of the range is not before its end")
 
     @property
     def start(self) -> Start:

@@ -243,6 +243,7 @@ _FAILED: Final = (
     "attempts",
     "first_failed_at",
     "last_failed_at",
+    "mirrored_at",
     "unconfirmed",
     "error",
 )
@@ -271,9 +272,11 @@ def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
         # A replay that reports back was published, confirmed or not.
         row.unconfirmed, row.error = False, None
     row.version += 1
-    # That of a backfill has not failed before.
     first = entry.first_failed_at
-    row.first_failed_at = first if row.reason == BACKFILL else min(row.first_failed_at, first)
+    if row.reason == BACKFILL:
+        # It has not failed before.
+        row.first_failed_at, row.mirrored_at = first, entry.now
+    row.first_failed_at = min(row.first_failed_at, first)
     # A replay is later than what it replays, whatever the clocks say: RabbitMQ's times in x-death
     # are whole seconds.
     if replay is not None or failed_at >= row.last_failed_at:

@@ -29,6 +29,7 @@ from ..exceptions import (
 from ..message import decoding
 from ..message.text import valid_moment
 from ..message.types import Received
+from ..reasons import Reason
 from .batch_reader import BatchReader
 from .topology import Names
 
@@ -38,8 +39,8 @@ OFFSET: Final = "x-stream-offset"
 SIZE: Final = 500
 #: Seconds without a message after which the end of a stream is reached.
 LULL: Final = 0.5
-#: Seconds to wait for the first message from a place on that may be the end.
-FIRST: Final = 2.0
+#: Seconds to wait, twice, for the first message from a place on that may be the end.
+FIRST: Final = 1.0
 #: Longest time in seconds to find the end of a stream, while more is published.
 END_SECONDS: Final = 3.0
 
@@ -117,13 +118,12 @@ class StreamReader(BatchReader):
             super()._keep(number, received)
 
     def records(
-        self, *, wait: float = LULL, then: float | None = None, stop: Callable[[], bool] = nothing
+        self, *, wait: float = LULL, stop: Callable[[], bool] = nothing
     ) -> Iterator[Record]:
-        """Yield messages until none arrives within *wait* seconds, or *then* after the first."""
+        """Yield messages until none arrives within *wait* seconds."""
         while not stop() and (batch := self.batch(wait=wait, stop=stop)):
             yield from map(Record.of, batch.messages)
             self.ack(batch, range(len(batch.messages)))
-            wait = wait if then is None else then
 
 
 def require(settings: Settings) -> str:
@@ -143,8 +143,34 @@ def require(settings: Settings) -> str:
 def first(app: Celery, settings: Settings, queue: str, start: Start = "first") -> Record | None:
     """Return the first record from a place on, ``None`` if there is none."""
     with closing(StreamReader(app, queue, settings, start=start)) as reader:
-        wait = settings.confirm_timeout if start == "first" and reader.ready() else FIRST
-        return next(reader.records(wait=wait), None)
+        for _ in range(2):
+            if record := next(reader.records(wait=FIRST), None):
+                return record
+            # A RabbitMQ that did not answer for a while answers this first.
+            reader.ready()
+    return None
+
+
+def read(app: Celery, settings: Settings, queue: str, offsets: range) -> Iterator[Record]:
+    """Yield the records that a stream has at these offsets, the last of which exists.
+
+    Raises:
+        TopologyError, BrokerUnavailableError: as :class:`StreamReader`.
+    """
+    if not offsets:
+        return
+    with closing(StreamReader(app, queue, settings, start=offsets.start)) as reader:
+        for record in reader.records(wait=settings.confirm_timeout):
+            if record.offset in offsets:
+                yield record
+            if record.offset >= offsets[-1]:
+                return
+    raise silent(queue)
+
+
+def silent(queue: str) -> BrokerUnavailableError:
+    """Return the error of a queue that does not deliver what it has."""
+    return BrokerUnavailableError(Reason("queue-silent", queue=repr(queue)))
 
 
 def last(app: Celery, settings: Settings, queue: str) -> Record | None:
@@ -152,12 +178,15 @@ def last(app: Celery, settings: Settings, queue: str) -> Record | None:
     found = None
     with closing(StreamReader(app, queue, settings, start="last")) as reader:
         end = time.monotonic() + END_SECONDS
-        wait = settings.confirm_timeout if reader.ready() else LULL
+        ready = reader.ready()
+        wait = settings.confirm_timeout if ready else LULL
         while batch := reader.batch(wait=wait):
             reader.ack(batch, range(len(batch.messages)))
             found, wait = Record.of(batch.messages[-1]), LULL
             if time.monotonic() > end:
                 break
+    if ready and found is None:
+        raise silent(queue)
     return found
 
 

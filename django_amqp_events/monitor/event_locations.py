@@ -163,7 +163,7 @@ def locate(
         located.records.append(record)
     scanned = None
     if since is not None:
-        scanned = _add_past(by_key, value, settings, since, by_value=by_value)
+        scanned = _add_past(by_key, value, ids, settings, since, by_value=by_value)
     for located in by_key.values():
         located.destinations = [
             Destination(
@@ -179,15 +179,15 @@ def locate(
 def _add_past(
     by_key: dict[tuple[str, str], LocatedEvent],
     value: str,
+    ids: Collection[str],
     settings: Settings,
     since: datetime,
     *,
     by_value: bool,
 ) -> int:
     """Add the events that the history has; return how many were read."""
-    selection = PastSelection(ids=(value,), since=since)
+    selection = PastSelection(ids=tuple(ids), since=since)
     if by_value:
-        # An id may have a "=" too.
         with suppress(ValueError):
             selection = PastSelection(search=(value,), since=since)
     scan = Scan(settings=settings, selection=selection, budget=PAST)

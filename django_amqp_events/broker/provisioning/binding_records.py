@@ -26,11 +26,9 @@ from celery import Celery
 
 from ...conf import Settings
 from ...declare.patterns import pattern_matches
-from ...exceptions import BrokerUnavailableError
-from ...reasons import Reason
 from .. import history
 from ..batch_reader import BatchReader
-from ..history import StreamReader, digest
+from ..history import digest
 from ..topology import Binding, Exchange, Names, Queue
 from .amqp_api import Amqp, to_bind, to_declare
 
@@ -77,10 +75,11 @@ def read_records(app: Celery, settings: Settings) -> list[BindingRecord]:
         TopologyError: there is no such stream.
         BrokerUnavailableError: no connection, or it broke.
     """
-    with closing(StreamReader(app, Names.of(settings).bindings, settings, start="first")) as reader:
-        wait = settings.confirm_timeout if reader.ready() else history.LULL
-        records = reader.records(wait=wait, then=history.LULL)
-        return [BindingRecord(**json.loads(record.received.body)) for record in records]
+    queue = Names.of(settings).bindings
+    last = history.last(app, settings, queue)
+    offsets = range(last.offset + 1 if last else 0)
+    records = history.read(app, settings, queue, offsets)
+    return [BindingRecord(**json.loads(record.received.body)) for record in records]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +106,19 @@ class _Window:
         """Let no further event go to the second queue."""
         session.call(lambda channel: channel.exchange_delete(self.name))
 
-    def read(self, app: Celery, settings: Settings) -> Counter[str]:
+    def read(self, app: Celery, settings: Settings, session: Amqp) -> Counter[str]:
         """Return the digests of the events that the second queue has."""
+        depth = session.depth(self.name)
+        left = depth.ready if depth else 0
         seen: Counter[str] = Counter()
         with closing(BatchReader(app, self.name, settings, size=history.SIZE)) as reader:
-            while batch := reader.batch(wait=history.LULL):
+            while left > 0:
+                batch = reader.batch(wait=settings.confirm_timeout)
+                if batch is None:
+                    raise history.silent(self.name)
                 seen.update(map(digest, batch.messages))
                 reader.ack(batch, range(len(batch.messages)))
+                left -= len(batch.messages)
         return seen
 
 
@@ -161,7 +166,7 @@ def bind_recorded(
         after = history.last(app, settings, names.history)
         for window in recorded:
             window.close(session)
-        passed = {window.queue: window.read(app, settings) for window in recorded}
+        passed = {window.queue: window.read(app, settings, session) for window in recorded}
     finally:
         for window in recorded:
             delete_window(session, window.name)
@@ -198,18 +203,10 @@ def _by_queue(bindings: Iterable[Binding]) -> dict[str, list[str]]:
 
 def _routed(app: Celery, settings: Settings, offsets: range) -> list[tuple[int, str, str]]:
     """Return the events that the history has at these offsets: offset, routing key, digest."""
-    routed: list[tuple[int, str, str]] = []
-    if not offsets:
-        return routed
-    queue = Names.of(settings).history
-    with closing(StreamReader(app, queue, settings, start=offsets.start)) as reader:
-        for record in reader.records(wait=settings.confirm_timeout):
-            if record.offset in offsets:
-                received = record.received
-                routed.append((record.offset, received.routing_key, digest(received)))
-            if record.offset >= offsets[-1]:
-                return routed
-    raise BrokerUnavailableError(Reason("queue-silent", queue=repr(queue)))
+    records = history.read(app, settings, Names.of(settings).history, offsets)
+    return [
+        (record.offset, record.received.routing_key, digest(record.received)) for record in records
+    ]
 
 
 def _publish(

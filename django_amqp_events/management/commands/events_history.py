@@ -52,11 +52,14 @@ class Command(ReportCommand):
         )
 
     def run(self, options: dict[str, Any]) -> int:
-        selection = PastSelection(
-            **arguments.past_filters(options),
-            ids=tuple(options["id"]),
-            correlation_ids=tuple(options["correlation_id"]),
-        )
+        try:
+            selection = PastSelection(
+                **arguments.past_filters(options),
+                ids=tuple(options["id"]),
+                correlation_ids=tuple(options["correlation_id"]),
+            )
+        except ValueError as exc:
+            raise self.wrong(str(exc)) from exc
         scan = Scan(settings=conf.get_settings(), selection=selection, budget=options["scan"])
         found = 0
         with self.interruptible():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from django_amqp_events.monitor import statistics
 from django_amqp_events.worker.inbox import inbox_key
 from tests.acceptance import harness
 from tests.conftest import EACH, ONE, Database, Vhost
+from tests.services import handling
 
 from ..archiving import archived, mirror_all, outcome, publish, publish_past, received
 from ..conftest import Service
@@ -121,12 +123,16 @@ def test_rows_that_have_not_failed_are_no_failures(late: Service) -> None:
 def test_one_that_fails_is_a_failure_like_others(late: Service) -> None:
     run(late, begun(selection=PastSelection(search=("order_id=7",))))
     (message,) = [m for m in late.take_all(QUEUE) if "event-replay-id" in m.headers]
+    # Its retries took hours.
+    given = tables.clock() - timedelta(hours=5)
+    tables.rows().update(mirrored_at=given, state_since=given)
     delivery = received("e7", payload={"order_id": 7})
     publish(late, archived(delivery, replay_id=message.headers["event-replay-id"]))
     mirror_all(late)
     row = tables.rows().get()
     assert (row.event_id, row.state, row.reason, row.attempts) == ("e7", "archived", "exhausted", 3)
     assert row.group_id is not None
+    assert row.mirrored_at > given, "it counts from its failure"
     assert statistics.open_events().new_hour == 1
 
 
@@ -404,6 +410,7 @@ def test_the_history_is_printed_and_searched(late: Service) -> None:
     code, out, err = late.command("events_history", "--scan", "100", "--id", "e7", "--id", "e400")
     assert (code, len(out.splitlines())) == (1, 1)
     assert err == "100 events read, 1 found; the rest was not read\n"
+    assert late.command("events_history", "--since", "1h", "--until", "2h")[0] == 2
 
 
 @ONE
@@ -466,6 +473,12 @@ def test_an_added_pattern_has_its_past_once(
     made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": ["other.event", KEY]})
     made.declare()
     assert [run(made, begun()).total for _ in range(2)] == [7, 0]
+    # With `once`, the second one would be taken for the first, which has the same content.
+    once = handling(KEY, "other.event", ONCE=True)
+    made = service(fresh_vhost, HISTORY=HISTORY, HANDLERS={"send_invoice": once})
+    publish(made, replace(nameless, routing_key="other.event"))
+    batch = run(made, begun(again=True, selection=PastSelection(events=(KEY,))))
+    assert (batch.total, batch.backfill_left) == (0, {"archived": 5, "unreadable": 2})
 
 
 @ONE

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from broker import Node
 from django_amqp_events.broker import queue_depth as module
 from django_amqp_events.broker.batch_reader import BatchReader
+from django_amqp_events.broker.history import LULL, StreamReader
+from django_amqp_events.broker.provisioning.binding_records import read_records
 from django_amqp_events.broker.queue_depth import queue_depth
 from django_amqp_events.worker.acks import IN_FLIGHT
 from tests.conftest import _vhost
+from tests.waiting import stopped
 
 from ..conftest import Service, wait_until
 
@@ -111,3 +117,30 @@ def test_a_message_that_is_left_out_stays_in_its_queue(billing: Service) -> None
     assert sizes == [1, 4, 16]
     assert billing.take(QUEUE).body == b"1"
     assert not billing.take_all(QUEUE)
+
+
+def test_a_silence_of_rabbitmq_is_not_the_end_of_the_records(
+    billing: Service,
+    service: Callable[..., Service],
+    private_node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handlers = {f"h{number}": ["shop.order.created"] for number in range(14)}
+    made = service(billing.vhost, HISTORY={"MAX_AGE": "14d"}, HANDLERS=handlers)
+    made.declare()
+    ack, pid = StreamReader.ack, private_node.pid
+    assert pid is not None
+
+    def silence(begun: threading.Event) -> None:
+        with stopped(pid):
+            begun.set()
+            time.sleep(2 * LULL)
+
+    def ack_in_silence(reader: StreamReader, *args: Any) -> None:
+        begun = threading.Event()
+        threading.Thread(target=silence, args=[begun]).start()
+        assert begun.wait(10)
+        ack(reader, *args)
+
+    monkeypatch.setattr(StreamReader, "ack", ack_in_silence)
+    assert len(read_records(made.app, made.settings)) == 14

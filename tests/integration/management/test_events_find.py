@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -62,8 +63,12 @@ def test_an_event_that_only_the_history_has(service: Any, fresh_vhost: Any) -> N
     )
     for value, found in (("=17", 0), ("order_id=", 1), ("a b=1", 1)):
         assert billing.command("events_find", value, "--since", "1h")[0] == found
+    uuid = uuid4()
+    headers = {"event-id": str(uuid), "event-published-at": at}
+    billing.publish("events", "shop.order.paid", headers=headers)
+    assert billing.command("events_find", uuid.hex.upper(), "--since", "1h")[0] == 0
     code, out, _ = billing.command("events_find", "order-9", "--since", "1h", "--format", "json")
-    assert (code, json.loads(out)["scanned"]) == (1, 3)
+    assert (code, json.loads(out)["scanned"]) == (1, 4)
 
 
 def test_a_history_that_there_is_not(billing: Any) -> None:
