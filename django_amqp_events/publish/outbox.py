@@ -14,7 +14,7 @@ from django.db.models import Count, Min, Q, QuerySet
 from ..conf import Settings
 from ..databases import Now, error_line, table_missing
 from ..reasons import Reason
-from .outbox_rows import LEASE, aliases
+from .outbox_rows import LEASE, aliases, needed
 from .outbox_rows import rows as rows  # noqa: PLC0414 - a re-export, for mypy
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def read_status(
 ) -> list[OutboxStatus | UnreachableOutbox]:
     """Return the state of each outbox of this service.
 
-    An unreachable one is omitted where the service does not need it.
+    An unreachable one that neither settings nor handlers name is omitted.
 
     Args:
         empty: return the empty ones of other databases than that of the settings, too.
@@ -98,8 +98,10 @@ def read_status(
         try:
             state = count_pending(alias, settings.service)
         except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
-            if alias == settings.database and settings.publish == "outbox":
-                code = "rows-unreadable-migrate" if table_missing(exc) else "rows-unreadable"
+            missing = table_missing(exc)
+            published = alias == settings.database and settings.publish == "outbox"
+            if published or (alias in needed(settings) and not missing):
+                code = "rows-unreadable-migrate" if missing else "rows-unreadable"
                 statuses.append(UnreachableOutbox(alias, Reason(code, error=error_line(exc))))
             continue
         if empty or state.total or state.stray or alias == settings.database:

@@ -50,6 +50,7 @@ from ..databases import (
     with_table,
     written,
 )
+from ..declare.registry import get_registry
 from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -293,28 +294,29 @@ def aliases(settings: Settings) -> list[str]:
     """Return the databases that may have an outbox: first that of the settings, if there is one."""
     from ..models import OutboxEvent
 
-    return written(OutboxEvent, *_own(settings))
+    return written(OutboxEvent, *needed(settings))
 
 
 def tables(settings: Settings) -> list[str]:
     """Return the databases that have an outbox.
 
     Raises:
-        Error: the outbox of the settings is unreachable.
+        Error: a needed one is unreachable.
     """
     from ..models import OutboxEvent
 
-    return with_table(OutboxEvent, *_own(settings))
+    return with_table(OutboxEvent, *needed(settings))
 
 
-def _own(settings: Settings) -> list[str]:
+def needed(settings: Settings) -> list[str]:
+    """Return the databases that settings and handlers name; they must be reachable."""
     from ..models import OutboxEvent
 
     alias = settings.database
-    needed = alias in connections and (
-        settings.publish == "outbox" or is_written(alias, OutboxEvent)
-    )
-    return [alias] if needed else []
+    own = [alias] if settings.publish == "outbox" and alias in connections else []
+    named = [alias, *(handler.using for handler in get_registry().handlers.values())]
+    own += [each for each in named if each in connections and is_written(each, OutboxEvent)]
+    return list(dict.fromkeys(own))
 
 
 def due(alias: str, service: str) -> bool:

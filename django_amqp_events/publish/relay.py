@@ -247,9 +247,9 @@ class Relay:
         try:
             wait = 0.0 if self._publish_due() else INTERVAL
         except Exception as exc:
-            # Nothing is relayed here yet. It may have no table; another database than that of the
-            # settings may have no driver, server or right to write.
-            own = self.alias == self.settings.database and not table_missing(exc)
+            # Nothing is relayed here yet. It may have no table; a database that neither settings
+            # nor handlers name may have no driver, server or right to write.
+            own = self.alias in outbox_rows.needed(self.settings) and not table_missing(exc)
             if self.needed or own or isinstance(exc, AmqpEventsError):
                 raise
             logger.info("no outbox is relayed in database %r: %s", self.alias, error_line(exc))
