@@ -86,6 +86,8 @@ class MemoryBackend(Backend):
         self.broker = MemoryBroker(self.clock)
         self._lock = threading.RLock()
         self._world: Engine | None = None
+        #: Handlers and ids of the events that backfills have given.
+        self._given: set[tuple[str, str]] = set()
 
     def now(self) -> datetime:
         """Return the time of the clock."""
@@ -235,6 +237,9 @@ class MemoryBackend(Backend):
             if not wanted or (known and not again):
                 continue
             event, _ = decoding.identify(received, trusted=False)
+            if (handler, event.id) in self._given and not again:
+                continue
+            self._given.add((handler, event.id))
             message = encoding.retry_message(
                 received,
                 replace(event, replay_forced=again),

@@ -231,15 +231,16 @@ def _move_notes(old: Collection[UUID | None], new: UUID) -> None:
 
     A group without further events loses them, and its history to the new group.
     """
-    noted = groups().filter(pk__in=[pk for pk in old if pk is not None])
-    for group in noted.exclude(note="", assignee="", ticket="").order_by("first_seen"):
-        groups().filter(pk=new, note="", assignee="", ticket="").update(
-            note=group.note,
-            assignee=group.assignee,
-            ticket=group.ticket,
-            edits=F("edits") + 1,
-            first_seen=Least("first_seen", Value(group.first_seen, Moment())),
-        )
+    left = groups().filter(pk__in=[pk for pk in old if pk is not None])
+    for group in left.order_by("first_seen"):
+        if group.note or group.assignee or group.ticket:
+            groups().filter(pk=new, note="", assignee="", ticket="").update(
+                note=group.note,
+                assignee=group.assignee,
+                ticket=group.ticket,
+                edits=F("edits") + 1,
+                first_seen=Least("first_seen", Value(group.first_seen, Moment())),
+            )
         if not tables.rows().filter(group=group).exists():
             GroupAction.objects.using(tables.database()).filter(group=group).update(group=new)
             groups().filter(pk=group.pk).update(

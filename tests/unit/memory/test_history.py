@@ -36,6 +36,7 @@ def test_a_new_handler_gets_what_its_queue_missed_and_again_everything() -> None
         assert broker.backfill("shop.late") == 1
         broker.run()
         assert sorted(seen) == [-2, 1]
+        assert broker.backfill("shop.late") == 0
         assert broker.backfill("shop.late", again=True) == 2
         assert broker.backfill("shop.late", "shop.stock.*", again=True) == 0
         broker.run()
