@@ -131,7 +131,11 @@ def delete_window(session: Amqp, name: str) -> None:
 def record_bound(
     app: Celery, settings: Settings, session: Amqp, bindings: Iterable[Binding]
 ) -> None:
-    """Record the bound queues that have no record, as queues that have missed no event."""
+    """Record the bound queues that have no record, as queues that have missed no event.
+
+    A killed process may have left the window of one.
+    """
+    names = Names.of(settings)
     known = {
         (record.queue, pattern)
         for record in read_records(app, settings)
@@ -139,6 +143,7 @@ def record_bound(
     }
     for queue, patterns in _by_queue(bindings).items():
         if new := [pattern for pattern in patterns if (queue, pattern) not in known]:
+            delete_window(session, names.window(queue))
             _publish(session, settings, queue, new)
 
 
@@ -155,8 +160,9 @@ def bind_recorded(
     names = Names.of(settings)
     by_queue = _by_queue(bindings)
     windows = [_Window(names.window(queue), queue, keys) for queue, keys in by_queue.items()]
-    # One of another process, which may still use it, passes on events that no record would have.
-    recorded = [window for window in windows if not session.exchange_exists(window.name)]
+    # One of a killed process has passed on events since then, and nobody knows which.
+    left_over = [window for window in windows if session.exchange_exists(window.name)]
+    recorded = [window for window in windows if window not in left_over]
     before = history.last(app, settings, names.history)
     try:
         for window in recorded:
@@ -164,6 +170,9 @@ def bind_recorded(
         session.carry_out(*map(to_bind, bindings))
         time.sleep(SETTLE_SECONDS)
         after = history.last(app, settings, names.history)
+        for window in left_over:
+            delete_window(session, window.name)
+            _publish(session, settings, window.queue, window.patterns)
         for window in recorded:
             window.close(session)
         passed = {window.queue: window.read(app, settings, session) for window in recorded}

@@ -70,7 +70,8 @@ def apply(
     """
     if plan.refusals:
         raise TopologyDriftError("nothing was changed:" + joined(plan.refusals))
-    if not plan.steps:
+    bound = _bindings(plan.report, settings)
+    if not plan.steps and not bound:
         return Applied()
     done: list[PlanStep] = []
     refused: list[tuple[PlanStep, str]] = []
@@ -87,10 +88,9 @@ def apply(
         now = [step for step in plan.steps if step.action in ("declare", "bind")]
         unbinds = [step for step in plan.steps if step.action == "unbind"]
         later = [step for step in plan.steps if step.action in _LATER]
-        current = plan.steps[0]
+        current: PlanStep | str = plan.steps[0] if plan.steps else "record the bindings"
         try:
             unbound = _first_bindings(now, settings)
-            bound = _bindings(plan.report, settings)
             if bound or unbound:
                 # The queues that another process is binding have no records yet.
                 amqp.lock(Names.of(settings).lock)
@@ -154,7 +154,9 @@ def _is_recorded(entity: object, settings: Settings) -> bool:
     )
 
 
-def _refused(step: PlanStep, exc: amqp_errors.ChannelError, done: int, plan: Plan) -> TopologyError:
+def _refused(
+    step: PlanStep | str, exc: amqp_errors.ChannelError, done: int, plan: Plan
+) -> TopologyError:
     so_far = f"{done} of {len(plan.steps)} steps are done" if done else "nothing was changed"
     return TopologyError(
         f"RabbitMQ refused to {step}: {exc.reply_text}; {so_far}. To continue, {_hint(exc)}"
