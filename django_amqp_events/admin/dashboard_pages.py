@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
+from django.db import Error
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
@@ -118,8 +119,8 @@ class DashboardAdmin(Pages):
         if value and configured is not None:
             try:
                 context |= self._locate(request, value, *configured)
-            except AmqpEventsError as exc:
-                # Of the history.
+            except (AmqpEventsError, Error) as exc:
+                # Of the history, or of another database.
                 context["problem"] = text(exc, 1_000)
         return self._page(request, "find", None, context)
 

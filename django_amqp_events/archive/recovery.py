@@ -92,6 +92,11 @@ def inspect_queue(app: Celery, settings: Settings, queue: str) -> Depth:
         raise TopologyError(
             f"{queue!r} is the archive queue; run `manage.py events_mirror` to empty it"
         )
+    if names.is_window(queue):
+        raise TopologyError(
+            f"{queue!r} has copies of events that its handler's queue got; run `manage.py "
+            f"events_declare --delete-stale` to delete it"
+        )
     if queue in (names.history, names.bindings):
         raise TopologyError(
             f"{queue!r} is a stream, which keeps its messages; `manage.py events_backfill` gives "

@@ -196,7 +196,7 @@ def _status_of(
     # A worker that is down has no unacked events; one with long runs does not consume for now.
     is_paused = bool(idle and (unacked or queue.name in paused()))
     if stale:
-        severity, meaning = _stale_meaning(queue, total or depth.ready, depth.consumers)
+        severity, meaning = _stale_meaning(names, queue, total or depth.ready, depth.consumers)
     elif stuck and queue.role not in ("dead", "abyss"):
         severity, meaning = _stuck_meaning(amqp, queue, stuck)
     else:
@@ -215,10 +215,13 @@ def _status_of(
     )
 
 
-def _stale_meaning(queue: Queue, messages: int, consumers: int) -> tuple[Severity, Reason]:
+def _stale_meaning(
+    names: Names, queue: Queue, messages: int, consumers: int
+) -> tuple[Severity, Reason]:
     if queue.role == "delay" and messages:
         return "ok", Reason("queue-stale-delayed", number=messages)
-    if messages and not consumers:
+    # A window has copies of events that the handler's queue got.
+    if messages and not consumers and not names.is_window(queue.name):
         return "error", Reason("queue-stale-events", count=messages, name=queue.name)
     return "warning", Reason("queue-stale")
 

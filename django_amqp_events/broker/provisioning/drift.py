@@ -29,6 +29,7 @@ POLICY_CONFLICTS: Final = frozenset(
         "dead-letter-strategy",
         "delivery-limit",
         "expires",
+        "max-age",
         "max-length",
         "max-length-bytes",
         "message-ttl",

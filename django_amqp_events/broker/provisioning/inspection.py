@@ -229,7 +229,8 @@ def _effective(
     """Return the policy and the operator policy that will apply to a queue or exchange."""
     kinds = ["all", "exchanges"]
     if isinstance(entity, Queue):
-        kinds = ["all", "queues", f"{entity.arguments.get('x-queue-type', 'quorum')}_queues"]
+        kind = entity.arguments.get("x-queue-type", "quorum")
+        kinds = ["all", "queues", "streams" if kind == "stream" else f"{kind}_queues"]
     chosen: dict[bool, Mapping[str, Any]] = {}
     for policy in sorted(policies, key=lambda policy: policy.get("priority") or 0):
         if policy.get("apply-to") not in kinds:

@@ -68,10 +68,11 @@ class Command(ReportCommand):
                 self.stdout.write(self._line(record))
                 if options["follow"]:
                     self.stdout.flush()
+            self.stdout.flush()
         if self.verbosity:
             left = "" if scan.complete else "; the rest was not read"
             self.stderr.write(f"{counted(scan.read, 'event')} read, {found} found{left}")
-        return 0 if scan.complete else 1
+        return 1 if self.stdout.broken or not scan.complete else 0
 
     def _ended(self) -> bool:
         return self.stopping or self.stdout.broken

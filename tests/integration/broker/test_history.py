@@ -124,6 +124,12 @@ def test_other_limits_are_drift(billing: Service, service: Callable[..., Service
     assert "restore the limits of HISTORY" in err
 
 
+def test_a_policy_that_cuts_the_history_is_an_error(billing: Service) -> None:
+    billing.set_policy("short", "^events", {"max-age": "1s"})
+    (trouble,) = billing.inspect().errors
+    assert "'short' sets max-age" in trouble.message
+
+
 def test_a_queue_that_is_no_stream_is_named(
     service: Callable[..., Service], fresh_vhost: Vhost
 ) -> None:
@@ -216,6 +222,9 @@ def test_what_a_killed_declare_leaves_is_deleted_and_no_event_is_missed(
             wait_until(lambda: not late.inspect().having("missing"), "the queue is bound")
         declaring.kill()
         assert late.exists(window)
+        # Its copies are no events that nobody has handled.
+        code, _out, err = late.command("events_recover", window)
+        assert (code, "copies of events" in err) == (2, True)
         code, out, err = late.command("events_declare")
         assert not code, out + err
     (record,) = read_records(late.app, late.settings)

@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.test import override_settings
 from django.urls import reverse
 
 from django_amqp_events.admin.backfill_pages import BackfillForm
 from django_amqp_events.archive import search_values, selection
 from django_amqp_events.models import ArchivedEvent, State
+from django_amqp_events.monitor import event_locations
 from tests.archive_rows import add_replay, make_inbox
 
 from . import admin_world as world
@@ -44,6 +46,16 @@ def stored(**fields: Any) -> ArchivedEvent:
 
 def find(client: Any, value: str) -> Any:
     return page(client.get(reverse("admin:django_amqp_events_dashboard_find"), {"q": value}))
+
+
+def test_an_unreachable_database_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of an inbox, such as while its server is away."""
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("server closed the connection")
+
+    monkeypatch.setattr(event_locations, "_in_inbox", away)
+    assert "server closed the connection" in find(staff(*EVERYTHING), "7").words
 
 
 def test_rows_are_shown_with_links() -> None:
