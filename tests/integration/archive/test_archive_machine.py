@@ -591,8 +591,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return decide
 
-    def finishing(ends: dict[UUID, datetime], *, now: datetime) -> int:
-        known = finish(ends, now=now)
+    def finishing(ends: dict[UUID, datetime], **options: Any) -> int:
+        known = finish(ends, **options)
         Archive.ledger.settled |= ends.keys()
         return known
 

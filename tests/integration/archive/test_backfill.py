@@ -440,7 +440,10 @@ def test_what_expires_before_it_is_read_is_counted(
     for number in range(80):
         publish(made, padding(number))
     row = run(made, batch)
-    assert row.backfill_left == {"expired": 450}
+    # RabbitMQ's own entries have offsets too.
+    assert row.backfill_left is not None
+    assert row.backfill_left.keys() == {"expired"}
+    assert 450 <= row.backfill_left["expired"] < 460
     assert row.total == 0
     Runner(settings=made.settings).run(until_done=True)
     assert now(batch).state == "done"
