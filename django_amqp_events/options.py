@@ -138,7 +138,10 @@ def parse_age(text: str) -> float | None:
 
 
 def age(value: Any) -> float:
-    return seconds(parse_age(value) if isinstance(value, str) else value)
+    number = seconds(parse_age(value) if isinstance(value, str) else value)
+    if number < 1:
+        raise Invalid("an age of at least a second, such as 3600, '90s' or '14d'")
+    return number
 
 
 def size(value: Any) -> int:

@@ -118,6 +118,7 @@ def test_every_key_is_read() -> None:
     "history",
     [
         {}, {"MAX_AGE": None}, {"MAX_AGE": "soon"}, {"MAX_AGE": 0}, {"MAX_AGE": "14"},
+        {"MAX_AGE": 0.2},
         {"MAX_BYTES": "1KB"}, {"MAX_BYTES": True}, {"MAX_BYTES": "20 stone"}, {"MAX_BYTES": 1.5},
         "14d",
     ],
