@@ -88,7 +88,7 @@ def read_status(
 ) -> list[OutboxStatus | UnreachableOutbox]:
     """Return the state of each outbox of this service.
 
-    An unreachable one that neither settings nor handlers name is omitted.
+    An unreachable one is omitted if neither settings nor handlers need it.
 
     Args:
         empty: return the empty ones of other databases than that of the settings, too.
@@ -99,8 +99,11 @@ def read_status(
             state = count_pending(alias, settings.service)
         except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
             missing = table_missing(exc)
-            published = alias == settings.database and settings.publish == "outbox"
-            if published or (alias in needed(settings) and not missing):
+            if alias == settings.database:
+                told = settings.publish == "outbox"
+            else:
+                told = alias in needed(settings) and not missing
+            if told:
                 code = "rows-unreadable-migrate" if missing else "rows-unreadable"
                 statuses.append(UnreachableOutbox(alias, Reason(code, error=error_line(exc))))
             continue

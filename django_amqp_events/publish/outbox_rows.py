@@ -24,6 +24,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -314,7 +315,10 @@ def needed(settings: Settings) -> list[str]:
 
     alias = settings.database
     own = [alias] if settings.publish == "outbox" and alias in connections else []
-    named = [alias, *(handler.using for handler in get_registry().handlers.values())]
+    named = [alias]
+    # Pages show the outbox although something else is wrong.
+    with suppress(ConfigurationError):
+        named += [handler.using for handler in get_registry().handlers.values()]
     own += [each for each in named if each in connections and is_written(each, OutboxEvent)]
     return list(dict.fromkeys(own))
 
