@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_amqp_events.exceptions import Malformed
@@ -201,6 +201,8 @@ publisher_headers = st.dictionaries(
     payload=st.dictionaries(st.sampled_from(WORDS), json_values, max_size=6),
     headers=publisher_headers,
 )
+# As deep as may be published.
+@example(form="cloudevents", payload={"a": json.loads("[" * 199 + "]" * 199)}, headers={})
 def test_our_own_messages_are_not_guessed_at(
     form: Format, payload: dict[str, Any], headers: dict[str, Any]
 ) -> None:
