@@ -49,6 +49,8 @@ PROCESS_SECONDS: Final = 0.25
 ADAPT_SECONDS, ADAPT_PART = 1.0, 1 / 4
 #: Factor of the time that an event may wait, for which a queue is slow after one has waited longer.
 STUCK: Final = 2.0
+#: Seconds between looks at threads that end; RabbitMQ's heartbeats restart a longer time-out.
+POLL_SECONDS: Final = 0.2
 
 
 class EventStep(bootsteps.StartStopStep):
@@ -247,6 +249,12 @@ class EventStep(bootsteps.StartStopStep):
             if tags:
                 channel.basic_cancel(tags[-1])
             self.jobs.stop()
+            # Celery waits for threads without heartbeats, and RabbitMQ would close the connection.
+            while any(not job.in_process for job in self.jobs.running):
+                with suppress(TimeoutError):
+                    c.connection.drain_events(timeout=POLL_SECONDS)
+                c.connection.heartbeat_check()
+                self.jobs.settle_ended()
         except (*c.connection_errors, *c.channel_errors) as exc:
             logger.info("the consumers end with their connection, not before: %r", exc)
 

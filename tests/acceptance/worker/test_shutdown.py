@@ -153,3 +153,14 @@ def pending(pid: int, number: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     masks = [line.split()[1] for line in status.splitlines() if line[:6] in ("SigPnd", "ShdPnd")]
     return any(int(mask, 16) & 1 << number - 1 for mask in masks)
+
+
+def test_the_connection_lives_while_threads_are_waited_for(service: Make, fresh_eyes: Eyes) -> None:
+    """RabbitMQ closes one without heartbeats, and delivers again what has run."""
+    core = service(fresh_eyes, celery={"broker_heartbeat": 2}).declare()
+    worker = core.worker("threads", 1, "-Q", QUEUE)
+    (held,) = fresh_eyes.events(1, ACT, "sleep:10")
+    until(lambda: core.runs(held))
+    assert worker.stop() == 0
+    assert core.ended([held])
+    fresh_eyes.empty(QUEUE)
