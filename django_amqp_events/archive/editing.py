@@ -20,6 +20,7 @@ from ..declare.declarations import EventDeclaration
 from ..declare.registry import Handler, get_registry
 from ..exceptions import InvalidEditError, InvalidEventError
 from ..message import encoding, formats
+from ..message.text import has_surrogates
 from ..models import ArchivedEvent, InboxEntry
 from ..reasons import Reason
 from ..worker import inbox
@@ -74,7 +75,9 @@ def _no_constant(text: str) -> NoReturn:
 
 def written(payload: Mapping[str, Any]) -> str:
     """Write a payload for an editor or a diff."""
-    return json.dumps(payload, indent=2, ensure_ascii=False)
+    text = json.dumps(payload, indent=2, ensure_ascii=False)
+    # No browser can get a lone surrogate but as an escape.
+    return json.dumps(payload, indent=2) if has_surrogates(text) else text
 
 
 def draft(event: ArchivedEvent, handler: Handler, payload: Mapping[str, Any]) -> Draft:

@@ -257,8 +257,9 @@ def _add_failure(row: ArchivedEvent, entry: Entry) -> bool:
             return False
         attempts = row.attempts + archived.attempts
     elif row.state == State.DISCARDED and failed_at > row.state_since:
-        # It was published again after the discard.
+        # It was published again after the discard, and counts as archived anew.
         attempts = row.attempts + archived.attempts
+        row.mirrored_at = entry.now
         row.unconfirmed = states.has_unconfirmed_replay(row)
     elif row.state == State.ARCHIVED:
         # A second copy of the same run, such as after a lost connection.

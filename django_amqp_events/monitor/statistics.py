@@ -70,13 +70,14 @@ def capped(rows: QuerySet[Any], cap: int) -> int:
 def new_since(since: datetime, cap: int, looked: int, *, service: str = "") -> int:
     """Count events first archived since then, up to *cap*, among the newest *looked* failures.
 
+    Those that a mirror stored late count if they failed since then, too.
+
     Args:
         service: count its events only.
     """
-    # The index on the last failure bounds the first, which is not later.
-    failed = _of(service).filter(last_failed_at__gte=since).only("pk", "first_failed_at")
+    failed = _of(service).filter(last_failed_at__gte=since).only("pk", "mirrored_at")
     newest = failed.order_by("-last_failed_at", "-pk")[:looked]
-    counted: int = newest.aggregate(new=Count("pk", filter=Q(first_failed_at__gte=since)))["new"]
+    counted: int = newest.aggregate(new=Count("pk", filter=Q(mirrored_at__gte=since)))["new"]
     return min(counted, cap)
 
 

@@ -6,10 +6,12 @@ tests on real workers check behaviour.
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import Any, Final
 
 from billiard.common import TERM_SIGNAME as TERM_SIGNAME
+from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 from celery.app import trace
 from celery.worker import state as state
 
@@ -79,6 +81,25 @@ def terminated_by_signal(exc: BaseException) -> bool:
     It exits with ``-(256 - signum)``.
     """
     return isinstance(exc, SystemExit) and isinstance(exc.code, int) and exc.code < -128
+
+
+def hear_soft_limit() -> None:
+    """Let the signal of a soft time limit raise again, after :func:`ignore_soft_limit`."""
+    global _ignored  # noqa: PLW0603 - of this pool process
+    if _ignored:
+        signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
+        _ignored = False
+
+
+def ignore_soft_limit() -> None:
+    """Ignore a soft time limit in a pool process whose handler has returned."""
+    global _ignored  # noqa: PLW0603 - of this pool process
+    if signal.getsignal(SIG_SOFT_TIMEOUT) is soft_timeout_sighandler:
+        signal.signal(SIG_SOFT_TIMEOUT, signal.SIG_IGN)
+        _ignored = True
+
+
+_ignored = False
 
 
 def keep_result(result: Any) -> None:

@@ -11,8 +11,8 @@ event that is not newer is skipped too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -113,7 +113,9 @@ def once(
         inserted = False
         results: list[T] = []
         try:
-            with _transact(alias, entry, refused):
+            with transaction.atomic(using=alias):
+                # Not save(), whose signals would call receivers of the project.
+                InboxEntry.objects.using(alias).bulk_create([entry])
                 superseded = (
                     version is not None
                     and not _record_version(alias, handler, version, entry)
@@ -124,6 +126,7 @@ def once(
                     _same(alias, entry).update(superseded=True)
                 else:
                     results.append(run())
+                _check_commit(alias, entry, refused)
             if superseded:
                 break
             return results[0]
@@ -209,27 +212,22 @@ def _record_version(alias: str, handler: Handler, version: Version, entry: Inbox
     return False
 
 
-@contextmanager
-def _transact(alias: str, entry: InboxEntry, refused: Callable[[], Exception]) -> Iterator[None]:
-    """Run a block in a transaction that begins with an INSERT, and check that it can be committed.
+def _check_commit(alias: str, entry: InboxEntry, refused: Callable[[], Exception]) -> None:
+    """Raise what *refused* returns if the transaction, which began with the row, cannot commit.
 
     If the handler swallowed a database error, ``atomic()`` rolls back without an exception, and so
     does PostgreSQL's COMMIT. Django's flag shows the first case. A query of the row shows the
     second: it fails, or finds nothing. It also finds nothing if the handler itself has rolled back;
     libpq's transaction status would not show that, since another transaction may be open by now.
     """
-    with transaction.atomic(using=alias):
-        # Not save(), whose signals would call receivers of the project.
-        type(entry).objects.using(alias).bulk_create([entry])
-        yield
-        if transaction.get_rollback(using=alias):
-            raise refused()
-        try:
-            found = _found(alias, entry)
-        except InternalError as exc:
-            raise refused() from exc  # PostgreSQL: the transaction is aborted
-        if not found:
-            raise refused()
+    if transaction.get_rollback(using=alias):
+        raise refused()
+    try:
+        found = _found(alias, entry)
+    except InternalError as exc:
+        raise refused() from exc  # PostgreSQL: the transaction is aborted
+    if not found:
+        raise refused()
 
 
 def _committed(alias: str, entry: InboxEntry) -> bool:

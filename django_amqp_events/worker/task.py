@@ -6,8 +6,8 @@ import inspect
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -292,7 +292,7 @@ def _call(task: Task, call: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
     """Call the handler, and await its result if that is awaitable."""
     result = call(*args, **kwargs)
     if inspect.isawaitable(result):
-        return wait_for(result, within=_with_request(task, task.request_stack.top))
+        return wait_for(result, within=_WithRequest(task, task.request_stack.top))
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise Unsupported(
             f"handler {task.name!r} returned a generator, which nothing runs. Return a list or, if "
@@ -301,17 +301,20 @@ def _call(task: Task, call: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
     return result
 
 
-@contextmanager
-def _with_request(task: Task, request: Any) -> Iterator[None]:
-    """Set a request in another thread; Celery keeps those of each thread apart."""
-    if request is None:
-        yield
-        return
-    task.request_stack.push(request)
-    try:
-        yield
-    finally:
-        task.request_stack.pop()
+class _WithRequest:
+    """Sets a request in another thread; Celery keeps those of each thread apart.
+
+    Not by contextlib: see :class:`~..context.handling`.
+    """
+
+    def __init__(self, task: Task, request: Any) -> None:
+        self._task, self._request = task, request
+
+    def __enter__(self) -> None:
+        self._task.request_stack.push(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        self._task.request_stack.pop()
 
 
 class HandlerFailed(Exception):

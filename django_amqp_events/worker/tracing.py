@@ -16,7 +16,12 @@ from typing import Any
 from celery import current_task
 from celery.exceptions import Retry
 
-from .celery_internals import build_tracer, terminated_by_signal
+from .celery_internals import (
+    build_tracer,
+    hear_soft_limit,
+    ignore_soft_limit,
+    terminated_by_signal,
+)
 from .task import PROCESS_EXITS, HandlerRun, HandlerTask
 from .verdict import HANDLED, REQUEUE, Verdict
 
@@ -54,6 +59,7 @@ def trace(
             task.amqp_tracer = task.__trace__ = tracer
     request["amqp_run"] = run
     raised: BaseException | None = None
+    hear_soft_limit()
     try:
         outcome, info, runtime, result = tracer(
             request["id"], request["args"], request["kwargs"], request
@@ -64,6 +70,8 @@ def trace(
             raised = getattr(raised, "exc", raised)
         elif observed and run.verdict is HANDLED:
             run.verdict = replace(HANDLED, result=result, runtime=runtime)
+        # Here, where one that comes now is taken for the handler's. Behind it, the verdict is lost.
+        ignore_soft_limit()
     except run.passes:
         raise
     except PROCESS_EXITS:

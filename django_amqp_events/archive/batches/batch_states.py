@@ -50,7 +50,7 @@ THRESHOLD: Final = 20
 #: Number of last outcomes that count.
 WINDOW: Final = 50
 #: Lowest and highest rate limit, in events per second.
-RATES: Final = (0.01, 10_000.0)
+RATES: Final = (0.02, 10_000.0)
 #: Most reasons in a report.
 REASONS: Final = 50
 ROWS_PER_DELETE: Final = 5_000
@@ -419,7 +419,7 @@ def awaiting_outcomes(service: str) -> list[UUID]:
     uncounted = Q(counted_at=None) | Q(counted_at__lt=F("finished_at"))
     unfinished = rows().filter(
         Q(finished_at=None) | Q(finished_at__gte=recent),
-        Q(published__gt=0) | Q(queued__gt=0) | uncounted,
+        Q(published__gt=0) | Q(queued__gt=0) | Q(unconfirmed__gt=0) | uncounted,
         service=service,
         state__in=(_Batch.PAUSED, *_ENDS),
     )

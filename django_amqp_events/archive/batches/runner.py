@@ -116,7 +116,7 @@ class Runner:
         now = time.monotonic()
         if now >= self._looked + INTERVAL:
             for pk in batch_states.lease(self.settings.service, self.id, self._lease):
-                self._held[pk] = _Work(pk)
+                self._held.setdefault(pk, _Work(pk))
             if now >= self._after:
                 for pk in batch_states.awaiting_outcomes(self.settings.service):
                     batch_states.count(pk)

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from django.core.management import call_command, load_command_class
+from django.core.management import CommandError, call_command, load_command_class
 
 from django_amqp_events import conf
 from django_amqp_events.broker import connection
@@ -81,7 +81,7 @@ class Command(ServiceCommand):
                 self._serve_metrics, settings.service, options["metrics_port"]
             )
         if not services:
-            raise self.wrong("there is nothing to run; give fewer --no-… options")
+            raise CommandError("there is nothing to run; give fewer --no-… options", returncode=2)
         threads = [
             threading.Thread(
                 target=self._run, args=service, name=f"amqp-events-{service[0]}", daemon=True

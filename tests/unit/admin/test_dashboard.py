@@ -240,10 +240,12 @@ def test_the_figures_of_the_archive():
     now = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
     for hours in (0.4, 0.9, 3, 10, 50, 100, 500):
         moment = now - timedelta(hours=hours)
-        make(first_failed_at=moment, last_failed_at=moment)
+        # Its attempts took longer than an hour.
+        first = moment - timedelta(hours=2)
+        make(first_failed_at=first, last_failed_at=moment, mirrored_at=moment)
     # It failed again just now, and is not new.
-    make(first_failed_at=now - timedelta(days=9), last_failed_at=now - timedelta(minutes=1))
-    make(State.SUCCEEDED, state_since=now - timedelta(minutes=50), first_failed_at=now,
+    make(mirrored_at=now - timedelta(days=9), last_failed_at=now - timedelta(minutes=1))
+    make(State.SUCCEEDED, state_since=now - timedelta(minutes=50), mirrored_at=now,
          last_failed_at=now)  # fmt: skip
     # A past event that was given to a handler has not failed.
     make(reason="backfill", last_failed_at=now - timedelta(days=99))

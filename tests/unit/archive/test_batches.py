@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -506,9 +507,25 @@ def test_unconfirmed_event_is_not_retried_automatically(broker: Broker) -> None:
     assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
     assert states(batch) == {"succeeded": 2, "unconfirmed": 1}
     assert again(batch).state == "done"
+    assert batch_states.awaiting_outcomes("billing") == [batch.pk]
     # It was on its way, and reports.
     end(Replay.objects.get(event__event_id="order-1").pk, SUCCEED)
     assert states(batch) == {"succeeded": 3}
+
+
+@ONE
+def test_a_rate_is_kept_beyond_a_lease(
+    broker: Broker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LEASE", 1.0)
+    times: list[float] = []
+    broker.before = lambda: times.append(clock.at)
+    broker.report = lambda message: SUCCEED
+    started(3, rate=batch_states.RATES[0])
+    run()
+    waits = [after - before for before, after in itertools.pairwise(times)]
+    assert len(waits) == 2
+    assert min(waits) >= 1 / batch_states.RATES[0]
 
 
 @ONE

@@ -38,7 +38,7 @@ def test_no_process_is_needed_for_nothing() -> None:
     assert line(*NOTHING, "--metrics-port", "9540")
     with override_events(SERVICE="shop", CELERY_APP="tests.celery_app.app"):
         code, _, err = run_command("events_companion", *NOTHING)
-    assert (code, "there is nothing to run" in err) == (1, True)
+    assert (code, "there is nothing to run" in err) == (2, True)
 
 
 def test_a_service_that_fails_is_started_again_and_ends_no_other(

@@ -7,16 +7,20 @@ import copy
 import functools
 import inspect
 import itertools
+import os
 import pickle
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 from celery import Celery, Task, signals
 from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
@@ -30,6 +34,7 @@ from django_amqp_events.exceptions import DirectCallError
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.worker import task as task_module
 from django_amqp_events.worker.binding import bind
+from django_amqp_events.worker.celery_internals import hear_soft_limit
 from django_amqp_events.worker.task import (
     HandlerTask,
     _EventTask,
@@ -471,3 +476,47 @@ def test_a_run_that_has_ended_is_handled(
         assert committed == (once and where in ("after commit", "span"))
     ended = committed if once else where != "handler"
     assert (verdict.kind == "handled") is ended
+
+
+def test_a_late_soft_time_limit_is_of_no_run(app: Celery) -> None:
+    """Behind the run, its verdict would be lost; the next one has its own limit."""
+
+    def limit() -> None:
+        os.kill(os.getpid(), SIG_SOFT_TIMEOUT)
+
+    before = signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
+    try:
+        for _ in range(2):
+            assert verdict_of(app, calls.clear, {}).kind == "handled"
+            limit()
+            verdict = verdict_of(app, limit, {}, policy=RetryPolicy(max_retries=0))
+            assert verdict.failure is not None
+            assert verdict.failure.exception.endswith("SoftTimeLimitExceeded")
+    finally:
+        hear_soft_limit()
+        signal.signal(SIG_SOFT_TIMEOUT, before)
+
+
+@dataclass(frozen=True)
+class OutOfStock(Exception):
+    sku: str = "A-1"
+
+
+def raise_frozen() -> None:
+    raise OutOfStock
+
+
+async def raise_frozen_async() -> None:
+    raise OutOfStock
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("target", [raise_frozen, raise_frozen_async])
+def test_an_exception_that_accepts_no_attribute_stays_itself(
+    app: Celery, target: Any, once: bool
+) -> None:
+    """Such as a frozen dataclass; contextlib would assign its traceback."""
+    verdict = verdict_of(app, target, {}, once=once, policy=RetryPolicy(max_retries=0))
+    assert verdict.failure is not None
+    assert verdict.failure.exception == f"{__name__}.OutOfStock"
