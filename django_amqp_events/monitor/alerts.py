@@ -251,10 +251,9 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
         return conditions
     begin = now - NEW_AGE
     events = ArchivedEvent.objects.using(groups.db).filter(group=OuterRef("pk"))
-    # The mirror may have been down when a new group failed first, or the clock of a worker wrong.
-    first = Exists(events.filter(last_failed_at__lte=OuterRef("first_seen")))
-    late = first & ~Exists(events.filter(mirrored_at__lte=begin))
-    new = Q(first_seen__gt=begin) | late
+    # The mirror may have been down when a new group failed first, or the clock of a worker wrong;
+    # or the events of a group that has a note were pruned.
+    new = Q(first_seen__gt=begin) | ~Exists(events.filter(mirrored_at__lte=begin))
     news = groups.filter(group_counts.has_open(), Q(reopened_at__gt=begin) | new)
     news = news.exclude(pk__in=ids)
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:

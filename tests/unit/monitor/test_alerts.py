@@ -448,11 +448,11 @@ def test_a_replay_that_fails_in_another_way_is_a_new_failure(heard: Any) -> None
 @ONE
 @DATABASES
 @pytest.mark.parametrize("pruned", [False, True])
-def test_a_known_group_is_not_a_new_failure(heard: Any, pruned: bool) -> None:
-    """Its event was restored and failed again, or its first events were pruned."""
+def test_a_failure_that_comes_back(heard: Any, pruned: bool) -> None:
+    """It is new if its events were pruned meanwhile, and not if one was restored."""
     seen = NOW - timedelta(days=60)
     group = make_group(first_seen=seen, note="known")
     row = failed(NOW, group=group, mirrored_at=NOW if pruned else seen)
     if not pruned:
         ArchivedFailure.objects.create(pk=uuid4(), event=row, failed_at=NOW, mirrored_at=NOW)
-    assert look_at_groups(heard) == []
+    assert look_at_groups(heard) == ([("raised", "group_new", str(group.pk))] if pruned else [])
