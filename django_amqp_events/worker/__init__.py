@@ -23,6 +23,6 @@ In a process of the pool, which validates, runs, decides and publishes:
 ``outgoing``           builds the message that a verdict publishes (pure)
 
 Beside it: ``reaper`` runs events alone whose workers have died; ``remote_control``, ``wakeup``,
-``quit_signal``, ``hang_detector`` and ``connection_errors`` serve the main process;
+``stop_signals``, ``hang_detector`` and ``connection_errors`` serve the main process;
 ``celery_internals`` holds every use of a private name of Celery, kombu and billiard.
 """

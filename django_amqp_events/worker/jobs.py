@@ -25,7 +25,7 @@ from .celery_internals import keep_result, shutdown_requested, state
 from .delivery import Delivery, Item, Job
 from .pool_job import JobOptions, Outcome, run_job
 from .prefetch import HOLDING, WAITING, run_limit
-from .quit_signal import QuitSignal
+from .stop_signals import StopSignals
 from .task_events import TaskEvents
 
 logger = get_logger(__name__)
@@ -41,8 +41,8 @@ REQUESTS: Final = 4
 WAKE_SECONDS: Final = 0.01
 #: Seconds in which messages that are not published yet are published when the worker stops.
 STOPPING_SECONDS: Final = 20.0
-#: Longest time in seconds that a cold shutdown waits until processes have received their jobs.
-QUIT_SECONDS: Final = 1.0
+#: Longest time in seconds that a signal waits until processes have received their jobs.
+WRITING_SECONDS: Final = 5.0
 
 
 #: Those of this process, for the check for hanging handlers.
@@ -110,9 +110,9 @@ class Jobs:
         pool = c.pool
         self._semaphore: Any = worker.semaphore if isinstance(pool, PreforkPool) else None
         self._inline = isinstance(pool, SoloPool)
-        self.quit_signal = QuitSignal(wake)
+        self.stop_signals = StopSignals(wake)
         # Until when (monotonic) a signal waits for jobs that are being written.
-        self._quit_at = 0.0
+        self._stop_at = 0.0
 
     @property
     def processes(self) -> int:
@@ -125,7 +125,7 @@ class Jobs:
     @property
     def _ends(self) -> bool:
         """Whether no further job may begin."""
-        return self.stopping or shutdown_requested() or self.quit_signal.waiting
+        return self.stopping or shutdown_requested() or self.stop_signals.waiting
 
     @property
     def has_room(self) -> bool:
@@ -240,17 +240,17 @@ class Jobs:
                 keep_result(job.result)
 
     def loop_runs(self) -> None:
-        """Let SIGQUIT wait for the event loop; not in solo, where a run may occupy it for long."""
+        """Let signals wait for the event loop; not in solo, where a run may occupy it for long."""
         if not self._inline:
-            self.quit_signal.install()
+            self.stop_signals.install()
 
-    def quit(self) -> None:
+    def stop_by_signal(self) -> None:
         """Let Celery shut down, as soon as no job is being written to a process."""
         now = time.monotonic()
-        self._quit_at = self._quit_at or now + QUIT_SECONDS
+        self._stop_at = self._stop_at or now + WRITING_SECONDS
         written = all(job.began is not None for job in self.running if job.in_process)
-        if written or now > self._quit_at:
-            self.quit_signal.deliver()
+        if written or now > self._stop_at:
+            self.stop_signals.deliver()
         else:
             self._wake_after(WAKE_SECONDS)
 

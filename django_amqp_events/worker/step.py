@@ -199,8 +199,8 @@ class EventStep(bootsteps.StartStopStep):
             self.open()
 
     def _woken(self) -> None:
-        if self.jobs.quit_signal.waiting:
-            self.jobs.quit()
+        if self.jobs.stop_signals.waiting:
+            self.jobs.stop_by_signal()
         if not self._stopping:
             self._read_arrived()
             self.jobs.settle_ended()
@@ -237,7 +237,7 @@ class EventStep(bootsteps.StartStopStep):
         self.part.rest()
         if self._prepared:
             self.jobs.stopping = True
-            self.jobs.quit_signal.loop_ended()
+            self.jobs.stop_signals.loop_ended()
         channel = self.channel
         if channel is None or channel.connection is None or c.connection is None:
             return

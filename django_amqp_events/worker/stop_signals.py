@@ -1,24 +1,27 @@
-"""Let SIGQUIT wait for the event loop.
+"""Let signals that stop a worker wait for the event loop.
 
-Celery's handler stops the pool where the signal arrives. In the middle of the write of a job, the
-pool would wait for ever for that job's end; in that of ``ThreadPoolExecutor.submit()``, for a lock
-that this thread holds.
+Celery stops the pool in the middle of the write of a job: its handler of SIGQUIT where the signal
+arrives, and that of SIGTERM and SIGINT after the loop's present turn. The pool would then wait for
+ever for that job's end; in the middle of ``ThreadPoolExecutor.submit()``, SIGQUIT would wait for a
+lock that this thread holds.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Final
+
+#: Of a cold shutdown, and of warm ones.
+SIGNALS: Final = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT)
 
 
-class QuitSignal:
-    """A handler of the signal for a cold shutdown that calls the former one in the event loop.
+class StopSignals:
+    """Handlers of signals that call the former ones in the event loop.
 
-    A second signal calls it at once.
+    A second signal calls its handler at once.
 
     Args:
         wake: has :meth:`deliver` called in the event loop.
@@ -27,23 +30,22 @@ class QuitSignal:
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._loop_runs = False
-        self._former: Callable[..., Any] | None = None
+        self._former: dict[int, Callable[..., Any]] = {}
         self._waiting: tuple[int, FrameType | None] | None = None
 
     def install(self) -> None:
-        """Replace Celery's handler, where this is the main thread; when the loop runs."""
+        """Replace Celery's handlers, where this is the main thread; when the loop runs."""
         if threading.current_thread() is not threading.main_thread():
             return
         self._loop_runs = True
-        remapped = os.environ.get("REMAP_SIGTERM") == "SIGQUIT"
-        for number in (signal.SIGQUIT, signal.SIGTERM) if remapped else (signal.SIGQUIT,):
+        for number in SIGNALS:
             former = signal.getsignal(number)
             if callable(former) and former != self._handle:
-                self._former = former
+                self._former[number] = former
                 signal.signal(number, self._handle)
 
     def loop_ended(self) -> None:
-        """Call the former handler at once from now on."""
+        """Call the former handlers at once from now on."""
         self._loop_runs = False
         self.deliver()
 
@@ -66,5 +68,4 @@ class QuitSignal:
             self._call(number, frame)
 
     def _call(self, number: int, frame: FrameType | None) -> None:
-        if self._former is not None:
-            self._former(number, frame)
+        self._former[number](number, frame)
