@@ -20,7 +20,6 @@ from uuid import uuid4
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from broker import Node
 from django_amqp_events import (
     BrokerUnavailableError,
     Options,
@@ -45,9 +44,7 @@ from ..wire import (
     Proxy,
     Wire,
     ack,
-    drain,
     finished,
-    raw_connection,
     until,
 )
 
@@ -60,13 +57,6 @@ CERTIFICATE = Path(__file__).parent.parent / "localhost.pem"
 @pytest.fixture
 def wire(vhost: Vhost) -> Iterator[Wire]:
     with Wire.on(vhost.url) as wire:
-        yield wire
-
-
-@pytest.fixture
-def node_wire(private_node: Node) -> Iterator[Wire]:
-    """On a node that the test may stop."""
-    with Wire.on(private_node.amqp_url()) as wire:
         yield wire
 
 
@@ -189,24 +179,6 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
 
 
 # -- an unreachable, blocked or frozen broker -------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_stale_connection_is_found_out_before_it_is_used(private_node: Node, node_wire: Wire):
-    published = [publish_event(NAME, {})]
-    (channel,) = node_wire.pool._idle
-    stale = channel._conn
-    private_node.stop_app()
-    private_node.start_app()
-    published.append(publish_event(NAME, {}))
-    assert channel._conn is not stale
-    assert stored_ids(node_wire) == published
-
-
-def stored_ids(wire: Wire) -> list[str]:
-    """Consume the queue over a connection opened after the broker was down."""
-    with raw_connection(wire.url) as connection:
-        return [m.properties["message_id"] for m in drain(connection.channel(), wire.queue)]
 
 
 def test_a_connection_that_is_known_to_be_blocked(wire: Wire):

@@ -346,23 +346,11 @@ class TestStale:
 
 
 class TestRecreating:
-    def test_infrastructure(self, billing):
-        for queue in ("billing:archive", "billing:delay.2s", "billing:graveyard"):
-            spoil(billing, queue)
-        assert not apply(billing, recreate_empty=True).refused
-        assert billing.inspect().result == "identical"
-
     def test_classic_archive_is_replaced_by_quorum_queue(self, service, fresh_vhost):
         service(fresh_vhost, QUEUE_TYPE="classic", HANDLERS={}).declare()
         made = service(fresh_vhost, HANDLERS={})
         assert not apply(made, recreate_empty=True).refused
         assert made.inspect().result == "identical"
-
-    def test_a_handlers_queue_is_refused(self, billing):
-        """It would miss what is published meanwhile."""
-        spoil(billing)
-        with pytest.raises(TopologyDriftError, match="give the handler another QUEUE"):
-            apply(billing, recreate_empty=True)
 
 
 class TestManagementApi:

@@ -82,35 +82,6 @@ def alone(service, make_node):
 
 
 @pytest.mark.slow
-def test_a_node_whose_dead_letter_workers_have_ended(alone):
-    """RabbitMQ's issue 16652: retries wait for a restart of the node."""
-    node = alone.vhost.node
-    alone.take_all("billing.book")
-    node.ctl("eval", "sys:terminate(rabbit_fifo_dlx_sup, shutdown).")
-    alone.publish("billing:delay.1s", "billing.book")
-
-    def status() -> str:
-        return str(alone.command("events_status")[1])
-
-    wait_until(lambda: "1 event past due" in status(), "the message is due")
-    assert "restart the RabbitMQ node that leads the queue" in status()
-    assert alone.command("events_declare", "--check")[0] == 0
-    node.http("DELETE", f"/api/queues/{alone.vhost.path}/billing.send_invoice")
-    code, _, error = alone.command("events_declare")
-    assert code == 2
-    assert "INTERNAL_ERROR" in error
-    node.stop()
-    node.start_again()
-    assert alone.command("events_declare")[0] == 0
-
-    def back() -> bool:
-        return bool((alone.api.queue("billing.book") or {}).get("messages"))
-
-    # If its queue had no leader yet, RabbitMQ repeats it after 180 s.
-    wait_until(back, "it has returned", 240)
-
-
-@pytest.mark.slow
 def test_a_quorum_queue_without_a_leader(alone):
     """As RabbitMQ 3 leaves a queue whose log it cannot read; 4 begins it anew, empty."""
     node = alone.vhost.node

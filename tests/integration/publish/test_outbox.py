@@ -166,15 +166,6 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
     assert wire.ids() == [event_id]
 
 
-def test_more_than_is_kept_in_memory(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("django_amqp_events.publish.publisher.KEPT_EVENTS", 2)
-    with transaction.atomic(using=ALIAS):
-        ids = [publish_event(NAME, {"n": n}) for n in range(4)]
-    assert wire.ids() == ids[:2]
-    assert relay() == RelayCounts(published=2)
-    assert wire.ids() == ids[2:]
-
-
 def test_signals(wire: Wire):
     seen: list[tuple[str, str]] = []
 
