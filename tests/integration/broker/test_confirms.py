@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
@@ -31,14 +30,13 @@ from django_amqp_events import (
     publish_many,
 )
 from django_amqp_events.broker import confirms
-from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
-from tests.conftest import Vhost
 
 from ..wire import (
     ACK,
     BLOCKED,
     DEADLINE,
+    NAME,
     UNBLOCKED,
     Link,
     Proxy,
@@ -48,32 +46,9 @@ from ..wire import (
     until,
 )
 
-NAME = "shop.order.created"
 #: CONFIRM_TIMEOUT where a confirm is waited for in vain; a busy machine connects within it.
 IN_VAIN = 4
 CERTIFICATE = Path(__file__).parent.parent / "localhost.pem"
-
-
-@pytest.fixture
-def wire(vhost: Vhost) -> Iterator[Wire]:
-    with Wire.on(vhost.url) as wire:
-        yield wire
-
-
-def event(wire: Wire, body: bytes = b"[[],{},{}]", **changes: object) -> Message:
-    """Build a message as other parts of the library hand them to the pool."""
-    event_id = str(uuid4())
-    values = {
-        "exchange": wire.exchange,
-        "routing_key": NAME,
-        "body": body,
-        "headers": {},
-        "properties": {"message_id": event_id, "delivery_mode": 2},
-        "event_id": event_id,
-        "name": NAME,
-        **changes,
-    }
-    return Message(**values)  # type: ignore[arg-type]
 
 
 def failure(payload: dict[str, object] | None = None) -> PublishError:
@@ -165,7 +140,7 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
     ids = {"message_id": "one", "delivery_mode": 2}
-    messages = [event(wire, routing_key=key, properties=ids) for key in ("second", "first")]
+    messages = [wire.message(routing_key=key, properties=ids) for key in ("second", "first")]
     proxy.hold = {ACK}
     publishing = []
     thread = threading.Thread(
@@ -230,11 +205,11 @@ def test_a_relay_ends_its_wait_on_a_connection_that_died_while_it_was_blocked(
 
     channel = OutboxChannel(wire.pool.app, timeout=20, stop=block)
     try:
-        assert channel.publish([event(wire)], mandatory=True) == [None]
+        assert channel.publish([wire.message()], mandatory=True) == [None]
         proxy.links[0].dead = True
-        (error,) = channel.publish([event(wire)], mandatory=True)
+        (error,) = channel.publish([wire.message()], mandatory=True)
         assert type(error) is PublishInterruptedError
-        assert channel.publish([event(wire)], mandatory=True) == [None]
+        assert channel.publish([wire.message()], mandatory=True) == [None]
     finally:
         channel.leave()
 
@@ -317,7 +292,7 @@ def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
     results: list[PublishError | None] = []
     publishing = threading.Thread(
         target=lambda: results.extend(
-            wire.pool.publish([event(wire) for _ in range(3)], mandatory=True)
+            wire.pool.publish([wire.message() for _ in range(3)], mandatory=True)
         )
     )
     publishing.start()
@@ -352,7 +327,7 @@ def test_a_confirm_that_has_arrived_is_in_time(wire: Wire, events: int):
 
     others = threading.Timer(0.5, lambda: proxy.links[0].write(ack(1 + events, multiple=True)))
     channel._before_read = stand_still  # type: ignore[method-assign]
-    messages = [event(wire) for _ in range(events)]
+    messages = [wire.message() for _ in range(events)]
     assert wire.pool.publish(messages, mandatory=True) == [None] * events
 
 

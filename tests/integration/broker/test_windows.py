@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
 import amqp
 import pytest
@@ -16,35 +14,11 @@ from django_amqp_events import (
 )
 from django_amqp_events.broker.provisioning.amqp_api import version_of
 from django_amqp_events.message.types import Message
-from tests.conftest import Vhost
 
 from ..wire import (
     Wire,
     until,
 )
-
-NAME = "shop.order.created"
-
-
-@pytest.fixture
-def wire(vhost: Vhost) -> Iterator[Wire]:
-    with Wire.on(vhost.url) as wire:
-        yield wire
-
-
-def event(wire: Wire, body: bytes = b"[[],{},{}]", **changes: Any) -> Message:
-    event_id = str(uuid4())
-    values: dict[str, Any] = {
-        "exchange": wire.exchange,
-        "routing_key": NAME,
-        "body": body,
-        "headers": {"event-id": event_id},
-        "properties": {"message_id": event_id, "delivery_mode": 2},
-        "event_id": event_id,
-        "name": NAME,
-        **changes,
-    }
-    return Message(**values)
 
 
 def waiting(wire: Wire) -> int:
@@ -79,17 +53,17 @@ def test_the_same_messages_arrive(wire: Wire):
     """Of every kind: larger than a frame, empty, unicode, many headers, other types of them."""
     large = {f"header-{n}": "ü" * 100 for n in range(250)}
     given = [
-        event(wire, b""),
-        event(wire, b"x" * 131_072),
-        event(wire, b"y" * 400_000, headers=large),
-        event(wire, routing_key="bestellung.größe.訂單"),
-        event(wire, headers=large),
-        event(wire, headers={"n": 2**40, "m": -1, "f": 1.5, "b": True, "t": "ü", "e": ""}),
-        event(wire, headers={"list": [1, "a"], "table": {"a": 1}, "none": None, "raw": b"\xff"}),
-        event(wire, properties={"message_id": "p", "priority": 3, "type": "t", "app_id": "a"}),
-        event(wire, properties={}),
-        *(event(wire, b"z" * n) for n in range(0, 130_000, 10_000)),
-        *(event(wire, str(n).encode()) for n in range(300)),
+        wire.message(b""),
+        wire.message(b"x" * 131_072),
+        wire.message(b"y" * 400_000, headers=large),
+        wire.message(routing_key="bestellung.größe.訂單"),
+        wire.message(headers=large),
+        wire.message(headers={"n": 2**40, "m": -1, "f": 1.5, "b": True, "t": "ü", "e": ""}),
+        wire.message(headers={"list": [1, "a"], "table": {"a": 1}, "none": None, "raw": b"\xff"}),
+        wire.message(properties={"message_id": "p", "priority": 3, "type": "t", "app_id": "a"}),
+        wire.message(properties={}),
+        *(wire.message(b"z" * n) for n in range(0, 130_000, 10_000)),
+        *(wire.message(str(n).encode()) for n in range(300)),
     ]
     assert wire.pool.publish(given, mandatory=True) == [None] * len(given)
     ours = arrived(wire, len(given))
@@ -129,8 +103,8 @@ UNWRITABLE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("size", [10, 400_000])
 def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
     """Nothing of it is written, and the messages around it are published."""
-    good = [event(wire) for _ in UNWRITABLE]
-    bad = [event(wire, b"x" * size, **changes) for changes in UNWRITABLE]
+    good = [wire.message() for _ in UNWRITABLE]
+    bad = [wire.message(b"x" * size, **changes) for changes in UNWRITABLE]
     messages = [message for pair in zip(good, bad, strict=True) for message in pair]
     results = wire.pool.publish(messages, mandatory=True)
     assert kinds(results) == [type(None), PublishRefusedError] * len(good)

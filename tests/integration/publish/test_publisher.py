@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -18,22 +17,14 @@ from django_amqp_events import (
 )
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.decorators import Event
-from tests.conftest import Vhost
 
 from ..wire import (
     ACK,
+    NAME,
     Wire,
     in_threads,
     until,
 )
-
-NAME = "shop.order.created"
-
-
-@pytest.fixture
-def wire(vhost: Vhost) -> Iterator[Wire]:
-    with Wire.on(vhost.url) as wire:
-        yield wire
 
 
 @pytest.fixture
