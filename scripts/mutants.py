@@ -85,7 +85,7 @@ TESTS = {
     "archive/row_writer": "unit/archive/test_mirror.py unit/archive/test_failure_groups.py "
     "unit/archive/test_states.py integration/archive/test_mirror.py "
     "integration/archive/test_mirror_hostile.py integration/management/test_events_recover.py "
-    "integration/archive/test_archive_machine.py acceptance/archive/test_replay.py",
+    "integration/archive/test_archive_machine.py",
     "broker/confirms": "integration/broker/test_confirms.py "
     "integration/broker/test_confirms_model.py integration/publish/test_publisher.py",
     "worker/inbox": "unit/worker/test_once.py integration/worker/test_once.py",

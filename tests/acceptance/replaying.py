@@ -7,8 +7,7 @@ from typing import Any
 
 from django_amqp_events.models import ArchivedEvent
 
-from .conftest import Make
-from .harness import Eyes, Service, until
+from .harness import Service, until
 
 #: Columns and properties that tests look at.
 _EVENT = (
@@ -16,13 +15,6 @@ _EVENT = (
     "exception", "task_id",
 )  # fmt: skip
 _REPLAY_COLUMNS = ("number", "state", "publishes", "handler", "task_id")
-
-
-def make(service: Make, eyes: Eyes, **options: Any) -> Service:
-    """Make the service, declared, with the tables of its archive."""
-    made: Service = service(eyes, "replays", handlers="replays", **options).declare()
-    made.migrate()
-    return made
 
 
 def archive() -> list[dict[str, Any]]:

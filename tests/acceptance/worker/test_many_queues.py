@@ -19,17 +19,3 @@ def test_short_events_do_not_wait_for_a_backlog_of_long_ones(
     core.worker("prefork", 2)
     until(lambda: all(core.runs(event, "end") for event in short), 60, "the short ones have run")
     assert len(core.ledger(name="core.act", what="start")) <= 6
-
-
-def test_a_backlog_in_one_of_many_queues_occupies_all_processes(
-    core: Service, fresh_eyes: Eyes
-) -> None:
-    core.worker("prefork", 3)
-    for _ in range(30):
-        fresh_eyes.event("core.act", {"plan": ["sleep:0.3"]})
-    until(lambda: len(core.ledger(what="end")) == 30, 60, "all are handled")
-    lines = core.ledger(what="start") + core.ledger(what="end")
-    running = [0]
-    for line in sorted(lines, key=lambda line: line["at"]):
-        running.append(running[-1] + (1 if line["what"] == "start" else -1))
-    assert max(running) == 3

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import socket
-from contextlib import suppress
 
 import pytest
 
 from tests.integration.wire import Proxy
 
-from ..conftest import NAMES_ARE_UNIQUE, POOLS, Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Eyes,
     Service,
@@ -112,31 +110,6 @@ def test_a_worker_ends_while_the_broker_is_silent(
         worker.signal(signal.SIGTERM)
         assert worker.wait(60) == 0
     assert worker.log.count("RabbitMQ does not answer") == 1, worker.log
-
-
-@NAMES_ARE_UNIQUE
-def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
-    """RabbitMQ has not noticed yet that the worker's former connection is dead."""
-    with Proxy.to(fresh_eyes.url) as proxy:
-        core = service(
-            fresh_eyes,
-            celery={"broker_heartbeat": 4, "broker_channel_error_retry": True},
-            constants={"worker.connection_errors.SILENCE_SECONDS": 3},
-        ).declare()
-        core.url = proxy.url
-        worker = core.worker("threads", 2)
-        until(lambda: each_once(fresh_eyes), 30)
-        for link in proxy.links:
-            # The worker's side is closed, RabbitMQ's is not.
-            link.dead = True
-            with suppress(OSError):
-                link.client.shutdown(socket.SHUT_RDWR)
-        until(lambda: "another connection uses the name" in worker.log, 30)
-        until(lambda: fresh_eyes.consumers(QUEUES[0]) == 1, 60)
-        ids = fresh_eyes.events(1, ACT, "ok")
-        until(lambda: core.ended(ids), 30, "the worker continues")
-        assert worker.alive
-        assert "Frequent restarts" not in worker.log
 
 
 def test_an_exclusively_consumed_queue_is_left_out(fresh_eyes: Eyes, service: Make) -> None:

@@ -230,13 +230,6 @@ def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) ->
     assert worker.log.count("Connected to") == 1
 
 
-def test_a_worker_of_ordinary_tasks_on_another_broker(fresh_eyes: Eyes, service: Make) -> None:
-    core = service(fresh_eyes)
-    core.url = "memory://"
-    worker = core.worker("solo", 1, "-Q", "ordinary").wait_ready()
-    assert "Trying to reconnect" not in worker.log
-
-
 @NAMES_ARE_UNIQUE
 def test_a_second_worker_of_the_same_name_waits_for_it(fresh_eyes: Eyes, service: Make) -> None:
     """It says so, and continues when the first one has ended."""

@@ -106,7 +106,7 @@ def test_large_messages_do_not_fill_the_memory(
     monkeypatch.setattr(batch_reader, "BATCH_BYTES", 3000)
     for _ in range(40):
         billing.publish("", QUEUE, b"x" * 1000)
-    sizes = []
+    sizes: list[int] = []
     with closing(BatchReader(billing.app, QUEUE, billing.settings, size=64)) as reader:
         while sum(sizes) < 40:
             batch = reader.batch(wait=20)

@@ -107,8 +107,8 @@ A_STR = model("A", kind=Literal["a"], value=str)
 A_MORE = model("A", kind=Literal["a"], value=int, more=(str, ""))
 B_MORE = model("B", kind=Literal["b"], value=int, more=(str, ""))
 C = model("C", kind=Literal["c"], value=int)
-LINE = model("Line", sku=str)
-LINE_MORE = model("Line", sku=str, more=(str, ""))
+LINE: Any = model("Line", sku=str)
+LINE_MORE: Any = model("Line", sku=str, more=(str, ""))
 
 BROKEN: list[tuple[Any, Any]] = [
     (int, str), (int, float), (Decimal, str), (int, int | None), (int, Any),
