@@ -131,17 +131,20 @@ def test_several_reapers_share_the_isolated_events(core, fresh_eyes):
     assert reapers[1].stop() == 0
 
 
-def test_a_worker_that_is_killed_leaves_nothing(core, fresh_eyes):
+def test_what_is_killed_leaves_nothing(core, fresh_eyes):
+    core.constants["worker.reaper.IDLE_SECONDS"] = 600
     worker = events_worker(core).wait_ready()
-    [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
-    until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")
     isolate(fresh_eyes, ["ok"])
-    [reaper] = until(lambda: beside(companion, "events_reaper"), 20, "the reaper runs")
-    until(lambda: core.ledger(what="end"), 20, "the reaper works")
+    until(lambda: core.ledger(what="end"), 40, "the reaper works")
+    [companion] = beside(worker.pid)
+    [reaper] = beside(companion, "events_reaper")
+    os.kill(companion, signal.SIGKILL)
+    until(lambda: not alive(reaper), 20, "the reaper has ended")
+    [companion] = until(lambda: beside(worker.pid), 30, "another companion runs")
+    until(lambda: worker.log.count("mirroring core:archive") == 2, 30, "the mirror has begun")
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
     until(lambda: not alive(companion), 20, "the companion has ended")
-    until(lambda: not alive(reaper), 20, "the reaper has ended")
 
 
 def test_started_beside_a_module_named_celery(core):
