@@ -279,17 +279,27 @@ class Service:
         self.eyes.http("POST", "/api/definitions/{vhost}", _DEFINITIONS[key])
         return self
 
-    def migrate(self) -> None:
-        """Create the tables, as migrate does. In SQLite, all but the first are copies."""
+    def migrate(self, module: str = "", *, alias: str = "default") -> None:
+        """Create the tables, as migrate does, and the ``TABLE`` of a module of the test project.
+
+        In SQLite, all but the first are copies, where there is no such module.
+        """
         file = self.where / "db.sqlite3"
         elsewhere = self.environ.keys() & {"TESTPROJECT_DATABASE", "TESTPROJECT_RESULTS"}
-        fresh = not elsewhere and not file.exists()
+        fresh = not elsewhere and not module and not file.exists()
         if fresh and _MIGRATED:
             file.write_bytes(_MIGRATED[0])
             return
-        self.python(
-            "from django.core.management import call_command as c\nc('migrate', verbosity=0)"
+        code = (
+            "from django.core.management import call_command\n"
+            f"call_command('migrate', database={alias!r}, verbosity=0)\n"
         )
+        if module:
+            code += (
+                f"from django.db import connections\nfrom testproject.{module} import TABLE\n"
+                f"connections[{alias!r}].cursor().execute(TABLE)"
+            )
+        self.python(code)
         if fresh:
             _MIGRATED.append(file.read_bytes())
 

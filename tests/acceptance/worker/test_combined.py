@@ -175,13 +175,7 @@ def test_every_event_ends_as_declared(
         "TESTPROJECT_DATABASE": json.dumps(database),
         "TESTPROJECT_UNSYNCED": "1",
     }
-    combined.python(
-        "from django.core.management import call_command\n"
-        "from django.db import connection\n"
-        "from testproject.table import TABLE\n"
-        "call_command('migrate', verbosity=0)\n"
-        "connection.cursor().execute(TABLE)"
-    )
+    combined.migrate("table")
     combined.declare()
     sent = {message.event_id: (case, message)
             for case in cases(pool, formats) for message in [case.message(fresh_eyes)]}  # fmt: skip

@@ -39,13 +39,7 @@ def test_every_order_ends_at_its_newest_version(
             "TESTPROJECT_ALIAS": "books",
         },
     )
-    core.python(
-        "from django.core.management import call_command\n"
-        "from django.db import connections\n"
-        "from testproject.orders import TABLE\n"
-        "call_command('migrate', database='books', verbosity=0)\n"
-        "connections['books'].cursor().execute(TABLE)"
-    )
+    core.migrate("orders", alias="books")
     core.declare()
     versions = [(order, version) for order in range(ORDERS) for version in range(UPDATES // ORDERS)]
     random.shuffle(versions)

@@ -12,7 +12,7 @@ from tests.conftest import Vhost
 
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, until
-from ..isolation import Supervisor, fewer_deliveries, reaper
+from ..isolation import Supervisor, fewer_deliveries
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -74,7 +74,7 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
         limits = {way: publish("core.act.limited", step) for way, step in LIMITS.items()}
     queues = ",".join(f"{core.name}.testproject.{handler}" for handler in ("act", "limited"))
     main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", queues))
-    beside = Supervisor(lambda: reaper(core))
+    beside = Supervisor(lambda: core.start("events_reaper"))
     archive = Archive(eyes, core.name)
     good = {*neighbours, *passing}
 

@@ -11,7 +11,6 @@ from ..harness import (
     Worker,
     until,
 )
-from ..isolation import reaper
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -46,7 +45,7 @@ def dies(core: Service, eyes: Eyes, queue: str) -> Worker:
     """Run a reaper until what it finds in *queue* has killed it; the message is back or further."""
     before = eyes.ready(queue)
     assert before == 1
-    worker = reaper(core)
+    worker = core.start("events_reaper")
     assert worker.wait(60) == -9
     worker.kill()
     back(eyes, queue)
@@ -69,7 +68,7 @@ def test_message_that_kills_the_reader_is_forwarded_undecoded(service, fresh_eye
         lose(fresh_eyes, "core:graveyard")
         until(lambda: fresh_eyes.ready("core:graveyard") + fresh_eyes.ready("core:dead"), 20)
     assert fresh_eyes.ready("core:dead") == 1
-    reaper(core)
+    core.start("events_reaper")
     entry = Archive(fresh_eyes).wait(victim, 40)
     assert entry["reason"] == "poison"
     assert entry["handler"] == "testproject.act"
@@ -107,5 +106,5 @@ def test_unforwardable_message_ends_in_the_abyss(service, fresh_eyes):
     assert message.delivery_info["routing_key"] == QUEUE
     assert not core.ledger()
     sound = service(fresh_eyes, where=core.where)
-    reaper(sound)
+    sound.start("events_reaper")
     until(lambda: core.runs(innocent, "end"), 40, "it is run")

@@ -20,7 +20,6 @@ from ..harness import (
     Worker,
     until,
 )
-from ..isolation import reaper
 from .test_children import events_worker
 
 ACT = "core.act"
@@ -31,7 +30,7 @@ def starts(service: Service, what: str) -> Worker:
     """Start a worker in one of the ways that there are."""
     if what == "events_worker":
         return events_worker(service, *ALONE)
-    return reaper(service) if what == "events_reaper" else service.worker("solo", 1)
+    return service.start(what) if what == "events_reaper" else service.worker("solo", 1)
 
 
 def logged_in(core: Service, user: str, password: str) -> Service:
