@@ -7,15 +7,18 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import command_tables
 import pytest
+from django.contrib.auth.models import Permission
 from django.core.management.base import BaseCommand
 
 from django_amqp_events.management import arguments, commands
 from tests.commands import run_command
+from tests.roles import roles
 
 FOLDER = Path(str(commands.__file__)).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("events_*.py"))
@@ -110,3 +113,16 @@ def test_types_refuse(kind: Callable[[str], object], text: str) -> None:
 def test_wrong_arguments_exit_with_2(name: str, option: str, value: str) -> None:
     code, _, err = run_command(name, f"{option}={value}")
     assert (code, f"{value} is not a number" in err) == (2, True), err
+
+
+# -- the roles that the documentation recommends ---------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_each_permission_belongs_to_a_role() -> None:
+    """So a new one needs a decision."""
+    of = roles()
+    assert list(of) == ["viewer", "operator", "manager"]
+    assert all(less < more for less, more in pairwise(of.values()))
+    stored = Permission.objects.filter(content_type__app_label="django_amqp_events")
+    assert of["manager"] == set(stored.values_list("codename", flat=True))
