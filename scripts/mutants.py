@@ -86,7 +86,7 @@ TESTS = {
     "integration/archive/test_mirror_hostile.py integration/management/test_events_recover.py "
     "integration/archive/test_archive_machine.py",
     "broker/confirms": "integration/broker/test_confirms.py "
-    "integration/broker/test_confirms_model.py integration/publish/test_publisher.py",
+    "integration/broker/test_confirms_model.py",
     "worker/inbox": "unit/worker/test_once.py integration/worker/test_once.py",
     "archive/eligibility": "unit/archive/test_replay.py unit/archive/test_batches.py "
     "unit/archive/test_editing.py unit/admin/test_admin.py unit/admin/test_editing.py",

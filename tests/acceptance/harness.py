@@ -31,6 +31,7 @@ from tests.event_messages import published
 from tests.waiting import is_usable
 
 PROJECT = Path(__file__).resolve().parent / "project"
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
 
 T = TypeVar("T")
@@ -200,7 +201,7 @@ class Service:
     def env(self) -> dict[str, str]:
         return {
             **{key: value for key, value in os.environ.items() if not key.startswith("AMQP_")},
-            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PACKAGE)]),
+            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PACKAGE), str(ROOT)]),
             "PYTHONUNBUFFERED": "1",
             "DJANGO_SETTINGS_MODULE": "testproject.settings",
             "TESTPROJECT_DIR": str(self.where),

@@ -5,7 +5,9 @@ Time-outs here are what is configured (mostly IN_VAIN); DEADLINE only tells a ha
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import os
 import signal
 import socket
@@ -14,8 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import amqp
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
@@ -24,12 +29,18 @@ from django_amqp_events import (
     Options,
     PublishError,
     PublishInterruptedError,
+    PublishRefusedError,
     PublishTimeoutError,
     UnroutableError,
+    event,
     publish_event,
     publish_many,
 )
 from django_amqp_events.broker import confirms
+from django_amqp_events.broker.provisioning.amqp_api import version_of
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.decorators import Event
+from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 
 from ..wire import (
@@ -43,6 +54,7 @@ from ..wire import (
     Wire,
     ack,
     finished,
+    in_threads,
     until,
 )
 
@@ -403,3 +415,192 @@ def test_options_of_the_sockets_are_the_users(wire: Wire):
     wire.configure(celery={"broker_transport_options": settings})
     publish_event(NAME, {})
     assert wire.pool._idle[0]._transport.sock.getsockopt(*option) == 1234
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def waiting(wire: Wire) -> int:
+    """How many messages are in the queue."""
+    count: int = wire.channel.queue_declare(wire.queue, passive=True).message_count
+    return count
+
+
+def arrived(wire: Wire, number: int) -> list[tuple[bytes, dict[str, Any], str]]:
+    """Take messages out of the queue, without what the queue adds to them."""
+    taken = wire.take(about=number)
+    for message in taken:
+        (message.properties.get("application_headers") or {}).pop("x-delivery-count", None)
+    return [(bytes(m.body or b""), m.properties, m.delivery_info["routing_key"]) for m in taken]
+
+
+def kinds(results: list[PublishError | None]) -> list[type]:
+    return [type(result) for result in results]
+
+
+def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, list[Any]]:
+    """Publish in a thread; its answers come into the list."""
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
+    )
+    thread.start()
+    return thread, results
+
+
+def test_the_same_messages_arrive(wire: Wire):
+    """Of every kind: larger than a frame, empty, unicode, many headers, other types of them."""
+    large = {f"header-{n}": "ü" * 100 for n in range(250)}
+    given = [
+        wire.message(b""),
+        wire.message(b"x" * 131_072),
+        wire.message(b"y" * 400_000, headers=large),
+        wire.message(routing_key="bestellung.größe.訂單"),
+        wire.message(headers=large),
+        wire.message(headers={"n": 2**40, "m": -1, "f": 1.5, "b": True, "t": "ü", "e": ""}),
+        wire.message(headers={"list": [1, "a"], "table": {"a": 1}, "none": None, "raw": b"\xff"}),
+        wire.message(properties={"message_id": "p", "priority": 3, "type": "t", "app_id": "a"}),
+        wire.message(properties={}),
+        *(wire.message(b"z" * n) for n in range(0, 130_000, 10_000)),
+        *(wire.message(str(n).encode()) for n in range(300)),
+    ]
+    assert wire.pool.publish(given, mandatory=True) == [None] * len(given)
+    ours = arrived(wire, len(given))
+    for message in given:
+        wire.channel.basic_publish(
+            amqp.Message(
+                message.body,
+                application_headers=dict(message.headers),
+                **dict(message.properties),
+            ),
+            wire.exchange,
+            message.routing_key,
+        )
+    # Priorities order what is ready.
+    until(lambda: waiting(wire) == len(given), "the queue has them")
+    assert arrived(wire, len(given)) == ours
+    if version_of(wire.channel.connection.server_properties) >= (4, 3):
+        # By strict priority, 4 without one: docs/other-programs.md.
+        given.sort(key=lambda message: message.properties.get("priority", 4), reverse=True)
+    assert [body for body, *_ in ours] == [message.body for message in given]
+
+
+UNWRITABLE: list[dict[str, Any]] = [
+    {"headers": {"object": object()}},
+    {"headers": {"large": 2**63}},
+    {"headers": {"n" * 256: 1}},
+    {"headers": {5: 1}},
+    {"properties": {"delivery_mode": 256}},
+    {"properties": {"delivery_mode": "2"}},
+    {"properties": {"message_id": 5}},
+    {"properties": {"message_id": "x" * 256}},
+    {"routing_key": "ü" * 128},
+    {"exchange": "x" * 256},
+]
+
+
+@pytest.mark.parametrize("size", [10, 400_000])
+def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
+    """Nothing of it is written, and the messages around it are published."""
+    good = [wire.message() for _ in UNWRITABLE]
+    bad = [wire.message(b"x" * size, **changes) for changes in UNWRITABLE]
+    messages = [message for pair in zip(good, bad, strict=True) for message in pair]
+    results = wire.pool.publish(messages, mandatory=True)
+    assert kinds(results) == [type(None), PublishRefusedError] * len(good)
+    assert [error.reason.code for error in results[1::2] if error] == ["message-unwritable"] * 10
+    assert sorted(wire.ids()) == sorted(message.event_id for message in good)
+
+
+# -- what is published ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def order_created(monkeypatch: pytest.MonkeyPatch) -> Event[...]:
+    monkeypatch.setattr(declarations, "events", [])
+
+    @event(NAME)
+    def order_created(
+        order_id: int, total: Decimal = Decimal("9.90"), *, note: str | None = None
+    ) -> None: ...
+
+    return order_created
+
+
+# -- what arrives -----------------------------------------------------------------------------
+
+
+def test_each_way_to_publish(wire: Wire, order_created: Event[...]):
+    ids = [
+        order_created.publish(order_id=1),
+        order_created(2),
+        publish_event(NAME, {"order_id": 3}),
+        publish_event(NAME, {"order_id": 4, "surplus": 1}, validate=False),
+        asyncio.run(order_created.apublish(order_id=5)),
+        asyncio.run(order_created.using(mode="immediate").apublish(6)),
+        *order_created.publish_many([{"order_id": 7}, {"order_id": 8}]),
+        *publish_many(NAME, [{"order_id": 9}]),
+    ]
+    messages = wire.take()
+    assert [message.properties["message_id"] for message in messages] == ids
+    payloads = [json.loads(message.body)[1] for message in messages]
+    # The contract's defaults are filled in, but where it was not asked.
+    full = {"total": "9.90", "note": None}
+    expected = [{"order_id": n, **full} for n in range(1, 10)]
+    expected[3] = {"order_id": 4, "surplus": 1}
+    assert payloads == expected
+
+
+def test_large_unroutable_events_are_returned(wire: Wire):
+    """Each is returned with its body; a client that only writes would fill both sockets."""
+    wire.unbind()
+    wire.configure(UNROUTED="raise", CONFIRM_TIMEOUT=10)
+    with pytest.raises(PublishError) as caught:
+        publish_many(NAME, [{"text": "x" * 500_000}] * 60)
+    assert len(caught.value.errors) == 60
+    assert len(wire.pool._idle) == 1
+
+
+# -- how often --------------------------------------------------------------------------------
+
+
+def test_the_celery_app_of_the_project_in_any_thread(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    """Without CELERY_APP: Celery's fixup for Django makes the app the default of all threads."""
+    from celery import Celery, _state, current_app
+
+    before = (_state.default_app, _state._tls.current_app)
+    _state.default_app = None
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.settings")
+    try:
+        app = Celery("project", broker=wire.url)
+        wire.configure(CELERY_APP="")
+        found: list[Any] = []
+
+        def publish(number: int) -> None:
+            found.append(current_app._get_current_object())
+            publish_event(NAME, {"n": number})
+
+        assert not in_threads(2, publish)
+        assert found == [app, app]
+        assert len(wire.take()) == 2
+    finally:
+        _state.default_app, _state._tls.current_app = before
+
+
+def test_a_cancelled_coroutine_leaves_the_pool_as_it_was(wire: Wire, order_created: Event[...]):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=10)
+    order_created(0)
+
+    async def publish() -> None:
+        proxy.hold = {ACK}
+        task = asyncio.create_task(order_created.apublish(1))
+        await asyncio.to_thread(until, lambda: proxy.links[0].held, "the confirm")
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.1, proxy.release)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(publish())
+    order_created(2)
+    assert len(proxy.links) == 1
+    assert len(wire.take()) == 3
