@@ -1,4 +1,4 @@
-"""What is uploaded: the index shows it, and the sdist installs into an empty environment; the site."""
+"""What is uploaded: the index shows it, the sdist installs into an empty environment; docs."""
 
 from __future__ import annotations
 

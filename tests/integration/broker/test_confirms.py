@@ -511,7 +511,7 @@ def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
     assert sorted(wire.ids()) == sorted(message.event_id for message in good)
 
 
-# -- what is published ------------------------------------------------------------------------------
+# -- what is published ----------------------------------------------------------------------------
 
 
 @pytest.fixture
