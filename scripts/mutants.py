@@ -78,9 +78,9 @@ TESTS = {
     "publish/outbox_rows": "unit/publish/test_outbox.py unit/admin/test_outbox.py "
     "integration/publish/test_outbox.py integration/publish/test_outbox_machine.py",
     "worker/pool_job": "unit/memory/test_memory.py acceptance/worker/test_core.py "
-    "acceptance/worker/test_reconnect.py acceptance/worker/test_options.py",
+    "acceptance/worker/test_reconnect.py acceptance/worker/test_celery_options.py",
     "worker/jobs": "unit/worker/test_jobs.py acceptance/worker/test_core.py "
-    "acceptance/worker/test_reconnect.py acceptance/worker/test_options.py",
+    "acceptance/worker/test_reconnect.py acceptance/worker/test_celery_options.py",
     "archive/row_writer": "unit/archive/test_mirror.py unit/archive/test_failure_groups.py "
     "unit/archive/test_states.py integration/archive/test_mirror.py "
     "integration/archive/test_mirror_hostile.py integration/management/test_events_recover.py "

@@ -111,11 +111,7 @@ def test_without_a_service_there_is_one_message(settings: DjangoSettings) -> Non
     assert ids() == ["W001"]
     settings.AMQP_EVENTS = "billing"
     assert ids() == ["E003"]
-
-
-def test_a_missing_service(run: Check, settings: DjangoSettings) -> None:
-    run()
-    settings.AMQP_EVENTS = {k: v for k, v in correct().items() if k != "SERVICE"}
+    settings.AMQP_EVENTS = {"TOPOLOGY": "verify"}
     assert ids() == ["E001"]
 
 
