@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -37,16 +37,15 @@ NEIGHBOURS = 12
 class Story:
     """The results of one batch of events in one pool."""
 
-    pool: str
     core: Service
-    deadly: dict[str, str]
-    spoken: dict[str, str]
-    limits: dict[str, str]
     neighbours: list[str]
     passing: list[str]
-    entries: dict[str, list[dict[str, Any]]]
-    deaths: int
-    left: dict[str, int]
+    spoken: dict[str, str]
+    limits: dict[str, str]
+    deadly: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    deaths: int = 0
+    left: dict[str, int] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="class")
@@ -86,7 +85,8 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
     def killed(event_id: str) -> bool:
         return len(core.runs(event_id)) >= deliveries
 
-    deadly: dict[str, str] = {}
+    story = Story(core, neighbours, passing, spoken, limits)
+    deadly = story.deadly
     try:
         for way, step in DEADLY.items():
             if way == "crowd" or pool != "prefork":
@@ -104,21 +104,10 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
     finally:
         main.kill()
         beside.kill()
-    entries: dict[str, list[dict[str, Any]]] = {}
     for entry in archive.collect():
-        entries.setdefault(entry["event_id"], []).append(entry)
-    return Story(
-        pool=pool,
-        core=core,
-        deadly=deadly,
-        spoken=spoken,
-        limits=limits,
-        neighbours=neighbours,
-        passing=passing,
-        entries=entries,
-        deaths=main.deaths,
-        left=eyes.totals(core.name),
-    )
+        story.entries.setdefault(entry["event_id"], []).append(entry)
+    story.deaths, story.left = main.deaths, eyes.totals(core.name)
+    return story
 
 
 class Ways:

@@ -46,11 +46,6 @@ WRONG: list[Any] = [
     None, 7, -1, 1.5, True, "", "\0", "\ud800", "x" * 9000, [], [[]], {}, {"a": {"b": []}},
     10**30, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00",
 ]  # fmt: skip
-KEYS = [
-    "version", "reason", "detail", "service", "handler", "queue", "event_id", "event_name",
-    "source", "attempt", "replay_id", "worker", "first_failed_at", "last_failed_at", "exception",
-    "frames", "traceback", "history", "deaths", "exchange", "routing_key", "properties", "cut",
-]  # fmt: skip
 
 
 @EACH
@@ -58,7 +53,7 @@ def test_forged_documents_are_kept(billing):
     whole = json.loads(archived(received("w")).headers["event-archive"])
     messages = [
         forged({**whole, key: value, "n": f"{key}{n}"}, **{"event-id": f"{key}-{n}"})
-        for key in KEYS
+        for key in whole
         for n, value in enumerate(WRONG)
     ]
     deep = '{"reason":' + "[" * 900 + "]" * 900 + "}"
