@@ -83,7 +83,7 @@ TESTS = {
     "acceptance/worker/test_reconnect.py acceptance/worker/test_celery_options.py",
     "archive/row_writer": "unit/archive/test_mirror.py unit/archive/test_failure_groups.py "
     "unit/archive/test_states.py integration/archive/test_mirror.py "
-    "integration/archive/test_mirror_hostile.py integration/management/test_events_recover.py "
+    "integration/management/test_events_recover.py "
     "integration/archive/test_archive_machine.py",
     "broker/confirms": "integration/broker/test_confirms.py "
     "integration/broker/test_confirms_model.py",
