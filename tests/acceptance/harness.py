@@ -500,7 +500,20 @@ class Eyes:
     def connections(self) -> list[dict[str, Any]]:
         return [c for c in self.http("GET", "/api/connections") if c.get("vhost") == self.vhost]
 
-    def cut(self, connection: Mapping[str, Any], reason: str = "cut by a test") -> None:
+    def consuming(self, *queues: str) -> str:
+        """Return the name of a connection that consumes one of these queues, or any queue."""
+
+        def find() -> str:
+            for consumer in self.http("GET", "/api/consumers/{vhost}"):
+                # An empty list where the channel has just gone.
+                about, queue = consumer["channel_details"], consumer["queue"]["name"]
+                if about and (queue in queues or not queues):
+                    return str(about["connection_name"])
+            return ""
+
+        return until(find, 30, "the management API lists the connection")
+
+    def cut(self, connection: Mapping[str, Any]) -> None:
         """Close a connection from the broker's side."""
         self.http("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
 

@@ -254,14 +254,6 @@ def handled(service: Service, what: str = "end") -> Counter[str]:
     )
 
 
-def connection_of_the_step(eyes: Eyes) -> str:
-    """Return the name of the worker's connection; the management API is late."""
-    for consumer in eyes.http("GET", "/api/consumers/{vhost}"):
-        if consumer["queue"]["name"] == QUEUE and consumer["channel_details"]:
-            return str(consumer["channel_details"]["connection_name"])
-    return ""
-
-
 @pytest.mark.parametrize("pool", POOLS)
 def test_each_is_handled_once(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     eyes = fresh_eyes
@@ -291,7 +283,7 @@ def test_all_are_consumed_after_a_lost_connection(
     worker = mixed.worker(pool, 2).wait_ready()
     expected = publish(fresh_eyes, 0)
     until(lambda: len(handled(mixed)) > BATCH)
-    fresh_eyes.cut({"name": until(lambda: connection_of_the_step(fresh_eyes))})
+    fresh_eyes.cut({"name": fresh_eyes.consuming(QUEUE)})
     until(lambda: "onnection to broker lost" in worker.log)
     expected |= publish(fresh_eyes, 1)
     until(lambda: handled(mixed).keys() >= expected, 60, "all are handled")

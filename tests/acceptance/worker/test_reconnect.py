@@ -32,19 +32,6 @@ def test_all_queues_are_consumed_immediately(fresh_eyes: Eyes, core: Service, po
     until(lambda: each_once(fresh_eyes), 3)
 
 
-def consuming(eyes: Eyes) -> str:
-    """Name of the worker's consuming connection."""
-
-    def find() -> str:
-        for consumer in eyes.http("GET", "/api/consumers/{vhost}"):
-            # An empty list where the channel has just gone.
-            if consumer["queue"]["name"] in QUEUES and consumer["channel_details"]:
-                return str(consumer["channel_details"]["connection_name"])
-        return ""
-
-    return until(find)
-
-
 @pytest.mark.parametrize("pool", POOLS[:2])
 def test_only_runs_in_progress_are_repeated_after_a_cut(
     fresh_eyes: Eyes, core: Service, pool: str
@@ -54,9 +41,11 @@ def test_only_runs_in_progress_are_repeated_after_a_cut(
     ids = fresh_eyes.events(8, ACT, "file:go")
     until(lambda: len(core.ledger(what="start")) == 2, 30)
     until(lambda: fresh_eyes.queue(QUEUES[0]).get("messages_unacknowledged") == 4, 30)
-    name = consuming(fresh_eyes)
+    name = fresh_eyes.consuming(QUEUES[0])
     fresh_eyes.cut({"name": name})
-    until(lambda: fresh_eyes.consumers(QUEUES[0]) == 1 and consuming(fresh_eyes) != name, 30)
+    until(
+        lambda: fresh_eyes.consumers(QUEUES[0]) == 1 and fresh_eyes.consuming(QUEUES[0]) != name, 30
+    )
     (core.where / "go").touch()
     until(lambda: core.ended(ids), 30)
     fresh_eyes.empty(QUEUES[0])

@@ -160,17 +160,6 @@ def test_dying_workers_send_an_event_down_the_chain(billing):
     }
 
 
-def test_rejected_event_reaches_the_graveyard_immediately(billing):
-    billing.publish("events", "shop.order.created")
-    channel = billing.channel()
-    message = wait_until(lambda: channel.basic_get("billing.send_invoice"), "the event")
-    channel.basic_reject(message.delivery_tag, requeue=False)
-    buried = billing.take("billing:graveyard")
-    assert buried.delivery_info["routing_key"] == "billing.send_invoice"
-    [death] = buried.headers["x-death"]
-    assert (death["queue"], death["reason"]) == ("billing.send_invoice", "rejected")
-
-
 def test_archive_limits_drop_the_oldest(service, fresh_vhost):
     made = service(fresh_vhost, ARCHIVE={"TTL": 3600, "MAX_LENGTH": 3})
     made.declare()
