@@ -131,6 +131,13 @@ class Worker:
         self.process.wait(10)
 
 
+def _run(
+    arguments: Sequence[str], env: Mapping[str, str], where: Path
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return forked.run(command, env=env, cwd=where, capture_output=True, text=True, timeout=90)
+
+
 class Project:
     """A project of its own in a folder, and its processes.
 
@@ -147,10 +154,7 @@ class Project:
 
     def run(self, *arguments: str, **environ: str) -> str:
         """Run a program to its end; return what it prints."""
-        done = forked.run(
-            [sys.executable, *arguments], env={**self.environ, **environ}, cwd=self.where,
-            capture_output=True, text=True, timeout=90,
-        )  # fmt: skip
+        done = _run(arguments, {**self.environ, **environ}, self.where)
         assert done.returncode == 0, done.stdout + done.stderr
         return str(done.stdout + done.stderr)
 
@@ -237,14 +241,7 @@ class Service:
         )  # fmt: skip
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return forked.run(
-            [sys.executable, *arguments],
-            env=self.env(),
-            cwd=self.where,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return _run(arguments, self.env(), self.where)
 
     def python(self, code: str, *, check: bool = True) -> str:
         """Run a program of this service with Django set up and return what it prints."""

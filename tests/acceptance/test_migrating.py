@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.commands import run_program
+
 from . import peering
 from .conftest import Make
 from .harness import Eyes, Service, Worker, until
@@ -268,10 +270,8 @@ def test_each_understands_the_other(fresh_eyes: Eyes, service: Make, tmp_path: P
     ours = printed.split()[-1]
     retried = fresh_eyes.event("mixed.one", {"plan": ["fail", "ok"]})
     # Theirs, published by their code, by position and by name.
-    done = subprocess.run(
-        [peering.interpreter(), PEER / "publisher.py", "41", "42"],
-        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    program = (peering.interpreter(), PEER / "publisher.py", "41", "42")
+    done = run_program(*program, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     theirs = done.stdout.split()
 

@@ -12,7 +12,7 @@ from django.db import migrations, models
 from django.db.migrations.loader import MigrationLoader
 
 from django_amqp_events.models.base import PartialIndex
-from tests.commands import run_example
+from tests.commands import run_example, run_program
 
 SETTINGS = """
 SECRET_KEY = "not a secret: tests only"
@@ -53,15 +53,9 @@ def configure(project: Path, text: str) -> None:
 
 def python(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(project), *sys.path]))
-    return subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", *arguments],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "settings"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "settings"}
+    warnings = ("-W", "error::RuntimeWarning")
+    return run_program(sys.executable, *warnings, *arguments, cwd=project, env=env)
 
 
 def imported(project: Path) -> str:

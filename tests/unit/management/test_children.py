@@ -20,7 +20,7 @@ from django_amqp_events.management.child_command import ChildCommand
 from django_amqp_events.management.commands import events_worker
 from django_amqp_events.management.commands.events_companion import Command
 from django_amqp_events.testing import override_events
-from tests.commands import run_command
+from tests.commands import run_command, run_program
 from tests.waiting import until
 
 #: Prepares what a plain `python -m django` would not have, as django-configurations does.
@@ -96,14 +96,8 @@ def test_a_child_starts_as_its_parent(tmp_path: Path, where: str, how: list[str]
     path = [str(Path(__file__).parents[3])]
     if how[0] in ("-m", "-c"):
         path.append(str(project))
-    ended = subprocess.run(
-        [sys.executable, *command, "events_parent"],
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "DJANGO_SETTINGS_MODULE": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "DJANGO_SETTINGS_MODULE": ""}
+    ended = run_program(sys.executable, *command, "events_parent", cwd=here, env=env)
     assert "born Dev" in ended.stdout, ended.stderr
     assert ended.stdout.endswith("[]\n"), ended.stdout
     assert ("'error'] True" in ended.stdout) is ("-X" in how)
