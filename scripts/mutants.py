@@ -69,9 +69,8 @@ for line in sys.stdin:
 """
 #: Modules, and the tests that import or drive each: those that are quick first.
 TESTS = {
-    "worker/verdict": "unit/worker/test_verdict.py unit/worker/test_task.py "
-    "acceptance/worker/test_core.py",
-    "declare/retry_policy": "unit/declare/test_retry_policy.py unit/worker/test_verdict.py "
+    "worker/verdict": "unit/worker/test_task.py acceptance/worker/test_core.py",
+    "declare/retry_policy": "unit/declare/test_retry_policy.py unit/worker/test_task.py "
     "contract/test_contract.py",
     "archive/states": "unit/archive/test_states.py unit/archive/test_replay.py "
     "unit/archive/test_batches.py unit/archive/test_editing.py "
@@ -79,15 +78,15 @@ TESTS = {
     "publish/outbox_rows": "unit/publish/test_outbox.py unit/admin/test_outbox.py "
     "integration/publish/test_outbox.py integration/publish/test_outbox_machine.py",
     "worker/pool_job": "unit/memory/test_memory.py acceptance/worker/test_core.py "
-    "acceptance/worker/test_settlement.py acceptance/worker/test_options.py",
+    "acceptance/worker/test_reconnect.py acceptance/worker/test_celery_options.py",
     "worker/jobs": "unit/worker/test_jobs.py acceptance/worker/test_core.py "
-    "acceptance/worker/test_settlement.py acceptance/worker/test_options.py",
+    "acceptance/worker/test_reconnect.py acceptance/worker/test_celery_options.py",
     "archive/row_writer": "unit/archive/test_mirror.py unit/archive/test_failure_groups.py "
     "unit/archive/test_states.py integration/archive/test_mirror.py "
-    "integration/archive/test_mirror_hostile.py integration/management/test_events_recover.py "
-    "integration/archive/test_archive_machine.py acceptance/archive/test_replay.py",
+    "integration/management/test_events_recover.py "
+    "integration/archive/test_archive_machine.py",
     "broker/confirms": "integration/broker/test_confirms.py "
-    "integration/broker/test_confirms_model.py integration/publish/test_publisher.py",
+    "integration/broker/test_confirms_model.py",
     "worker/inbox": "unit/worker/test_once.py integration/worker/test_once.py",
     "archive/eligibility": "unit/archive/test_replay.py unit/archive/test_batches.py "
     "unit/archive/test_editing.py unit/admin/test_admin.py unit/admin/test_editing.py",

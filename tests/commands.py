@@ -33,16 +33,15 @@ def run_command(name: str, *arguments: str, **options: Any) -> tuple[int, str, s
     return code, out.getvalue(), err.getvalue()
 
 
+def run_program(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; its exit code may be any."""
+    options = {"stdin": subprocess.DEVNULL, "timeout": 120, **options}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
 def run_python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a program in an interpreter of its own, in which nothing is imported."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_program(sys.executable, "-W", "error", "-c", code, env=os.environ | env)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -323,26 +323,17 @@ def fresh_vhost(rabbit: Broker, request: pytest.FixtureRequest) -> Iterator[Vhos
         yield fresh
 
 
-class _vhost:  # noqa: N801 (a context manager, used like a function)
+@contextmanager
+def _vhost(broker: Broker, name: str) -> Iterator[Vhost]:
     """A private vhost. Test processes share the broker, so its name has a random suffix."""
-
-    def __init__(self, broker: Broker, name: str) -> None:
-        self.broker = broker
-        self.name = f"{name}-{secrets.token_hex(4)}"
-
-    def __enter__(self) -> Vhost:
-        self.broker.add_vhost(self.name)
-        management_url = self.broker.management_url
+    name = f"{name}-{secrets.token_hex(4)}"
+    broker.add_vhost(name)
+    try:
+        url, management_url = broker.amqp_url(name), broker.management_url
         assert management_url is not None
-        return Vhost(
-            name=self.name,
-            url=self.broker.amqp_url(self.name),
-            management_url=management_url,
-            node=self.broker,
-        )
-
-    def __exit__(self, *_: object) -> None:
-        self.broker.delete_vhost(self.name)
+        yield Vhost(name=name, url=url, management_url=management_url, node=broker)
+    finally:
+        broker.delete_vhost(name)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import apt_install
 import broker
 from broker import BrokerError, Node
 from machine import ScriptError
+from tests.commands import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +36,8 @@ def processes_below(directory: Path) -> list[str]:
     return found
 
 
-def run_script(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *args],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+def run_script(*args: str) -> subprocess.CompletedProcess[str]:
+    return run_program(sys.executable, SCRIPT, *args)
 
 
 def test_the_command_line_starts_and_stops_a_node(tmp_path: Path) -> None:

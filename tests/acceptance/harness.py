@@ -31,6 +31,7 @@ from tests.event_messages import published
 from tests.waiting import is_usable
 
 PROJECT = Path(__file__).resolve().parent / "project"
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
 
 T = TypeVar("T")
@@ -130,6 +131,13 @@ class Worker:
         self.process.wait(10)
 
 
+def _run(
+    arguments: Sequence[str], env: Mapping[str, str], where: Path
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return forked.run(command, env=env, cwd=where, capture_output=True, text=True, timeout=90)
+
+
 class Project:
     """A project of its own in a folder, and its processes.
 
@@ -146,10 +154,7 @@ class Project:
 
     def run(self, *arguments: str, **environ: str) -> str:
         """Run a program to its end; return what it prints."""
-        done = forked.run(
-            [sys.executable, *arguments], env={**self.environ, **environ}, cwd=self.where,
-            capture_output=True, text=True, timeout=90,
-        )  # fmt: skip
+        done = _run(arguments, {**self.environ, **environ}, self.where)
         assert done.returncode == 0, done.stdout + done.stderr
         return str(done.stdout + done.stderr)
 
@@ -200,7 +205,7 @@ class Service:
     def env(self) -> dict[str, str]:
         return {
             **{key: value for key, value in os.environ.items() if not key.startswith("AMQP_")},
-            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PACKAGE)]),
+            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PACKAGE), str(ROOT)]),
             "PYTHONUNBUFFERED": "1",
             "DJANGO_SETTINGS_MODULE": "testproject.settings",
             "TESTPROJECT_DIR": str(self.where),
@@ -236,14 +241,7 @@ class Service:
         )  # fmt: skip
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return forked.run(
-            [sys.executable, *arguments],
-            env=self.env(),
-            cwd=self.where,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return _run(arguments, self.env(), self.where)
 
     def python(self, code: str, *, check: bool = True) -> str:
         """Run a program of this service with Django set up and return what it prints."""
@@ -279,17 +277,27 @@ class Service:
         self.eyes.http("POST", "/api/definitions/{vhost}", _DEFINITIONS[key])
         return self
 
-    def migrate(self) -> None:
-        """Create the tables, as migrate does. In SQLite, all but the first are copies."""
+    def migrate(self, module: str = "", *, alias: str = "default") -> None:
+        """Create the tables, as migrate does, and the ``TABLE`` of a module of the test project.
+
+        In SQLite, all but the first are copies, where there is no such module.
+        """
         file = self.where / "db.sqlite3"
         elsewhere = self.environ.keys() & {"TESTPROJECT_DATABASE", "TESTPROJECT_RESULTS"}
-        fresh = not elsewhere and not file.exists()
+        fresh = not elsewhere and not module and not file.exists()
         if fresh and _MIGRATED:
             file.write_bytes(_MIGRATED[0])
             return
-        self.python(
-            "from django.core.management import call_command as c\nc('migrate', verbosity=0)"
+        code = (
+            "from django.core.management import call_command\n"
+            f"call_command('migrate', database={alias!r}, verbosity=0)\n"
         )
+        if module:
+            code += (
+                f"from django.db import connections\nfrom testproject.{module} import TABLE\n"
+                f"connections[{alias!r}].cursor().execute(TABLE)"
+            )
+        self.python(code)
         if fresh:
             _MIGRATED.append(file.read_bytes())
 
@@ -489,7 +497,20 @@ class Eyes:
     def connections(self) -> list[dict[str, Any]]:
         return [c for c in self.http("GET", "/api/connections") if c.get("vhost") == self.vhost]
 
-    def cut(self, connection: Mapping[str, Any], reason: str = "cut by a test") -> None:
+    def consuming(self, *queues: str) -> str:
+        """Return the name of a connection that consumes one of these queues, or any queue."""
+
+        def find() -> str:
+            for consumer in self.http("GET", "/api/consumers/{vhost}"):
+                # An empty list where the channel has just gone.
+                about, queue = consumer["channel_details"], consumer["queue"]["name"]
+                if about and (queue in queues or not queues):
+                    return str(about["connection_name"])
+            return ""
+
+        return until(find, 30, "the management API lists the connection")
+
+    def cut(self, connection: Mapping[str, Any]) -> None:
         """Close a connection from the broker's side."""
         self.http("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
 

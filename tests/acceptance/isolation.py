@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from .harness import (
     Eyes,
-    Service,
     Worker,
 )
 
@@ -27,11 +26,6 @@ def fewer_deliveries(eyes: Eyes, pattern: str, deliveries: int) -> None:
             "definition": {"delivery-limit": deliveries - 1},
         },
     )
-
-
-def reaper(service: Service, *arguments: str) -> Worker:
-    """Start an events_reaper; it is not waited for."""
-    return service.start("events_reaper", *arguments)
 
 
 class Supervisor:

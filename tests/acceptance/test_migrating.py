@@ -1,4 +1,4 @@
-"""docs/migrating*.md, run: events flow, queues move one after another, every event is counted."""
+"""celery-amqp-events 0.1.0 beside us, and docs/migrating*.md, run: every event is counted."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import re
 import shlex
 import signal
 import subprocess
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
-from typing import Any, Self
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.commands import run_program
 
 from . import peering
 from .conftest import Make
@@ -227,58 +226,6 @@ def not_ours(name: str) -> bool:
     )
 
 
-# -- Celery tasks -----------------------------------------------------------------------------
-
-TASK = "testproject.invoicing.invoice"
-SEND = "billing.testproject.send_invoice"
-
-
-class Orders:
-    """A publisher that never stops: each order goes the way that ``publish`` says."""
-
-    #: Failed attempts of an order, in turn.
-    FAILURES = (0, 0, 1, 0, 2, 0, 0, 1, 0, 0)
-
-    def __init__(self, publish: Callable[[dict[str, Any]], object]) -> None:
-        self.publish = publish
-        self.ids: list[str] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        for number in count():
-            failures = self.FAILURES[number % len(self.FAILURES)]
-            # Some wait for so long that they are still waiting when their task is removed.
-            countdown = 600 if failures and not number % 4 else 1
-            order = f"order-{number}"
-            self.publish({"order": order, "failures": failures, "countdown": countdown})
-            self.ids.append(order)
-            if self._ended.wait(0.05):
-                break
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-
-def issued(service: Service) -> Counter[str]:
-    return Counter(line["order"] for line in service.ledger(what="end"))
-
-
-def release(billing: Service, name: str) -> Service:
-    """Return the next release of the service; its processes share the ledger."""
-    return replace(billing, environ={"TESTPROJECT_RELEASE": name})
-
-
-def scheduled(service: Service) -> int:
-    """Orders whose task has failed and not succeeded; most wait for their countdown."""
-    return len({line["order"] for line in service.ledger(what="start")} - set(issued(service)))
-
-
 def stopped(worker: Worker) -> tuple[float, float]:
     """Stop a worker as a supervisor does; return from when to when it stopped.
 
@@ -301,63 +248,40 @@ def ended_while_stopping(
     return any(begun - 1 <= line["at"] <= done for line in lines for begun, done in stops)
 
 
-def assert_once(service: Service, stops: list[tuple[float, float]]) -> None:
-    """Check that nothing but tasks that ended in a stopping worker has run twice."""
-    for order, number in issued(service).items():
-        assert number == 1 or ended_while_stopping(service, {"order": order, "by": "task"}, stops)
+# -- both at the same time -------------------------------------------------------------------------
 
 
-def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
-    """The publisher switches; what waits in the old worker for its countdown is moved."""
-    names = {"invoices": "invoices", "invoices.tasks.send_invoice": TASK}
-    declare, recover, replay = commands("Moving from Celery tasks")
-    billing = service(
-        fresh_eyes,
-        "billing",
-        handlers="invoicing",
-        events={"TOPOLOGY": "verify", "RENAMED_HANDLERS": {TASK: "testproject.send_invoice"}},
-        environ={"TESTPROJECT_RELEASE": "task"},
+def test_each_understands_the_other(fresh_eyes: Eyes, service: Make, tmp_path: Path) -> None:
+    """In both directions, with retries on both sides: neither sees the other's retries."""
+    mixed = service(fresh_eyes, "mixed", handlers="mixed").declare()
+    ledger = tmp_path / "peer.jsonl"
+    env = peering.environ(PEER, PEER_BROKER=fresh_eyes.url, PEER_LEDGER=str(ledger))
+    command = peering.worker("peer", "--pool", "threads", "--concurrency", "2")
+    peer = Worker.start(command, env=env, where=tmp_path, name="peer")
+    mixed.worker("threads", 4)
+    peer.wait_ready()
+    queues = ("mixed.testproject.one", "mixed.testproject.peer_number", "peer.mixed.one")
+    until(lambda: all(fresh_eyes.consumers(queue) for queue in queues))
+
+    # Ours, published by our code: handled by the peer, who retries it once for itself alone.
+    printed = mixed.python(
+        "from testproject.mixed import chained\nprint(chained.publish(number=7))"
     )
-    billing.migrate()
-    old = billing.worker("prefork", 2, "-Q", "invoices").wait_ready()
+    ours = printed.split()[-1]
+    retried = fresh_eyes.event("mixed.one", {"plan": ["fail", "ok"]})
+    # Theirs, published by their code, by position and by name.
+    program = (peering.interpreter(), PEER / "publisher.py", "41", "42")
+    done = run_program(*program, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    theirs = done.stdout.split()
 
-    def task(order: dict[str, Any]) -> None:
-        fresh_eyes.app.send_task(TASK, kwargs=order, queue="invoices")
-
-    def event(order: dict[str, Any]) -> None:
-        fresh_eyes.event("invoicing.created", order)
-
-    with Orders(task) as orders:
-        until(lambda: len(issued(billing)) >= 50, 60, "tasks run")
-        until(lambda: scheduled(billing) >= 3, what="some wait for their countdown")
-        # Step 1.
-        billing = release(billing, "both")
-        run(billing, fresh_eyes, declare, names)
-        stops = [stopped(old)]
-        old = billing.worker("prefork", 2, "-Q", f"invoices,{SEND}").wait_ready()
-        # Step 2.
-        orders.publish = event
-        until(lambda: billing.ledger(what="end", by="handler"), what="handlers run")
-        done = len(issued(billing))
-        until(lambda: len(issued(billing)) >= done + 30, 60)
-        # Step 4, without waiting.
-        billing = release(billing, "handler")
-        stops.append(stopped(old))
-        until(lambda: not fresh_eyes.consumers("invoices"), what="what it held is back")
-        left = fresh_eyes.ready("invoices")
-        assert left >= 2, "those with a long countdown"
-        worker = billing.worker("prefork", 2, "-Q", SEND).wait_ready()
-        # Step 5.
-        assert f"{left} messages archived" in run(billing, fresh_eyes, recover, names)
-        mirror(billing, fresh_eyes)
-        run(billing, fresh_eyes, replay, names)
-        done = len(issued(billing))
-        until(lambda: len(issued(billing)) >= done + 30, 60)
-    until(lambda: set(issued(billing)) == set(orders.ids), 120, "every order is handled")
-    assert worker.stop() == 0
-    mirror(billing, fresh_eyes)  # the outcomes of the replays
-    fresh_eyes.drained("billing")
-    assert_once(billing, stops)
-    by = Counter(line["by"] for line in billing.ledger(what="end"))
-    print(f"{len(orders.ids)} orders, handled by {dict(by)}; {left} were moved from the old queue")
-    fresh_eyes.http("DELETE", "/api/queues/{vhost}/invoices?if-empty=true&if-unused=true")
+    until(lambda: {line["event"] for line in mixed.ledger(what="end")} >= {retried, *theirs}, 30)
+    until(lambda: ledger.exists() and len(ledger.read_text().splitlines()) >= 3)
+    fresh_eyes.empty(*queues)
+    calls = Counter(tuple(json.loads(line)[1:]) for line in ledger.read_text().splitlines())
+    assert calls == {("chained", 7): 1, ("one", 0): 1, ("one", 1): 1}
+    assert len(mixed.runs(ours)) == 1
+    assert [line["attempt"] for line in mixed.runs(retried)] == [1, 2]
+    for event_id, number in zip(theirs, (41, 42), strict=True):
+        runs = mixed.runs(event_id)
+        assert [(line["attempt"], line["number"]) for line in runs] == [(1, number), (2, number)]

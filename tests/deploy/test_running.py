@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from machine import Process, free_ports, wait_until
 from postgresql import Postgres
 
-from ..commands import run_example
+from ..commands import run_example, run_program
 from ..conftest import Vhost
 from ..waiting import NotInTime
 from .files import ROOT, Container, compose, composed, deployed
@@ -69,10 +69,7 @@ class Running:
         )
 
     def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self._words(command), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            check=False, timeout=60, **self._options,
-        )  # fmt: skip
+        return run_program(*self._words(command), timeout=60, **self._options)
 
     def healthy(self, probe: Any) -> bool:
         """Run a probe: a command, or an HTTP request as Kubernetes describes it."""

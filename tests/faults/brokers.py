@@ -29,6 +29,12 @@ NETWORK = "The network between a process and the broker"
 ALARMS = "Alarms of the broker"
 TIMEOUT = "The broker's consumer timeout"
 DELAY = f"{NAME}:delay.1s"
+#: The command that raises each alarm, and the one that ends it.
+BLOCKED = {
+    "memory": (("set_vm_memory_high_watermark", "absolute", "1"),
+               ("set_vm_memory_high_watermark", "0.8")),
+    "disk": (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", "64MB")),
+}  # fmt: skip
 #: Seconds between heartbeats, and for a confirm, where a connection goes half-open.
 HEARTBEAT, CONFIRM = 2, 3
 #: As much is in a worker's hands: what is beyond came after a fault.
@@ -205,25 +211,15 @@ def half_open(world: World, scene: Scene, proxy: Proxy) -> Iterator[None]:
 @contextmanager
 def alarm(world: World, scene: Scene, proxy: Proxy, *, kind: str) -> Iterator[None]:
     """The broker blocks publishers for some seconds."""
-    ctl = world.grounds.node.ctl
-    asked, command, value = {
-        "memory": ("vm_memory_monitor:get_vm_memory_high_watermark()",
-                   "set_vm_memory_high_watermark", "0"),
-        "disk": ("rabbit_disk_monitor:get_disk_free_limit()",
-                 "set_disk_free_limit", "1000000GB"),
-    }[kind]  # fmt: skip
-    before: list[str] = []
+    begin, end = BLOCKED[kind]
     try:
         # It would be through before a command line has done its work.
         with stopped(scene.subject.pid):
-            answer = ctl("eval", f"{asked}.")  # such as 0.4, or {absolute,1000}
-            before = re.findall(r"absolute|[\d.]+", answer)
-            ctl(command, value)
+            world.grounds.node.ctl(*begin)
         yield
         time.sleep(3)
     finally:
-        if before:
-            ctl(command, *before)
+        world.grounds.node.ctl(*end)
 
 
 def struck(

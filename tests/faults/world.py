@@ -148,11 +148,7 @@ class Grounds:
             handlers="faulty",
             environ={"TESTPROJECT_DATABASE": json.dumps(database.settings)},
         )
-        service.python(
-            "from django.core.management import call_command as c\nc('migrate', verbosity=0)\n"
-            "from django.db import connection\nfrom testproject import faulty\n"
-            "connection.cursor().execute(faulty.TABLE)"
-        )
+        service.migrate("faulty")
 
 
 @dataclass

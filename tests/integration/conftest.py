@@ -45,7 +45,7 @@ from tests.definitions import definitions
 from tests.services import handling
 from tests.waiting import is_usable
 
-from .wire import close_pools, drain, raw_connection
+from .wire import Wire, close_pools, drain, raw_connection
 
 DEADLINE = 20.0
 #: Of processes of the service.
@@ -268,3 +268,9 @@ def processes(
     for worker in harness.STARTED[before:]:
         worker.kill()
     del harness.STARTED[before:]
+
+
+@pytest.fixture
+def wire(vhost: Vhost) -> Iterator[Wire]:
+    with Wire.on(vhost.url) as made:
+        yield made

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import amqp
 from celery import Celery
@@ -29,12 +30,14 @@ from broker import Node
 from django_amqp_events.broker import publisher_pool
 from django_amqp_events.broker.publisher_pool import PublisherPool
 from django_amqp_events.conf import get_settings
+from django_amqp_events.message.types import Message
 from django_amqp_events.publish import direct_publisher
 from tests import waiting
 
 #: The Celery app of the test that runs; AMQP_EVENTS names it by its dotted path.
 app = Celery("wire", set_as_current=False)
 
+NAME = "shop.order.created"
 #: Seconds after which something that should be bounded is taken to hang.
 DEADLINE = 60.0
 
@@ -97,6 +100,21 @@ class Wire:
     def proxy(self, **options: Any) -> Proxy:
         """Return a proxy to the broker that ends with the test."""
         return self.stack.enter_context(Proxy.to(self.url, **options))
+
+    def message(self, body: bytes = b"[[],{},{}]", **changes: Any) -> Message:
+        """Build a message as other parts of the library hand them to the pool."""
+        event_id = str(uuid4())
+        values: dict[str, Any] = {
+            "exchange": self.exchange,
+            "routing_key": NAME,
+            "body": body,
+            "headers": {},
+            "properties": {"message_id": event_id, "delivery_mode": 2},
+            "event_id": event_id,
+            "name": NAME,
+            **changes,
+        }
+        return Message(**values)
 
     # -- the broker's side
 

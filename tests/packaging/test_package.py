@@ -1,4 +1,4 @@
-"""What is uploaded: the index shows it, and the sdist installs into an empty environment."""
+"""What is uploaded: the index shows it, the sdist installs into an empty environment; docs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import django_amqp_events
 from machine import run
 from tests.environments import environment
 
@@ -63,3 +64,30 @@ def test_the_sdist_installs_into_an_empty_environment(built: Path, tmp_path: Pat
     )  # fmt: skip
     for command in (("migrate",), ("makemigrations", "--check"), ("events_prune", "--help")):
         run(python, "-m", "django", *command, cwd=tmp_path, env=env)
+
+
+# -- docs/ as a site -------------------------------------------------------------------------------
+
+
+#: What a page loads, as against what it links to.
+LOADED = re.compile(
+    r'<(?:script|img|link rel="(?:stylesheet|preload|icon)")[^>]*?(?:src|href)="([^"]+)'
+)
+
+
+def test_a_page_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    """The site is built with the options of `make docs`, so that any warning is an error."""
+    (command,) = re.findall(r"-m sphinx (.*)", (HERE / "Makefile").read_text())
+    # The wheel without the packages beside it, which are those of another environment.
+    path = tmp_path / "path"
+    path.mkdir()
+    (path / "django_amqp_events").symlink_to(Path(django_amqp_events.__file__).parent)
+    options = command.replace(".run/docs", str(tmp_path)).split()
+    python = environment("docs") / "bin" / "python"
+    run(python, "-m", "sphinx", *options, cwd=HERE, env=os.environ | {"PYTHONPATH": str(path)})
+    pages = list((tmp_path / "html").rglob("*.html"))
+    assert len(pages) > len(list((HERE / "docs").rglob("*.md")))
+    for page in pages:
+        for source in LOADED.findall(page.read_text()):
+            assert not source.startswith(("http:", "https:", "//")), f"{page.name}: {source}"
+            assert (page.parent / source.partition("?")[0]).exists(), f"{page.name}: {source}"

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from broker import BrokerError, Node
 from django_amqp_events.message.types import Message
 from tests.acceptance.harness import Worker
+from tests.faults.brokers import BLOCKED
 from tests.faults.clusters import cut_off, down, runs
 from tests.faults.databases import locked
-from tests.waiting import until
+from tests.waiting import stopped, until
 
 from . import disks
 from .schedule import Step
@@ -146,11 +147,8 @@ def broker_suspended(soak: Soak, step: Step) -> None:
     with soak.alone("broker"):
         pid = node_of(soak, step).pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             time.sleep(step.seconds)
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
 
 @fault("node cut off")
@@ -163,19 +161,11 @@ def node_cut_off(soak: Soak, step: Step) -> None:
             time.sleep(step.seconds)
 
 
-#: The command that raises each alarm, and the one that ends it.
-ALARMS: Final = {
-    "memory alarm": (("set_vm_memory_high_watermark", "absolute", "1"),
-                     ("set_vm_memory_high_watermark", "0.8")),
-    "disk alarm": (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", "64MB")),
-}  # fmt: skip
-
-
 @fault("memory alarm")
 @fault("disk alarm")
 def alarm(soak: Soak, step: Step) -> None:
     """RabbitMQ blocks publishers."""
-    begin, end = ALARMS[step.fault]
+    begin, end = BLOCKED[step.fault.removesuffix(" alarm")]
     with soak.alone("broker"):
         try:
             soak.node.ctl(*begin)
@@ -305,7 +295,7 @@ def _runs(soak: Soak, node: Node) -> bool:
 
 def _calm(node: Node) -> bool:
     with suppress(BrokerError, OSError):  # rabbitmqctl takes a minute if the machine is busy
-        for _, end in ALARMS.values():
+        for _, end in BLOCKED.values():
             node.ctl(*end)
         return not node.alarm()
     return False

@@ -1,4 +1,4 @@
-"""AppConfig.ready(), each time in its own process."""
+"""AppConfig.ready(), each time in its own process; the example project; our migrations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.db import migrations, models
+from django.db.migrations.loader import MigrationLoader
+
+from django_amqp_events.models.base import PartialIndex
+from tests.commands import run_example, run_program
 
 SETTINGS = """
 SECRET_KEY = "not a secret: tests only"
@@ -48,15 +53,9 @@ def configure(project: Path, text: str) -> None:
 
 def python(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(project), *sys.path]))
-    return subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", *arguments],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "settings"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "settings"}
+    warnings = ("-W", "error::RuntimeWarning")
+    return run_program(sys.executable, *warnings, *arguments, cwd=project, env=env)
 
 
 def imported(project: Path) -> str:
@@ -151,3 +150,38 @@ def test_setup_imports_what_publishing_needs(project: Path) -> None:
     }
     pages = {name for name in loaded if name.startswith("django_amqp_events.admin.")}
     assert not pages
+
+
+# -- the example project ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", ["shop", "billing"])
+def test_a_deployment_has_nothing_to_complain_about(settings: str, tmp_path: Path) -> None:
+    command = ("-W", "error", "manage.py", "check", "--deploy", "--fail-level", "WARNING")
+    run_example(*command, settings=settings, EXAMPLE_DATA=str(tmp_path))
+
+
+# -- migrations ------------------------------------------------------------------------------------
+
+
+def test_migrations_have_ordinary_parts_only() -> None:
+    """Other tools (linters, backends, patches of Django) know these."""
+    loader = MigrationLoader(None)
+    ours = [key for key in loader.graph.nodes if key[0] == "django_amqp_events"]
+    kinds = {type(operation) for key in ours for operation in loader.get_migration(*key).operations}
+    assert kinds == {migrations.CreateModel, migrations.RunPython}
+    state = loader.project_state(ours)
+    for model in (each for key, each in state.models.items() if key[0] == "django_amqp_events"):
+        for name, field in model.fields.items():
+            plain = field.deconstruct()[1].startswith("django.db.models.")
+            assert plain, (model.name, name)
+            assert not isinstance(field, models.GeneratedField), (model.name, name)
+            assert field.db_default is models.NOT_PROVIDED, (model.name, name)
+        for constraint in model.options["constraints"]:
+            assert type(constraint) is models.UniqueConstraint
+            assert constraint.condition is None
+            assert not constraint.expressions
+        for index in model.options["indexes"]:
+            # MySQL has no conditions, of which Django warns.
+            assert type(index) in (models.Index, PartialIndex)
+            assert (index.condition, index.expressions, index.include) == (None, (), ())

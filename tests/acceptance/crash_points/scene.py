@@ -88,11 +88,7 @@ class Scene:
     def migrate(self) -> None:
         """Make the tables, for all runs."""
         self.begin()
-        self.service.python(
-            "from django.core.management import call_command as c\nc('migrate', verbosity=0)\n"
-            "from django.db import connection\nfrom testproject import paired\n"
-            "connection.cursor().execute(paired.TABLE)"
-        )
+        self.service.migrate("paired")
         self.keep()
 
     def keep(self) -> None:

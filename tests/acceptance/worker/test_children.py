@@ -65,13 +65,6 @@ def core(service: Make, fresh_eyes: Eyes) -> Service:
     return made
 
 
-def states(core: Service) -> str:
-    return core.python(
-        "from django_amqp_events.models import ArchivedEvent\n"
-        "print(list(ArchivedEvent.objects.order_by('event_id').values_list('event_id', 'state')))"
-    )
-
-
 def handled(core: Service, ids: list[str]) -> bool:
     return {line["event"] for line in core.ledger(what="end")} >= set(ids)
 
@@ -138,24 +131,17 @@ def test_several_reapers_share_the_isolated_events(core, fresh_eyes):
     assert reapers[1].stop() == 0
 
 
-def test_a_companion_alone(core, fresh_eyes):
-    """Beside an ordinary worker it does what it does beside ``events_worker``."""
-    companion = command(core, "events_companion")
-    core.worker("threads", 1, "-Q", "core.testproject.act,core.testproject.once")
-    failing = fresh_eyes.event("core.act.once", {"plan": ["fail"]})
-    (isolated,) = isolate(fresh_eyes, ["ok"])
-    core.python(LEFT)
-    until(lambda: handled(core, [isolated, "left"]), 60, "they are handled")
-    until(lambda: f"('{failing}', 'archived')" in states(core), 30, "it is mirrored")
-    [reaper] = beside(companion.pid, "events_reaper")
-    assert companion.stop() == 0
-    assert not alive(reaper)
-
-
-def test_a_worker_that_is_killed_leaves_nothing(core):
+def test_what_is_killed_leaves_nothing(core, fresh_eyes):
+    core.constants["worker.reaper.IDLE_SECONDS"] = 600
     worker = events_worker(core).wait_ready()
-    [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
-    until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")
+    isolate(fresh_eyes, ["ok"])
+    until(lambda: core.ledger(what="end"), 40, "the reaper works")
+    [companion] = beside(worker.pid)
+    [reaper] = beside(companion, "events_reaper")
+    os.kill(companion, signal.SIGKILL)
+    until(lambda: not alive(reaper), 20, "the reaper has ended")
+    [companion] = until(lambda: beside(worker.pid), 30, "another companion runs")
+    until(lambda: worker.log.count("mirroring core:archive") == 2, 30, "the mirror has begun")
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
     until(lambda: not alive(companion), 20, "the companion has ended")
@@ -175,23 +161,3 @@ def test_started_beside_a_module_named_celery(core):
     worker = events_worker(core, program=(str(manage),), where=app).wait_ready()
     until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")
     assert worker.stop() == 0
-
-
-def test_nothing_beside_the_worker(core):
-    options = ("--no-mirror", "--no-relay", "--no-batches", "--no-reaper")
-    worker = events_worker(core, *options).wait_ready()
-    assert not beside(worker.pid)
-    assert worker.stop() == 0
-
-
-LEFT = """
-from datetime import UTC, datetime
-from django_amqp_events.message import encoding
-from django_amqp_events.publish import outbox_rows
-outbox_rows.insert([
-    encoding.event_message(
-        exchange="events", name="core.act.once", event_id="left", service="core",
-        body=encoding.encode_payload("e", {"plan": ["ok"]}), published_at=datetime.now(UTC),
-    )
-], alias="default", service="core", held=False)
-"""

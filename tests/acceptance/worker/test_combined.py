@@ -7,6 +7,8 @@ follows from that table here, without the package's own rules.
 from __future__ import annotations
 
 import json
+import os
+import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +27,8 @@ from tests.conftest import SLOW
 
 from ..conftest import Make
 from ..harness import PROJECT, Archive, Eyes, Service, by_event, task_id, until
+
+pytestmark = pytest.mark.timeout(600)
 
 _TABLE = run_path(str(PROJECT / "testproject" / "table.py"), run_name="table")
 VALUES: Mapping[str, Sequence[Any]] = _TABLE["VALUES"]
@@ -175,13 +179,7 @@ def test_every_event_ends_as_declared(
         "TESTPROJECT_DATABASE": json.dumps(database),
         "TESTPROJECT_UNSYNCED": "1",
     }
-    combined.python(
-        "from django.core.management import call_command\n"
-        "from django.db import connection\n"
-        "from testproject.table import TABLE\n"
-        "call_command('migrate', verbosity=0)\n"
-        "connection.cursor().execute(TABLE)"
-    )
+    combined.migrate("table")
     combined.declare()
     sent = {message.event_id: (case, message)
             for case in cases(pool, formats) for message in [case.message(fresh_eyes)]}  # fmt: skip
@@ -267,3 +265,53 @@ def early(case: Case, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"attempt {line['attempt']} was early by {line['due'] - line['at']:.3f} s"
         if (wait := line["due"] - before["at"]) < case.delay(before["attempt"]):
             yield f"attempt {line['attempt']} was due after {wait:.3f} s"
+
+
+# -- newest ----------------------------------------------------------------------------------------
+
+
+#: The number of updates, of which an order has a hundred; 10000 for the full run.
+UPDATES = int(os.environ.get("NEWEST_UPDATES", "400"))
+ORDERS = max(4, UPDATES // 100)
+QUEUE = "core.testproject.write"
+
+
+def ask(core: Service, query: str) -> Any:
+    return core.value(
+        "cursor.fetchall()",
+        "from django.db import connections\n"
+        f"cursor = connections['books'].cursor()\ncursor.execute({query!r})",
+    )
+
+
+def test_every_order_ends_at_its_newest_version(
+    empty_database: dict[str, Any], fresh_eyes: Eyes, service: Make
+) -> None:
+    core = service(
+        fresh_eyes,
+        handlers="orders",
+        environ={
+            "TESTPROJECT_DATABASES": json.dumps({"books": empty_database}),
+            "TESTPROJECT_ALIAS": "books",
+        },
+    )
+    core.migrate("orders", alias="books")
+    core.declare()
+    versions = [(order, version) for order in range(ORDERS) for version in range(UPDATES // ORDERS)]
+    random.shuffle(versions)
+    fresh_eyes.send(
+        *(
+            fresh_eyes.message("orders.updated", {"order_id": order, "version": version})
+            for order, version in versions
+        )
+    )
+    workers = [core.worker("prefork", 1, "-Q", QUEUE) for _ in range(4)]
+    for worker in workers:
+        worker.wait_ready()
+    workers[0].kill()
+    entries = "SELECT count(*) FROM django_amqp_events_inboxentry"
+    until(lambda: ask(core, entries) == [[len(versions)]], 300, "every event has been handled")
+    fresh_eyes.drained("core", 60)
+    newest = UPDATES // ORDERS - 1
+    assert dict(ask(core, "SELECT id, version FROM orders")) == dict.fromkeys(range(ORDERS), newest)
+    assert not Archive(fresh_eyes).collect()

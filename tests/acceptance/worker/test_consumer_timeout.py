@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -103,13 +104,7 @@ def test_what_waits_behind_an_unusually_long_run_goes_back(
 
 
 def _lose_connection(core: Service, worker: Worker, eyes: Eyes, queue: str) -> None:
-    def consuming() -> str:
-        for consumer in eyes.http("GET", "/api/consumers/{vhost}"):
-            if consumer["channel_details"]:
-                return str(consumer["channel_details"]["connection_name"])
-        return ""
-
-    eyes.cut({"name": until(consuming, 30, "the management API lists the connection")})
+    eyes.cut({"name": eyes.consuming()})
     until(lambda: "Connection to broker lost" in worker.log, 30, "it has noticed")
 
 
@@ -150,8 +145,13 @@ CHANGES: dict[str, Callable[[Service, Worker, Eyes, str], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("pool", ["prefork", "threads", "autoscale"])
+@pytest.mark.parametrize(
+    ("pool", "change"),
+    [
+        *product(["prefork"], CHANGES),
+        *product(["threads", "autoscale"], ["nothing", "connection", "restart"]),
+    ],
+)
 def test_what_happens_while_a_queue_is_paused(
     pool: str, change: str, fresh_eyes: Eyes, service: Make
 ) -> None:

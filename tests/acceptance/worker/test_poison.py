@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from tests.conftest import Vhost
 
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, until
-from ..isolation import Supervisor, fewer_deliveries, reaper
+from ..isolation import Supervisor, fewer_deliveries
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -37,16 +37,15 @@ NEIGHBOURS = 12
 class Story:
     """The results of one batch of events in one pool."""
 
-    pool: str
     core: Service
-    deadly: dict[str, str]
-    spoken: dict[str, str]
-    limits: dict[str, str]
     neighbours: list[str]
     passing: list[str]
-    entries: dict[str, list[dict[str, Any]]]
-    deaths: int
-    left: dict[str, int]
+    spoken: dict[str, str]
+    limits: dict[str, str]
+    deadly: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    deaths: int = 0
+    left: dict[str, int] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="class")
@@ -74,7 +73,7 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
         limits = {way: publish("core.act.limited", step) for way, step in LIMITS.items()}
     queues = ",".join(f"{core.name}.testproject.{handler}" for handler in ("act", "limited"))
     main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", queues))
-    beside = Supervisor(lambda: reaper(core))
+    beside = Supervisor(lambda: core.start("events_reaper"))
     archive = Archive(eyes, core.name)
     good = {*neighbours, *passing}
 
@@ -86,7 +85,8 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
     def killed(event_id: str) -> bool:
         return len(core.runs(event_id)) >= deliveries
 
-    deadly: dict[str, str] = {}
+    story = Story(core, neighbours, passing, spoken, limits)
+    deadly = story.deadly
     try:
         for way, step in DEADLY.items():
             if way == "crowd" or pool != "prefork":
@@ -104,21 +104,10 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
     finally:
         main.kill()
         beside.kill()
-    entries: dict[str, list[dict[str, Any]]] = {}
     for entry in archive.collect():
-        entries.setdefault(entry["event_id"], []).append(entry)
-    return Story(
-        pool=pool,
-        core=core,
-        deadly=deadly,
-        spoken=spoken,
-        limits=limits,
-        neighbours=neighbours,
-        passing=passing,
-        entries=entries,
-        deaths=main.deaths,
-        left=eyes.totals(core.name),
-    )
+        story.entries.setdefault(entry["event_id"], []).append(entry)
+    story.deaths, story.left = main.deaths, eyes.totals(core.name)
+    return story
 
 
 class Ways:

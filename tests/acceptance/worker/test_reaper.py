@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from ..harness import (
@@ -12,10 +9,8 @@ from ..harness import (
     Eyes,
     Service,
     Worker,
-    alive,
     until,
 )
-from ..isolation import reaper
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -53,7 +48,7 @@ def dies(core: Service, eyes: Eyes, queue: str) -> Worker:
     """Run a reaper until what it finds in *queue* has killed it; the message is back or further."""
     before = eyes.ready(queue)
     assert before == 1
-    worker = reaper(core)
+    worker = core.start("events_reaper")
     assert worker.wait(60) == -9
     worker.kill()
     back(eyes, queue)
@@ -76,7 +71,7 @@ def test_message_that_kills_the_reader_is_forwarded_undecoded(service, fresh_eye
         lose(fresh_eyes, "core:graveyard")
         until(lambda: fresh_eyes.ready("core:graveyard") + fresh_eyes.ready("core:dead"), 20)
     assert fresh_eyes.ready("core:dead") == 1
-    reaper(core)
+    core.start("events_reaper")
     entry = Archive(fresh_eyes).wait(victim, 40)
     assert entry["reason"] == "poison"
     assert entry["handler"] == "testproject.act"
@@ -114,29 +109,8 @@ def test_unforwardable_message_ends_in_the_abyss(service, fresh_eyes):
     assert message.delivery_info["routing_key"] == QUEUE
     assert not core.ledger()
     sound = service(fresh_eyes, where=core.where)
-    reaper(sound)
+    sound.start("events_reaper")
     until(lambda: core.runs(innocent, "end"), 40, "it is run")
-
-
-def test_message_that_kills_the_reaper_is_archived_undecoded(core, fresh_eyes):
-    (victim,) = bury(core, fresh_eyes, ["sleep:60"])
-    for _ in range(2):
-        worker = reaper(core).wait_ready()
-        until(lambda: core.runs(victim), 30, "it runs")
-        worker.kill()
-        for path in core.where.glob("ledger.*.jsonl"):
-            path.unlink()
-        back(fresh_eyes, "core:graveyard")
-    # As often as this broker delivers it: RabbitMQ 4.3 counts on from the handler's queue.
-    while fresh_eyes.ready("core:graveyard"):
-        lose(fresh_eyes, "core:graveyard")
-        back(fresh_eyes, "core:graveyard")
-    reaper(core).wait_ready()
-    entry = Archive(fresh_eyes).wait(victim, 30)
-    assert entry["reason"] == "poison"
-    assert entry["handler"] == "testproject.act"
-    assert {death["queue"] for death in entry["deaths"]} == {QUEUE, "core:graveyard"}
-    assert not core.runs(victim)
 
 
 def test_the_reapers_time_limit_is_not_the_handlers(core, fresh_eyes):
@@ -145,35 +119,7 @@ def test_the_reapers_time_limit_is_not_the_handlers(core, fresh_eyes):
     limited = {"name": "core.act.limited", "queue": "core.testproject.limited"}
     (own,) = bury(core, fresh_eyes, ["deaf:60", "deaf:60"], **limited)
     core.worker("prefork", 1, "-Q", limited["queue"])
-    reaper(core, "--time-limit", "3")
+    core.start("events_reaper", "--time-limit", "3")
     archive = Archive(fresh_eyes)
     assert archive.wait(unlimited, 60)["reason"] == "poison"
     assert archive.wait(own, 60)["reason"] == "exhausted"
-
-
-def test_the_reaper_ends_with_its_parent(core):
-    log = core.where / "reaper.log"
-    program = (
-        "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'django', 'events_reaper', '--parent',"
-        " str(os.getpid())], start_new_session=True, stdout=sys.stderr)\n"
-        "print(child.pid, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with (
-        log.open("wb") as err,
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**core.env(), "TESTPROJECT_OUTLIVES": "1"},
-            cwd=core.where,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=err,
-            text=True,
-        ) as parent,
-    ):
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        until(lambda: " ready." in log.read_text(errors="replace"), 40, "it runs")
-        parent.kill()
-    until(lambda: not alive(pid), 30, "it has ended")

@@ -1,16 +1,14 @@
-"""Connections that break, brokers that go, queues that are not there."""
+"""Connections that break, brokers that go, queues and exchanges that are not there."""
 
 from __future__ import annotations
 
 import signal
-import socket
-from contextlib import suppress
 
 import pytest
 
 from tests.integration.wire import Proxy
 
-from ..conftest import NAMES_ARE_UNIQUE, POOLS, Make
+from ..conftest import POOLS, Make
 from ..harness import (
     Eyes,
     Service,
@@ -34,19 +32,6 @@ def test_all_queues_are_consumed_immediately(fresh_eyes: Eyes, core: Service, po
     until(lambda: each_once(fresh_eyes), 3)
 
 
-def consuming(eyes: Eyes) -> str:
-    """Name of the worker's consuming connection."""
-
-    def find() -> str:
-        for consumer in eyes.http("GET", "/api/consumers/{vhost}"):
-            # An empty list where the channel has just gone.
-            if consumer["queue"]["name"] in QUEUES and consumer["channel_details"]:
-                return str(consumer["channel_details"]["connection_name"])
-        return ""
-
-    return until(find)
-
-
 @pytest.mark.parametrize("pool", POOLS[:2])
 def test_only_runs_in_progress_are_repeated_after_a_cut(
     fresh_eyes: Eyes, core: Service, pool: str
@@ -56,9 +41,11 @@ def test_only_runs_in_progress_are_repeated_after_a_cut(
     ids = fresh_eyes.events(8, ACT, "file:go")
     until(lambda: len(core.ledger(what="start")) == 2, 30)
     until(lambda: fresh_eyes.queue(QUEUES[0]).get("messages_unacknowledged") == 4, 30)
-    name = consuming(fresh_eyes)
+    name = fresh_eyes.consuming(QUEUES[0])
     fresh_eyes.cut({"name": name})
-    until(lambda: fresh_eyes.consumers(QUEUES[0]) == 1 and consuming(fresh_eyes) != name, 30)
+    until(
+        lambda: fresh_eyes.consumers(QUEUES[0]) == 1 and fresh_eyes.consuming(QUEUES[0]) != name, 30
+    )
     (core.where / "go").touch()
     until(lambda: core.ended(ids), 30)
     fresh_eyes.empty(QUEUES[0])
@@ -114,31 +101,6 @@ def test_a_worker_ends_while_the_broker_is_silent(
     assert worker.log.count("RabbitMQ does not answer") == 1, worker.log
 
 
-@NAMES_ARE_UNIQUE
-def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
-    """RabbitMQ has not noticed yet that the worker's former connection is dead."""
-    with Proxy.to(fresh_eyes.url) as proxy:
-        core = service(
-            fresh_eyes,
-            celery={"broker_heartbeat": 4, "broker_channel_error_retry": True},
-            constants={"worker.connection_errors.SILENCE_SECONDS": 3},
-        ).declare()
-        core.url = proxy.url
-        worker = core.worker("threads", 2)
-        until(lambda: each_once(fresh_eyes), 30)
-        for link in proxy.links:
-            # The worker's side is closed, RabbitMQ's is not.
-            link.dead = True
-            with suppress(OSError):
-                link.client.shutdown(socket.SHUT_RDWR)
-        until(lambda: "another connection uses the name" in worker.log, 30)
-        until(lambda: fresh_eyes.consumers(QUEUES[0]) == 1, 60)
-        ids = fresh_eyes.events(1, ACT, "ok")
-        until(lambda: core.ended(ids), 30, "the worker continues")
-        assert worker.alive
-        assert "Frequent restarts" not in worker.log
-
-
 def test_an_exclusively_consumed_queue_is_left_out(fresh_eyes: Eyes, service: Make) -> None:
     """RabbitMQ refuses and closes the channel, once; later, remote control adds the queue."""
     core = service(fresh_eyes, events={"TOPOLOGY": "external"}).declare()
@@ -185,3 +147,26 @@ def test_a_missing_queue_at_the_start(fresh_eyes: Eyes, service: Make) -> None:
     until(lambda: each_once(eyes), 20)
     (event_id,) = eyes.events(1, ACT, "ok")
     until(lambda: core.runs(event_id, "end"))
+
+
+# -- an exchange that is not there -----------------------------------------------------------------
+
+
+ACT = "core.act"
+
+
+def test_held_until_the_limit_then_given_back(fresh_eyes: Eyes, service: Make) -> None:
+    """Shortly before the consumer timeout the broker gets the delivery back, to deliver again."""
+    core = service(fresh_eyes, constants={"worker.jobs.HOLDING": 2 / 1800})
+    worker = core.worker("threads", 2, "-Q", ",".join(QUEUES[:2])).wait_ready()
+    fresh_eyes.http("DELETE", "/api/exchanges/{vhost}/core:delay.1s")
+    event_id = fresh_eyes.event(ACT, {"plan": ["fail", "ok"]})
+    until(lambda: len(core.runs(event_id)) == 2, 30)
+    core.declare()
+    until(lambda: core.runs(event_id, "end"), 30)
+    runs = core.runs(event_id)
+    assert [line["attempt"] for line in runs[:2]] == [1, 1]
+    assert [line["redelivered"] for line in runs[:2]] == [False, True]
+    assert runs[1]["at"] - runs[0]["at"] >= 0.5, "it was held first"
+    assert "is requeued after" in worker.log
+    assert [line["attempt"] for line in core.runs(event_id, "end")] == [2]

@@ -36,20 +36,6 @@ def again(service: Service, what: str = "end") -> dict[str, list[dict[str, Any]]
     return {event_id: service.ledger(event=event_id) for event_id in repeated}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_a_handler_that_exits_as_if_it_were_terminated(
-    pool: str, core: Service, fresh_eyes: Eyes
-) -> None:
-    """The exit code is that of billiard's signal handler, so there is no verdict."""
-    worker = core.worker(pool, 1, "-Q", QUEUE)
-    _, healthy = fresh_eyes.events(1, ACT, "sysexit:-200") + fresh_eyes.events(1, ACT, "ok")
-    until(lambda: fresh_eyes.totals()["core:graveyard"] == 1, 30, "it is left to the reaper")
-    until(lambda: core.ended([healthy]))
-    fresh_eyes.empty(QUEUE)
-    assert worker.stop() == 0
-
-
 def test_solo_answers_before_the_next_run(core: Service, fresh_eyes: Eyes) -> None:
     """Its main thread is in the next handler, for an hour or until that ends the worker."""
     handled, failing = fresh_eyes.events(1, ACT, "ok") + fresh_eyes.events(1, ACT, "countdown:600")

@@ -20,7 +20,6 @@ from ..harness import (
     Worker,
     until,
 )
-from ..isolation import reaper
 from .test_children import events_worker
 
 ACT = "core.act"
@@ -31,7 +30,7 @@ def starts(service: Service, what: str) -> Worker:
     """Start a worker in one of the ways that there are."""
     if what == "events_worker":
         return events_worker(service, *ALONE)
-    return reaper(service) if what == "events_reaper" else service.worker("solo", 1)
+    return service.start(what) if what == "events_reaper" else service.worker("solo", 1)
 
 
 def logged_in(core: Service, user: str, password: str) -> Service:
@@ -228,13 +227,6 @@ def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) ->
     event_id = fresh_eyes.event("core.long", {"plan": ["ok"]})
     until(lambda: len(core.runs(event_id, "end")) == 2)
     assert worker.log.count("Connected to") == 1
-
-
-def test_a_worker_of_ordinary_tasks_on_another_broker(fresh_eyes: Eyes, service: Make) -> None:
-    core = service(fresh_eyes)
-    core.url = "memory://"
-    worker = core.worker("solo", 1, "-Q", "ordinary").wait_ready()
-    assert "Trying to reconnect" not in worker.log
 
 
 @NAMES_ARE_UNIQUE

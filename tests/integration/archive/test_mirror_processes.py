@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from django.db import connections
@@ -58,33 +56,6 @@ def test_sigterm_ends_it_with_everything_acked(billing, processes):
     assert int(total) == stored
     wait_until(lambda: billing.ready(ARCHIVE) == 600 - stored, "what it had is acked")
     assert "known" not in mirror_until_empty(processes)
-
-
-@SLOW
-@ONE
-def test_large_messages_do_not_fill_the_memory(billing, processes):
-    """500 MiB pass through; a batch ends at 32 MiB."""
-    size = 5 * 1024 * 1024
-    for n in range(0, 100, 4):
-        publish(
-            billing,
-            *(
-                Message(
-                    exchange=ARCHIVE,
-                    routing_key="large",
-                    body=os.urandom(1024) * (size // 1024),
-                    headers={"event-id": f"{n + m}"},
-                    properties={"delivery_mode": 2},
-                )
-                for m in range(4)
-            ),
-        )
-    mirroring = processes.start("events_mirror")
-    wait_until(lambda: ArchivedEvent.objects.count() == 100, "all are stored", 100)
-    status = Path(f"/proc/{mirroring.process.pid}/status").read_text()
-    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) // 1024
-    assert peak < 400, f"{peak} MiB at the most"
-    assert mirroring.stop() == 0
 
 
 def some(first: int, last: int) -> list[Message]:

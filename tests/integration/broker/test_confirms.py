@@ -5,7 +5,9 @@ Time-outs here are what is configured (mostly IN_VAIN); DEADLINE only tells a ha
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import os
 import signal
 import socket
@@ -14,76 +16,51 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
 
+import amqp
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from broker import Node
 from django_amqp_events import (
     BrokerUnavailableError,
     Options,
     PublishError,
     PublishInterruptedError,
+    PublishRefusedError,
     PublishTimeoutError,
     UnroutableError,
+    event,
     publish_event,
     publish_many,
 )
 from django_amqp_events.broker import confirms
+from django_amqp_events.broker.provisioning.amqp_api import version_of
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.decorators import Event
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
-from tests.conftest import Vhost
 
 from ..wire import (
     ACK,
     BLOCKED,
     DEADLINE,
+    NAME,
     UNBLOCKED,
     Link,
     Proxy,
     Wire,
     ack,
-    drain,
     finished,
-    raw_connection,
+    in_threads,
     until,
 )
 
-NAME = "shop.order.created"
 #: CONFIRM_TIMEOUT where a confirm is waited for in vain; a busy machine connects within it.
 IN_VAIN = 4
 CERTIFICATE = Path(__file__).parent.parent / "localhost.pem"
-
-
-@pytest.fixture
-def wire(vhost: Vhost) -> Iterator[Wire]:
-    with Wire.on(vhost.url) as wire:
-        yield wire
-
-
-@pytest.fixture
-def node_wire(private_node: Node) -> Iterator[Wire]:
-    """On a node that the test may stop."""
-    with Wire.on(private_node.amqp_url()) as wire:
-        yield wire
-
-
-def event(wire: Wire, body: bytes = b"[[],{},{}]", **changes: object) -> Message:
-    """Build a message as other parts of the library hand them to the pool."""
-    event_id = str(uuid4())
-    values = {
-        "exchange": wire.exchange,
-        "routing_key": NAME,
-        "body": body,
-        "headers": {},
-        "properties": {"message_id": event_id, "delivery_mode": 2},
-        "event_id": event_id,
-        "name": NAME,
-        **changes,
-    }
-    return Message(**values)  # type: ignore[arg-type]
 
 
 def failure(payload: dict[str, object] | None = None) -> PublishError:
@@ -175,7 +152,7 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=IN_VAIN)
     ids = {"message_id": "one", "delivery_mode": 2}
-    messages = [event(wire, routing_key=key, properties=ids) for key in ("second", "first")]
+    messages = [wire.message(routing_key=key, properties=ids) for key in ("second", "first")]
     proxy.hold = {ACK}
     publishing = []
     thread = threading.Thread(
@@ -189,24 +166,6 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
 
 
 # -- an unreachable, blocked or frozen broker -------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_stale_connection_is_found_out_before_it_is_used(private_node: Node, node_wire: Wire):
-    published = [publish_event(NAME, {})]
-    (channel,) = node_wire.pool._idle
-    stale = channel._conn
-    private_node.stop_app()
-    private_node.start_app()
-    published.append(publish_event(NAME, {}))
-    assert channel._conn is not stale
-    assert stored_ids(node_wire) == published
-
-
-def stored_ids(wire: Wire) -> list[str]:
-    """Consume the queue over a connection opened after the broker was down."""
-    with raw_connection(wire.url) as connection:
-        return [m.properties["message_id"] for m in drain(connection.channel(), wire.queue)]
 
 
 def test_a_connection_that_is_known_to_be_blocked(wire: Wire):
@@ -258,11 +217,11 @@ def test_a_relay_ends_its_wait_on_a_connection_that_died_while_it_was_blocked(
 
     channel = OutboxChannel(wire.pool.app, timeout=20, stop=block)
     try:
-        assert channel.publish([event(wire)], mandatory=True) == [None]
+        assert channel.publish([wire.message()], mandatory=True) == [None]
         proxy.links[0].dead = True
-        (error,) = channel.publish([event(wire)], mandatory=True)
+        (error,) = channel.publish([wire.message()], mandatory=True)
         assert type(error) is PublishInterruptedError
-        assert channel.publish([event(wire)], mandatory=True) == [None]
+        assert channel.publish([wire.message()], mandatory=True) == [None]
     finally:
         channel.leave()
 
@@ -345,7 +304,7 @@ def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
     results: list[PublishError | None] = []
     publishing = threading.Thread(
         target=lambda: results.extend(
-            wire.pool.publish([event(wire) for _ in range(3)], mandatory=True)
+            wire.pool.publish([wire.message() for _ in range(3)], mandatory=True)
         )
     )
     publishing.start()
@@ -380,7 +339,7 @@ def test_a_confirm_that_has_arrived_is_in_time(wire: Wire, events: int):
 
     others = threading.Timer(0.5, lambda: proxy.links[0].write(ack(1 + events, multiple=True)))
     channel._before_read = stand_still  # type: ignore[method-assign]
-    messages = [event(wire) for _ in range(events)]
+    messages = [wire.message() for _ in range(events)]
     assert wire.pool.publish(messages, mandatory=True) == [None] * events
 
 
@@ -456,3 +415,192 @@ def test_options_of_the_sockets_are_the_users(wire: Wire):
     wire.configure(celery={"broker_transport_options": settings})
     publish_event(NAME, {})
     assert wire.pool._idle[0]._transport.sock.getsockopt(*option) == 1234
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def waiting(wire: Wire) -> int:
+    """How many messages are in the queue."""
+    count: int = wire.channel.queue_declare(wire.queue, passive=True).message_count
+    return count
+
+
+def arrived(wire: Wire, number: int) -> list[tuple[bytes, dict[str, Any], str]]:
+    """Take messages out of the queue, without what the queue adds to them."""
+    taken = wire.take(about=number)
+    for message in taken:
+        (message.properties.get("application_headers") or {}).pop("x-delivery-count", None)
+    return [(bytes(m.body or b""), m.properties, m.delivery_info["routing_key"]) for m in taken]
+
+
+def kinds(results: list[PublishError | None]) -> list[type]:
+    return [type(result) for result in results]
+
+
+def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, list[Any]]:
+    """Publish in a thread; its answers come into the list."""
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
+    )
+    thread.start()
+    return thread, results
+
+
+def test_the_same_messages_arrive(wire: Wire):
+    """Of every kind: larger than a frame, empty, unicode, many headers, other types of them."""
+    large = {f"header-{n}": "ü" * 100 for n in range(250)}
+    given = [
+        wire.message(b""),
+        wire.message(b"x" * 131_072),
+        wire.message(b"y" * 400_000, headers=large),
+        wire.message(routing_key="bestellung.größe.訂單"),
+        wire.message(headers=large),
+        wire.message(headers={"n": 2**40, "m": -1, "f": 1.5, "b": True, "t": "ü", "e": ""}),
+        wire.message(headers={"list": [1, "a"], "table": {"a": 1}, "none": None, "raw": b"\xff"}),
+        wire.message(properties={"message_id": "p", "priority": 3, "type": "t", "app_id": "a"}),
+        wire.message(properties={}),
+        *(wire.message(b"z" * n) for n in range(0, 130_000, 10_000)),
+        *(wire.message(str(n).encode()) for n in range(300)),
+    ]
+    assert wire.pool.publish(given, mandatory=True) == [None] * len(given)
+    ours = arrived(wire, len(given))
+    for message in given:
+        wire.channel.basic_publish(
+            amqp.Message(
+                message.body,
+                application_headers=dict(message.headers),
+                **dict(message.properties),
+            ),
+            wire.exchange,
+            message.routing_key,
+        )
+    # Priorities order what is ready.
+    until(lambda: waiting(wire) == len(given), "the queue has them")
+    assert arrived(wire, len(given)) == ours
+    if version_of(wire.channel.connection.server_properties) >= (4, 3):
+        # By strict priority, 4 without one: docs/other-programs.md.
+        given.sort(key=lambda message: message.properties.get("priority", 4), reverse=True)
+    assert [body for body, *_ in ours] == [message.body for message in given]
+
+
+UNWRITABLE: list[dict[str, Any]] = [
+    {"headers": {"object": object()}},
+    {"headers": {"large": 2**63}},
+    {"headers": {"n" * 256: 1}},
+    {"headers": {5: 1}},
+    {"properties": {"delivery_mode": 256}},
+    {"properties": {"delivery_mode": "2"}},
+    {"properties": {"message_id": 5}},
+    {"properties": {"message_id": "x" * 256}},
+    {"routing_key": "ü" * 128},
+    {"exchange": "x" * 256},
+]
+
+
+@pytest.mark.parametrize("size", [10, 400_000])
+def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
+    """Nothing of it is written, and the messages around it are published."""
+    good = [wire.message() for _ in UNWRITABLE]
+    bad = [wire.message(b"x" * size, **changes) for changes in UNWRITABLE]
+    messages = [message for pair in zip(good, bad, strict=True) for message in pair]
+    results = wire.pool.publish(messages, mandatory=True)
+    assert kinds(results) == [type(None), PublishRefusedError] * len(good)
+    assert [error.reason.code for error in results[1::2] if error] == ["message-unwritable"] * 10
+    assert sorted(wire.ids()) == sorted(message.event_id for message in good)
+
+
+# -- what is published ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def order_created(monkeypatch: pytest.MonkeyPatch) -> Event[...]:
+    monkeypatch.setattr(declarations, "events", [])
+
+    @event(NAME)
+    def order_created(
+        order_id: int, total: Decimal = Decimal("9.90"), *, note: str | None = None
+    ) -> None: ...
+
+    return order_created
+
+
+# -- what arrives -----------------------------------------------------------------------------
+
+
+def test_each_way_to_publish(wire: Wire, order_created: Event[...]):
+    ids = [
+        order_created.publish(order_id=1),
+        order_created(2),
+        publish_event(NAME, {"order_id": 3}),
+        publish_event(NAME, {"order_id": 4, "surplus": 1}, validate=False),
+        asyncio.run(order_created.apublish(order_id=5)),
+        asyncio.run(order_created.using(mode="immediate").apublish(6)),
+        *order_created.publish_many([{"order_id": 7}, {"order_id": 8}]),
+        *publish_many(NAME, [{"order_id": 9}]),
+    ]
+    messages = wire.take()
+    assert [message.properties["message_id"] for message in messages] == ids
+    payloads = [json.loads(message.body)[1] for message in messages]
+    # The contract's defaults are filled in, but where it was not asked.
+    full = {"total": "9.90", "note": None}
+    expected = [{"order_id": n, **full} for n in range(1, 10)]
+    expected[3] = {"order_id": 4, "surplus": 1}
+    assert payloads == expected
+
+
+def test_large_unroutable_events_are_returned(wire: Wire):
+    """Each is returned with its body; a client that only writes would fill both sockets."""
+    wire.unbind()
+    wire.configure(UNROUTED="raise", CONFIRM_TIMEOUT=10)
+    with pytest.raises(PublishError) as caught:
+        publish_many(NAME, [{"text": "x" * 500_000}] * 60)
+    assert len(caught.value.errors) == 60
+    assert len(wire.pool._idle) == 1
+
+
+# -- how often --------------------------------------------------------------------------------
+
+
+def test_the_celery_app_of_the_project_in_any_thread(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    """Without CELERY_APP: Celery's fixup for Django makes the app the default of all threads."""
+    from celery import Celery, _state, current_app
+
+    before = (_state.default_app, _state._tls.current_app)
+    _state.default_app = None
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.settings")
+    try:
+        app = Celery("project", broker=wire.url)
+        wire.configure(CELERY_APP="")
+        found: list[Any] = []
+
+        def publish(number: int) -> None:
+            found.append(current_app._get_current_object())
+            publish_event(NAME, {"n": number})
+
+        assert not in_threads(2, publish)
+        assert found == [app, app]
+        assert len(wire.take()) == 2
+    finally:
+        _state.default_app, _state._tls.current_app = before
+
+
+def test_a_cancelled_coroutine_leaves_the_pool_as_it_was(wire: Wire, order_created: Event[...]):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=10)
+    order_created(0)
+
+    async def publish() -> None:
+        proxy.hold = {ACK}
+        task = asyncio.create_task(order_created.apublish(1))
+        await asyncio.to_thread(until, lambda: proxy.links[0].held, "the confirm")
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.1, proxy.release)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(publish())
+    order_created(2)
+    assert len(proxy.links) == 1
+    assert len(wire.take()) == 3

@@ -50,6 +50,7 @@ from ..wire import (
     ACK,
     BLOCKED,
     NACK,
+    NAME,
     UNBLOCKED,
     Link,
     Proxy,
@@ -60,7 +61,6 @@ from ..wire import (
     until,
 )
 
-NAME = "shop.order.created"
 #: Seconds for a confirm: where all come, and where some are withheld.
 PATIENT, IMPATIENT = 20.0, 0.5
 #: Seconds without a frame after which a proxy passes on the confirms that it shuffles.

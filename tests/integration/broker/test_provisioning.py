@@ -139,15 +139,6 @@ class TestSeeing:
         assert billing.inspect().result == "identical"
 
 
-class TestApplying:
-    def test_two_services_share_the_events_exchange(self, billing, service, fresh_vhost):
-        shop = service(fresh_vhost, SERVICE="shop", HANDLERS={"count": ["shop.order.created"]})
-        shop.declare()
-        assert shop.inspect().result == billing.inspect().result == "identical"
-        shop.publish("events", "shop.order.created")
-        assert shop.ready("shop.count") == billing.ready("billing.book") == 1
-
-
 class TestWorkers:
     def test_verify_names_drift_and_remedy(self, billing):
         billing.channel().queue_delete("billing.book")
@@ -343,26 +334,6 @@ class TestStale:
                        "x-dead-letter-routing-key": "billing.mail.send"},
         )  # fmt: skip
         assert names(smaller.inspect().having("stale")) == STALE
-
-
-class TestRecreating:
-    def test_infrastructure(self, billing):
-        for queue in ("billing:archive", "billing:delay.2s", "billing:graveyard"):
-            spoil(billing, queue)
-        assert not apply(billing, recreate_empty=True).refused
-        assert billing.inspect().result == "identical"
-
-    def test_classic_archive_is_replaced_by_quorum_queue(self, service, fresh_vhost):
-        service(fresh_vhost, QUEUE_TYPE="classic", HANDLERS={}).declare()
-        made = service(fresh_vhost, HANDLERS={})
-        assert not apply(made, recreate_empty=True).refused
-        assert made.inspect().result == "identical"
-
-    def test_a_handlers_queue_is_refused(self, billing):
-        """It would miss what is published meanwhile."""
-        spoil(billing)
-        with pytest.raises(TopologyDriftError, match="give the handler another QUEUE"):
-            apply(billing, recreate_empty=True)
 
 
 class TestManagementApi:

@@ -160,28 +160,6 @@ def test_dying_workers_send_an_event_down_the_chain(billing):
     }
 
 
-def test_rejected_event_reaches_the_graveyard_immediately(billing):
-    billing.publish("events", "shop.order.created")
-    channel = billing.channel()
-    message = wait_until(lambda: channel.basic_get("billing.send_invoice"), "the event")
-    channel.basic_reject(message.delivery_tag, requeue=False)
-    buried = billing.take("billing:graveyard")
-    assert buried.delivery_info["routing_key"] == "billing.send_invoice"
-    [death] = buried.headers["x-death"]
-    assert (death["queue"], death["reason"]) == ("billing.send_invoice", "rejected")
-
-
-@pytest.mark.parametrize("queue", ["billing:archive", "billing:abyss"])
-def test_queues_without_an_end_survive_peeking(billing, queue):
-    """Thirty requeues: 4.x's default limit of 20 would have dropped the message."""
-    billing.publish(queue, "shop.order.created", b"kept")
-    channel = billing.channel()
-    for _ in range(30):
-        message = wait_until(lambda: channel.basic_get(queue), f"the message in {queue}")
-        channel.basic_reject(message.delivery_tag, requeue=True)
-    assert billing.take(queue).body == b"kept"
-
-
 def test_archive_limits_drop_the_oldest(service, fresh_vhost):
     made = service(fresh_vhost, ARCHIVE={"TTL": 3600, "MAX_LENGTH": 3})
     made.declare()
@@ -256,9 +234,17 @@ def test_stuck_dead_letter_shows_in_the_total_only(billing):
         ) == (1, 0, 0)
 
     wait_until(stuck, "total 1, ready 0, unacked 0")
-    with billing.active():
-        status = queue_status.status(
-            billing.app, billing.settings, billing.topology, api=billing.api
-        )
-    [queue] = [queue for queue in status.queues if queue.name == "billing:delay.1s"]
+
+    def seen() -> queue_status.QueueStatus:
+        with billing.active():
+            status = queue_status.status(
+                billing.app, billing.settings, billing.topology, api=billing.api
+            )
+        return next(queue for queue in status.queues if queue.name == "billing:delay.1s")
+
+    queue = seen()
     assert (queue.ready, queue.total, queue.severity) == (0, 1, "error")
+    assert "billing:return is missing" in str(queue.meaning)
+    # RabbitMQ repeats it after a while, unless its dead-letter workers have ended (issue 16652).
+    billing.declare()
+    assert "restart the RabbitMQ node that leads the queue" in str(seen().meaning)

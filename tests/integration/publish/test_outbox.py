@@ -22,21 +22,32 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events import (
+    ConfigurationError,
     Options,
     OutboxError,
     event,
+    handler,
     publish_event,
     publish_many,
 )
+from django_amqp_events.archive import retention
 from django_amqp_events.backoff import Backoff
 from django_amqp_events.conf import get_settings
+from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.databases import Now
-from django_amqp_events.models import OutboxEvent
+from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.models import InboxEntry, OutboxEvent, State
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
+from django_amqp_events.publish.outbox_rows import insert, rows
 from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
+from django_amqp_events.testing import override_events
+from django_amqp_events.worker import inbox
+from tests.celery_app import app
 from tests.conftest import ONE, POSTGRESQL, Database, Vhost
 from tests.doubles.receivers import connected
+from tests.event_messages import published
+from tests.integration.archiving import store
 
 from .. import wire as wire_module
 from ..conftest import Service
@@ -164,15 +175,6 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
         transaction.set_autocommit(True, using=ALIAS)
     assert relay() == RelayCounts(published=1)
     assert wire.ids() == [event_id]
-
-
-def test_more_than_is_kept_in_memory(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("django_amqp_events.publish.publisher.KEPT_EVENTS", 2)
-    with transaction.atomic(using=ALIAS):
-        ids = [publish_event(NAME, {"n": n}) for n in range(4)]
-    assert wire.ids() == ids[:2]
-    assert relay() == RelayCounts(published=2)
-    assert wire.ids() == ids[2:]
 
 
 def test_signals(wire: Wire):
@@ -391,3 +393,43 @@ def test_events_status(
     assert code == 2
     assert "cannot be read" in out
     assert "run `manage.py migrate`" in out
+
+
+# -- autocommit is off -----------------------------------------------------------------------------
+
+
+REFUSED = "autocommit is off on the database 'archive'"
+
+
+@pytest.fixture
+def manual(archive_database: Database) -> Iterator[None]:
+    with override_events(SERVICE="billing", AUTODISCOVER=[], DATABASE=ALIAS):
+        message = published("a.b", event_id="1", service="billing")
+        insert([message], alias=ALIAS, service="billing", held=False)
+        archive_database.close()
+        connections[ALIAS].settings_dict["AUTOCOMMIT"] = False
+        yield
+        archive_database.close()
+
+
+@pytest.mark.usefixtures("manual")
+def test_waiting_publishes_fail_with_the_commit() -> None:
+    @handler("a.b", name="t.never", once=True)
+    def never() -> None: ...
+
+    called: list[str] = []
+    event = ReceivedEvent(id="1", name="a.b", service="shop")
+    known = get_registry().handlers["t.never"]
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        inbox.once(known, event, lambda: called.append("never"))
+    assert not called
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        store([])
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        # It would never end, so the broker is not even asked.
+        Relay(app=app, settings=get_settings(), alias=ALIAS).run(until_empty=True)
+    for name in ("outbox", "inbox", State.SUCCEEDED):
+        with pytest.raises(ConfigurationError, match=REFUSED):
+            retention.prune({name: 31 * 86400}, service="billing")
+    assert rows(ALIAS).count() == 1
+    assert not InboxEntry.objects.using(ALIAS).exists()

@@ -154,11 +154,6 @@ def test_detail_page_explains_the_state(ada, kind):
     assert ("the shop has closed" in words) is (kind == "discarded")
 
 
-def test_an_event_of_another_service_names_its_remedy(ada):
-    row = make(**STANDING["overdue"], service="old")
-    assert "events_relay --service old" in page(ada.get(url("change", row.pk))).words
-
-
 BODIES = (b"", b"null", b"[[],[],{}]", b'[[], {"a": "\\ud800\\u0000"}, {}]')
 
 

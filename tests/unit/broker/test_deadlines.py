@@ -1,4 +1,4 @@
-"""A time-out is for the whole, however many addresses and steps there are."""
+"""A time-out is for the whole, however many addresses there are; odd management APIs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from celery import Celery
 from django_amqp_events.broker import confirms
 from django_amqp_events.broker.confirms import ConfirmChannel, accepts_publishes
 from django_amqp_events.broker.connection import connect
+from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
 from django_amqp_events.broker.publisher_pool import PublisherPool
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.message.types import Message
@@ -87,3 +88,21 @@ def test_answers_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AmqpEventsError, match="opened no channel"):
         publish(ConfirmChannel(Celery(set_as_current=False), timeout=TIMEOUT))
     assert limits[0] > TIMEOUT / 2 > limits[1]
+
+
+# -- the management API ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://[::1:15672", "http://u:pa[ss@rabbit:15672", "http://u:p/w@rabbit", "http://a\u2100"],
+)
+def test_a_url_of_the_management_api_that_cannot_be_read(url: str) -> None:
+    with pytest.raises(ManagementApiError, match="MANAGEMENT_URL"):
+        ManagementApi(url, vhost="/")
+
+
+def test_a_management_api_that_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ManagementApi, "get", lambda *_: [])
+    with pytest.raises(ManagementApiError, match="/api/overview is not an object"):
+        ManagementApi("http://rabbit:15672", vhost="/").check_cluster({})

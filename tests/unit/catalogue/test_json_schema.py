@@ -1,23 +1,30 @@
-"""Contracts as JSON Schema, with and without pydantic."""
+"""Contracts as JSON Schema, with and without pydantic, and the catalogue as JSON."""
 
 from __future__ import annotations
 
 import enum
 import functools
 import inspect
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Literal, NewType
 
 import pytest
-from pydantic import Field
+from celery import Task
 
+from django_amqp_events import conf
+from django_amqp_events.catalogue import entries
 from django_amqp_events.catalogue.json_schema import Schema, object_schema, source
-from django_amqp_events.declare.declarations import signature_of
+from django_amqp_events.declare.declarations import (
+    EventDeclaration,
+    HandlerDeclaration,
+    signature_of,
+)
+from django_amqp_events.declare.registry import build
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
@@ -58,19 +65,9 @@ def schema_of(hint: Any) -> Schema:
     ("hint", "schema"),
     [
         (str, STRING),
-        (int, INTEGER),
         (Any, {}),
-        (object, {}),
         (Decimal, DECIMAL),
-        (
-            tuple[int, str],
-            {"type": "array", "prefixItems": [INTEGER, STRING], "minItems": 2, "maxItems": 2},
-        ),
-        (Annotated[int, Field(gt=1)], {**INTEGER, "exclusiveMinimum": 1}),
         (datetime, {**STRING, "format": "date-time"}),
-        (timedelta, {**STRING, "format": "duration"}),
-        (UUID, {**STRING, "format": "uuid"}),
-        (Mapping[str, int], {"type": "object", "additionalProperties": INTEGER}),
         (dict[int, str], WORDS),
         (dict[Status, str], {**WORDS, "propertyNames": {"$ref": "#/$defs/Status"}}),
         (int | str | None, {"anyOf": [INTEGER, STRING, NULL]}),
@@ -162,3 +159,85 @@ def test_hints_of_a_decorated_contract_are_found() -> None:
 
     weight = object_schema(signature_of(wrapper), wrapper)["properties"]["weight"]
     assert weight.get("const", weight.get("enum")) in (3, [3])
+
+
+# -- entries of the catalogue ----------------------------------------------------------------------
+
+
+def order_created(order_id: int, total: Decimal = Decimal(0), **more: Any) -> None:
+    """An order was accepted.
+
+    Its total includes taxes.
+    """
+
+
+def anything(order_id: int, note: str = "") -> None:
+    """Handle it."""
+
+
+class Invoice(Task):
+    """Write the invoice."""
+
+    def run(self, order_id: int, *, total: Decimal) -> None: ...
+
+
+def described(*handlers: HandlerDeclaration, **settings: Any) -> dict[str, Any]:
+    read, problems = conf.parse({"SERVICE": "billing", **settings})
+    events = [EventDeclaration(name="shop.order.created", contract=order_created)]
+    registry = build(read, events, handlers)
+    assert not [each for each in (*problems, *registry.problems) if each.is_error]
+    return entries.document(read, registry)
+
+
+def handler(name: str, *patterns: str, target: Any = anything, **options: Any) -> Any:
+    return HandlerDeclaration(target=target, name=name, options={**options, "events": patterns})
+
+
+@pytest.fixture
+def whole() -> dict[str, Any]:
+    return described(
+        handler("mail", "shop.order.*", "shop.refund.paid", once=True, rate_limit="5/m"),
+        handler("invoice", "shop.order.created", target=Invoice, max_retries=2, queue="invoices"),
+        EVENTS={
+            "billing.invoice.issued": {},
+            "invoice.printed": {"PUBLISHER": "billing"},
+        },
+        PREFIX="staging-",
+    )
+
+
+def test_declared_and_subscribed_events_are_known(whole: dict[str, Any]) -> None:
+    events = whole["events"]
+    assert {each["name"]: (each["publisher"], each["handlers"]) for each in events} == {
+        "billing.invoice.issued": ("billing", []),
+        "invoice.printed": ("billing", []),
+        "shop.order.*": ("", ["mail"]),
+        "shop.order.created": ("shop", ["invoice", "mail"]),
+        "shop.refund.paid": ("shop", ["mail"]),
+    }
+    assert [each["name"] for each in events] == sorted(each["name"] for each in events)
+
+
+def test_json_document(whole: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(whole)) == whole
+    events = {each["name"]: each for each in whole["events"]}
+    assert events["shop.refund.paid"]["contract"] is None
+    assert events["shop.order.created"] == {
+        "name": "shop.order.created",
+        "publisher": "shop",
+        "format": "celery",
+        "contract": {
+            "function": f"{__name__}.order_created",
+            "docstring": "An order was accepted.\n\nIts total includes taxes.",
+        },
+        "payload": {
+            "type": "object",
+            "properties": {
+                "order_id": {"type": "integer"},
+                "total": {"type": "string", "format": "decimal"},
+            },
+            "required": ["order_id"],
+            "additionalProperties": {},
+        },
+        "handlers": ["invoice", "mail"],
+    }

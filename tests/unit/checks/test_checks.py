@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Task, _state
+from celery import Celery, Task, _state
 from django.core import checks as django_checks
 from django.db import connections
 from hypothesis import given
@@ -103,7 +103,7 @@ def test_a_correct_project_has_no_message(run: Check) -> None:
     assert run(deploy=True) == []
 
 
-def test_without_a_service_there_is_one_message(settings: DjangoSettings) -> None:
+def test_without_a_service_there_is_one_message(run: Check, settings: DjangoSettings) -> None:
     settings.AMQP_EVENTS = None
     assert ids() == ["W001"]
     assert ids(deploy=True) == ["W001"]
@@ -111,9 +111,6 @@ def test_without_a_service_there_is_one_message(settings: DjangoSettings) -> Non
     assert ids() == ["W001"]
     settings.AMQP_EVENTS = "billing"
     assert ids() == ["E003"]
-
-
-def test_a_missing_service(run: Check, settings: DjangoSettings) -> None:
     run()
     settings.AMQP_EVENTS = {k: v for k, v in correct().items() if k != "SERVICE"}
     assert ids() == ["E001"]
@@ -404,8 +401,6 @@ def test_the_app_of_events_is_current_for_tasks_too(
 def test_a_configuration_that_cannot_be_read(
     settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from celery import Celery
-
     app = Celery("project", set_as_current=False, fixups=[])
     app.config_from_object("no.such.module")
     monkeypatch.setattr(project, "app", app)
@@ -417,8 +412,6 @@ def test_a_configuration_that_cannot_be_read(
 def test_dangerous_celery_options_are_reported(
     settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from celery import Celery
-
     app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://me@rabbit.example//")
     monkeypatch.setattr(project, "app", app)
     settings.AMQP_EVENTS = correct()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from django.core.management import CommandError
 from django_amqp_events.archive import eligibility, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.models import State
-from tests.commands import run_command
+from tests.commands import run_command, run_program
 
 from ..admin import admin_world as world
 
@@ -174,14 +173,8 @@ def test_a_name_does_not_control_the_terminal(settings: Any) -> None:
 
 def test_a_process_prints_no_error() -> None:
     line = f"{sys.executable} -m django events_catalogue | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["/bin/bash", "-c", line],
-        cwd=ROOT,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.shop"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.shop"}
+    done = run_program("/bin/bash", "-c", line, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == ["0"]
     assert "BrokenPipe" not in done.stderr

@@ -320,3 +320,50 @@ def test_inline_lets_a_keyboard_interrupt_through(inline: InlineBackend) -> None
 
 async def _publish_in_a_loop(**payload: int) -> None:
     publish_event("a.b", payload)
+
+
+# -- past events -----------------------------------------------------------------------------------
+
+
+KEY = "shop.order.created"
+
+
+@pytest.fixture
+def history() -> Any:
+    with override_events(HISTORY={"MAX_AGE": "14d"}, PUBLISH="immediate", handlers=[], events=[]):
+        yield
+
+
+def test_a_new_handler_gets_what_its_queue_missed_and_again_everything(history: None) -> None:
+    seen: list[int] = []
+    with memory_events() as broker:
+        publish_event(KEY, {"number": 1})
+        publish_event("shop.stock.low", {"number": 9})
+
+        @handler(KEY, name="shop.late")
+        def late(number: int) -> None:
+            event = current_event()
+            assert event is not None
+            seen.append(number if event.replay_id else -number)
+
+        publish_event(KEY, {"number": 2})
+        assert sum(broker.depths.values()) == 1
+        assert broker.backfill("shop.late") == 1
+        broker.run()
+        assert sorted(seen) == [-2, 1]
+        assert broker.backfill("shop.late") == 0
+        assert broker.backfill("shop.late", again=True) == 2
+        assert broker.backfill("shop.late", "shop.stock.*", again=True) == 0
+        broker.run()
+        assert sorted(seen) == [-2, 1, 1, 2]
+
+
+def test_what_is_missing_is_named(history: None) -> None:
+    with memory_events() as broker:
+        with pytest.raises(ConfigurationError, match="there is no handler 'nobody'"):
+            broker.backfill("nobody")
+        with (
+            override_events(HISTORY=None),
+            pytest.raises(ConfigurationError, match="set AMQP_EVENTS"),
+        ):
+            broker.backfill("nobody")

@@ -113,6 +113,20 @@ def test_argument_repr_is_bounded(size: int) -> None:
     assert (words == repr(dict(payload.kwargs))) == (size == 10)
 
 
+def test_each_replay_is_another_task() -> None:
+    """A result backend keeps the result of each."""
+    ids = set()
+    for replay in ({}, {"event-replay-id": "1"}, {"event-replay-id": "2"}):
+        reading, payload = read(
+            delivery(
+                exchange="billing:replay", routing_key=OWN, headers={"event-id": "1", **replay}
+            )
+        )
+        assert isinstance(payload, Payload)
+        ids.add(celery_headers("billing", reading, payload)["id"])
+    assert len(ids) == 3
+
+
 def test_publisher_headers_reach_the_request_and_change_nothing_else() -> None:
     """Whatever a publisher names: a field of Celery's, of a result backend, or of ours."""
 

@@ -24,13 +24,14 @@ from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 from celery import Celery, Task, signals
 from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
-from celery.exceptions import WorkerShutdown
+from celery.exceptions import Reject, Retry, WorkerShutdown
 from django.db import connection, transaction
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import DirectCallError
+from django_amqp_events.message.archive_message import MAX_TRACEBACK
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.worker import task as task_module
 from django_amqp_events.worker.binding import bind
@@ -43,7 +44,13 @@ from django_amqp_events.worker.task import (
     utc_now,
 )
 from django_amqp_events.worker.tracing import trace as traced
-from django_amqp_events.worker.verdict import REQUEUE, InvalidArguments, Verdict
+from django_amqp_events.worker.verdict import (
+    REQUEUE,
+    InvalidArguments,
+    Verdict,
+    decide,
+    describe,
+)
 from tests.doubles.receivers import connected
 
 calls: list[int] = []
@@ -520,3 +527,38 @@ def test_an_exception_that_accepts_no_attribute_stays_itself(
     verdict = verdict_of(app, target, {}, once=once, policy=RetryPolicy(max_retries=0))
     assert verdict.failure is not None
     assert verdict.failure.exception == f"{__name__}.OutOfStock"
+
+
+# -- the text of an exception ----------------------------------------------------------------------
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def raised(exc: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        raise exc from cause
+    except type(exc) as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [raised(Retry(), ValueError("never raised")), raised(Reject(ValueError("never raised")))],
+    ids=["retry(exc=…)", "Reject(…)"],
+)
+def test_unraised_exception_gets_the_carriers_location(
+    exc: BaseException,
+) -> None:
+    verdict = decide(exc, RetryPolicy(max_retries=0), attempt=1, now=NOW, random=0.5)
+    assert verdict.failure is not None
+    assert verdict.failure.exception == "ValueError"
+    assert [frame["function"] for frame in verdict.failure.frames] == ["raised"]
+    assert "in raised" in verdict.failure.traceback
+
+
+def test_a_long_message_does_not_push_the_frames_out() -> None:
+    failure = describe(raised(ValueError("x" * 1_000_000)))
+    assert failure.traceback.startswith("Traceback")
+    assert "in raised" in failure.traceback
+    assert len(failure.traceback) <= MAX_TRACEBACK

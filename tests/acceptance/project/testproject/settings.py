@@ -44,32 +44,14 @@ if given := os.environ.get("TESTPROJECT_RESULTS"):
     DATABASES["results"] = json.loads(given)
     DATABASE_ROUTERS = ["testproject.results.Router"]
 if "TESTPROJECT_ADMIN" in os.environ:
+    from tests.web_settings import MIDDLEWARE, STATIC_URL, TEMPLATES  # noqa: F401 - settings
+
     INSTALLED_APPS[:0] = [
         "django.contrib.auth",
         "django.contrib.sessions",
         "django.contrib.messages",
         "django.contrib.admin",
     ]
-    MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.middleware.csrf.CsrfViewMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ]
-    TEMPLATES = [
-        {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
-            "APP_DIRS": True,
-            "OPTIONS": {
-                "context_processors": [
-                    "django.template.context_processors.request",
-                    "django.contrib.auth.context_processors.auth",
-                    "django.contrib.messages.context_processors.messages",
-                ]
-            },
-        }
-    ]
-    STATIC_URL = "/static/"
     ROOT_URLCONF = "testproject.office"
 AMQP_EVENTS = {
     "SERVICE": os.environ["TESTPROJECT_SERVICE"],

@@ -1,14 +1,19 @@
-"""A signal that stops a worker waits for the event loop; a second one does not."""
+"""What wakes an event loop: a signal that stops a worker, unless it is the second, and threads."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from kombu.asynchronous import Hub
 
 from django_amqp_events.worker.stop_signals import SIGNALS, StopSignals
+from django_amqp_events.worker.wakeup import Wakeup
 
 
 @pytest.fixture
@@ -61,3 +66,37 @@ def test_without_a_loop_none_waits(heard: list[str], send: Callable[[], None]) -
     made.install()  # the next connection
     send()
     assert heard == ["wake", "celery", "celery", "wake"]
+
+
+# -- another thread --------------------------------------------------------------------------------
+
+
+def turn(hub: Any, until: Any) -> float:
+    """Run the loop until a condition holds; return the seconds. Its polls have no timer."""
+    poll = hub.poller.poll
+    hub.poller.poll = lambda _timeout: poll(0 if until() else 60)
+    began, loop = time.monotonic(), hub.create_loop()
+    while not until():
+        next(loop)
+    return time.monotonic() - began
+
+
+def test_another_thread_ends_a_poll() -> None:
+    called: list[int] = []
+    hub = Hub()
+    wakeup = Wakeup(lambda: called.append(1))
+    wakeup.register(hub)
+    timer = threading.Timer(0.05, wakeup.wake)
+    timer.start()
+    assert turn(hub, lambda: called) < 30
+    timer.join()
+    wakeup.close()
+    wakeup.wake()
+    hub.close()
+
+
+def test_a_thread_that_wakes_often_does_not_block() -> None:
+    wakeup = Wakeup(bool)
+    for _ in range(100_000):
+        wakeup.wake()
+    wakeup.close()
