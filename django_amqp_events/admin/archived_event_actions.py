@@ -157,11 +157,11 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
             menu=_("Restore selected events"),
             question=RESTORE,
             done=ngettext_lazy(
-                "%(count)s event restored into the archive.",
-                "%(count)s events restored into the archive.",
+                "%(count)s event restored.",
+                "%(count)s events restored.",
                 "count",
             ),
-            effect=_("The discarded events return to the archive. Nothing is published."),
+            effect=_("The events are again as they were before. Nothing is published."),
         ),
     )
 }

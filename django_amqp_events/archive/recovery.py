@@ -52,6 +52,8 @@ BATCH: Final = 100
 #: Seconds without a message after which the queue counts as empty, once as many messages have come
 #: as were in it at the start.
 LULL: Final = 0.5
+#: Bytes of the longest name in AMQP.
+MAX_NAME: Final = 255
 #: The worker's name in these archive messages.
 WORKER: Final = "events_recover"
 
@@ -88,6 +90,8 @@ def inspect_queue(app: Celery, settings: Settings, queue: str) -> Depth:
             consumers.
     """
     names = Names.of(settings)
+    if len(queue.encode()) > MAX_NAME:
+        raise TopologyError(f"a queue's name has at most {MAX_NAME} bytes, not {queue!r:.80}")
     if queue == names.archive:
         raise TopologyError(
             f"{queue!r} is the archive queue; run `manage.py events_mirror` to empty it"

@@ -195,7 +195,8 @@ class EventStep(bootsteps.StartStopStep):
     def _loop_runs(self) -> None:
         self.wakeup.register(self.c.hub)
         self.jobs.loop_runs()
-        if self.queues:
+        # Celery's handler may have ended the pool before the first turn.
+        if self.queues and not self._is_stopping:
             self.open()
 
     def _woken(self) -> None:
