@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError
 from django.db import Error, close_old_connections, connections
 
 from . import liveness
@@ -122,7 +123,7 @@ class ServiceLoop:
             what = problem_text(exc)
         elif isinstance(exc, BrokerUnavailableError):
             what = "RabbitMQ is unreachable"
-        elif isinstance(exc, (ConfigurationError, ImproperlyConfigured)):
+        elif isinstance(exc, (ConfigurationError, ImproperlyConfigured, CommandError)):
             what = "the settings are invalid"
         elif isinstance(exc, AmqpEventsError):
             what = "RabbitMQ reports an error"
