@@ -191,7 +191,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     "left-twice": _("the history has it more than once; the batch gives it once"),
     "left-unreadable": _(
         "its identity cannot be read, its body is larger than MAX_BODY, or it has no id and its "
-        "handler has ONCE"
+        "handler uses ONCE"
     ),
     "left-expired": _("RabbitMQ has deleted it (HISTORY); events of all handlers count"),
     "batch-filtered": _("All with %(filters)s"),

@@ -119,14 +119,17 @@ class ServiceLoop:
         if text == self._reported:
             return
         self._reported = text
-        if isinstance(exc, Error):
-            what = problem_text(exc)
-        elif isinstance(exc, BrokerUnavailableError):
+        cause = exc.__cause__ if isinstance(exc, CommandError) else exc
+        if isinstance(cause, Error):
+            what = problem_text(cause)
+        elif isinstance(cause, BrokerUnavailableError):
             what = "RabbitMQ is unreachable"
-        elif isinstance(exc, (ConfigurationError, ImproperlyConfigured, CommandError)):
+        elif isinstance(cause, (ConfigurationError, ImproperlyConfigured)):
             what = "the settings are invalid"
-        elif isinstance(exc, AmqpEventsError):
+        elif isinstance(cause, AmqpEventsError):
             what = "RabbitMQ reports an error"
+        elif isinstance(exc, CommandError):
+            what = "it cannot start"
         else:
             what = "an unexpected error occurred"
             logger.error("%s failed", self.work, exc_info=exc)

@@ -161,7 +161,7 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
                 "%(count)s events restored.",
                 "count",
             ),
-            effect=_("The events are again as they were before. Nothing is published."),
+            effect=_("The events return to their state before the discard. Nothing is published."),
         ),
     )
 }

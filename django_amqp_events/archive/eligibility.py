@@ -178,7 +178,7 @@ def is_overdue(event: ArchivedEvent, now: datetime | None = None) -> bool:
     if event.service != settings.service:
         return False
     name = settings.renamed_handlers.get(event.handler, event.handler)
-    # As far as SQL can tell which handlers may have got it.
+    # Handlers that may have received it, as far as SQL can tell.
     possible = [
         handler
         for handler in handlers.values()

@@ -56,7 +56,7 @@ class PastSelection:
         for term in self.search:
             SearchTerm.parse(term)
         if self.since and self.until and self.since >= self.until:
-            raise ValueError("the begin of the range is not before its end")
+            raise ValueError("the start of the range must be before its end")
 
     @property
     def start(self) -> Start:

@@ -134,13 +134,11 @@ def _outboxes() -> list[QuerySet[Any]]:
         try:
             if has_table(alias, OutboxEvent):
                 found.append(outbox_rows.rows(alias))
-        except ImproperlyConfigured:
-            # Without its driver, nothing was published there.
-            continue
-        except Error as exc:
+        except (Error, ImproperlyConfigured, ImportError) as exc:
             raise DatabaseError(
-                f"database {alias!r} may have an outbox with events whose inbox rows must stay; if "
-                f"it has none, let the routers' allow_migrate() return False for it: {exc}"
+                f"database {alias!r} cannot be read ({exc}), and inbox rows of events in its "
+                f"outbox must be kept; if it has no outbox, let the routers' allow_migrate() "
+                f"return False for it"
             ) from exc
     return found
 

@@ -91,14 +91,16 @@ def inspect_queue(app: Celery, settings: Settings, queue: str) -> Depth:
     """
     names = Names.of(settings)
     if len(queue.encode()) > MAX_NAME:
-        raise TopologyError(f"a queue's name has at most {MAX_NAME} bytes, not {queue!r:.80}")
+        raise TopologyError(
+            f"the queue's name is longer than AMQP's {MAX_NAME} bytes: {queue!r:.80}"
+        )
     if queue == names.archive:
         raise TopologyError(
             f"{queue!r} is the archive queue; run `manage.py events_mirror` to empty it"
         )
     if names.is_window(queue):
         raise TopologyError(
-            f"{queue!r} has copies of events that its handler's queue got; run `manage.py "
+            f"{queue!r} holds copies of events that the handler's queue received; run `manage.py "
             f"events_declare --delete-stale` to delete it"
         )
     if queue in (names.history, names.bindings):

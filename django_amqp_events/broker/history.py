@@ -143,11 +143,14 @@ def require(settings: Settings) -> str:
 def first(app: Celery, settings: Settings, queue: str, start: Start = "first") -> Record | None:
     """Return the first record from a place on, ``None`` if there is none."""
     with closing(StreamReader(app, queue, settings, start=start)) as reader:
+        ready = 0
         for _ in range(2):
             if record := next(reader.records(wait=FIRST), None):
                 return record
-            # A RabbitMQ that did not answer for a while answers this first.
-            reader.ready()
+            # If RabbitMQ was silent, wait until it answers.
+            ready = reader.ready()
+    if start == "first" and ready:
+        raise silent(queue)
     return None
 
 
@@ -169,7 +172,7 @@ def read(app: Celery, settings: Settings, queue: str, offsets: range) -> Iterato
 
 
 def silent(queue: str) -> BrokerUnavailableError:
-    """Return the error of a queue that does not deliver what it has."""
+    """Return the error for a queue whose messages do not arrive."""
     return BrokerUnavailableError(Reason("queue-silent", queue=repr(queue)))
 
 

@@ -251,8 +251,8 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
         return conditions
     begin = now - NEW_AGE
     events = ArchivedEvent.objects.using(groups.db).filter(group=OuterRef("pk"))
-    # The mirror may have been down when a new group failed first, or the clock of a worker wrong;
-    # or the events of a group that has a note were pruned.
+    # first_seen may be old: the mirror was down, a worker's clock is wrong, or events_prune deleted
+    # the earlier events of a group with a note.
     new = Q(first_seen__gt=begin) | ~Exists(events.filter(mirrored_at__lte=begin))
     news = groups.filter(group_counts.has_open(), Q(reopened_at__gt=begin) | new)
     news = news.exclude(pk__in=ids)

@@ -70,7 +70,7 @@ def capped(rows: QuerySet[Any], cap: int) -> int:
 def new_since(since: datetime, cap: int, looked: int, *, service: str = "") -> int:
     """Count events first archived since then, up to *cap*, among the newest *looked* failures.
 
-    Those that a mirror stored late count if they failed since then, too.
+    An event mirrored late counts only if it also failed since then.
 
     Args:
         service: count its events only.

@@ -113,9 +113,9 @@ class DirectPublisher:
             # Not result(timeout), whose error could also be a signal handler's.
             wait_for([commit.answers], wait)
         finally:
-            if commit.answers.cancel():
+            if not commit.answers.done():
                 self.prompt = False
-            else:
+            if not commit.answers.cancel():
                 answers = commit.answers.result()
                 try:
                     self._record(commit.alias, answers)
@@ -161,7 +161,7 @@ class DirectPublisher:
             with self._changed:
                 self._unrecorded.append((alias, answers, time.monotonic()))
                 self._changed.notify_all()
-            if not isinstance(exc, Error):
+            if not isinstance(exc, Error) and threading.current_thread() is not self._thread:
                 # A signal handler's, such as a time limit.
                 raise
             logger.exception("cannot settle %d outbox rows; retrying", len(answers))
@@ -196,7 +196,9 @@ class DirectPublisher:
                     exc_info=not isinstance(exc, AmqpEventsError),
                 )
                 for commit in commits:
-                    commit.answers.cancel()
+                    if commit.answers.cancel():
+                        # wait() counts it as done only now.
+                        commit.answers.set_running_or_notify_cancel()
             self._retry_unrecorded()
             if not self._backlog:
                 connections.close_all()

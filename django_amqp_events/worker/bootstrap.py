@@ -10,7 +10,7 @@ Celery's modules and classes stay as they are. What is replaced on the instances
 - ``Consumer.on_connection_error_before_connected`` (``connection_errors``) and
   ``Consumer.on_connection_error_after_connected`` (``connection_errors``, ``step``): wait longer
   after a refusal, and record the refused queue. Both call Celery's own first.
-- The handlers of SIGQUIT, SIGTERM and SIGINT (``stop_signals``): they wait for the event loop.
+- The handlers of signals that end a worker (``stop_signals``): they wait for the event loop.
 - ``Task.__trace__`` of a handler's task (``tracing``).
 - ``ApplyResult.discard`` of a job that a pool process has received, while the worker stops
   (``celery_internals``): keeps its result.

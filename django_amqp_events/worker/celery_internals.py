@@ -13,6 +13,7 @@ from typing import Any, Final
 from billiard.common import TERM_SIGNAME as TERM_SIGNAME
 from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 from celery.app import trace
+from celery.signals import task_prerun
 from celery.worker import state as state
 
 from ..broker.private_names import PrivateName, require
@@ -83,8 +84,8 @@ def terminated_by_signal(exc: BaseException) -> bool:
     return isinstance(exc, SystemExit) and isinstance(exc.code, int) and exc.code < -128
 
 
-def hear_soft_limit() -> None:
-    """Let the signal of a soft time limit raise again, after :func:`ignore_soft_limit`."""
+def hear_soft_limit(**_: Any) -> None:
+    """Restore the handler of the soft time limit's signal, for the next run or task."""
     global _ignored  # noqa: PLW0603 - of this pool process
     if _ignored:
         signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
@@ -100,6 +101,7 @@ def ignore_soft_limit() -> None:
 
 
 _ignored = False
+task_prerun.connect(hear_soft_limit)
 
 
 def keep_result(result: Any) -> None:

@@ -250,6 +250,7 @@ class Jobs:
         self._stop_at = self._stop_at or now + WRITING_SECONDS
         written = all(job.began is not None for job in self.running if job.in_process)
         if written or now > self._stop_at:
+            self._stop_at = 0.0
             self.stop_signals.deliver()
         else:
             self._wake_after(WAKE_SECONDS)

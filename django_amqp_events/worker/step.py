@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from textwrap import shorten
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 from amqp import spec
@@ -49,7 +49,7 @@ PROCESS_SECONDS: Final = 0.25
 ADAPT_SECONDS, ADAPT_PART = 1.0, 1 / 4
 #: Factor of the time that an event may wait, for which a queue is slow after one has waited longer.
 STUCK: Final = 2.0
-#: Seconds between looks at threads that end; RabbitMQ's heartbeats restart a longer time-out.
+#: Seconds between checks for ended threads.
 POLL_SECONDS: Final = 0.2
 
 
@@ -250,11 +250,11 @@ class EventStep(bootsteps.StartStopStep):
             if tags:
                 channel.basic_cancel(tags[-1])
             self.jobs.stop()
-            # Celery waits for threads without heartbeats, and RabbitMQ would close the connection.
-            while any(not job.in_process for job in self.jobs.running):
-                with suppress(TimeoutError):
-                    c.connection.drain_events(timeout=POLL_SECONDS)
-                c.connection.heartbeat_check()
+            # Celery sends no heartbeats while it waits for threads, so RabbitMQ would close the
+            # connection. Nothing is read: ordinary tasks would begin.
+            while any(job.began is not None and not job.in_process for job in self.jobs.running):
+                sleep(POLL_SECONDS)
+                c.connection.connection.send_heartbeat()
                 self.jobs.settle_ended()
         except (*c.connection_errors, *c.channel_errors) as exc:
             logger.info("the consumers end with their connection, not before: %r", exc)

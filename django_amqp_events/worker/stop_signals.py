@@ -1,9 +1,9 @@
 """Let signals that stop a worker wait for the event loop.
 
 Celery stops the pool in the middle of the write of a job: its handler of SIGQUIT where the signal
-arrives, and that of SIGTERM and SIGINT after the loop's present turn. The pool would then wait for
-ever for that job's end; in the middle of ``ThreadPoolExecutor.submit()``, SIGQUIT would wait for a
-lock that this thread holds.
+arrives, and the others after the current turn of the loop. The pool would then wait forever for
+that job's end; in the middle of ``ThreadPoolExecutor.submit()``, SIGQUIT would wait for a lock that
+this thread holds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-#: Of a cold shutdown, and of warm ones.
-SIGNALS: Final = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT)
+#: Signals that end a worker.
+SIGNALS: Final = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignals:

@@ -18,7 +18,6 @@ from celery.exceptions import Retry
 
 from .celery_internals import (
     build_tracer,
-    hear_soft_limit,
     ignore_soft_limit,
     terminated_by_signal,
 )
@@ -59,7 +58,6 @@ def trace(
             task.amqp_tracer = task.__trace__ = tracer
     request["amqp_run"] = run
     raised: BaseException | None = None
-    hear_soft_limit()
     try:
         outcome, info, runtime, result = tracer(
             request["id"], request["args"], request["kwargs"], request
@@ -70,8 +68,10 @@ def trace(
             raised = getattr(raised, "exc", raised)
         elif observed and run.verdict is HANDLED:
             run.verdict = replace(HANDLED, result=result, runtime=runtime)
-        # Here, where one that comes now is taken for the handler's. Behind it, the verdict is lost.
-        ignore_soft_limit()
+        if not eager:
+            # Inside the try: a limit that arrives now counts as the handler's. A later one would
+            # lose the verdict.
+            ignore_soft_limit()
     except run.passes:
         raise
     except PROCESS_EXITS:

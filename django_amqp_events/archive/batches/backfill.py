@@ -210,7 +210,7 @@ def _handler(name: str, selection: PastSelection) -> Handler:
             events = ", ".join(handler.bindings)
             raise ValueError(f"{name} does not handle {event!r}; its events are {events}")
     if selection.since and selection.since > datetime.now(UTC):
-        raise ValueError("the begin of the range is in the future")
+        raise ValueError("the start of the range is in the future")
     return handler
 
 

@@ -40,7 +40,7 @@ MINIMUM_VERSION: Final = (3, 10)
 FLAGS_REQUIRED_VERSION: Final = (3, 12)
 #: Seconds to wait for the answer to one request; a cluster may elect a leader in between.
 ANSWER_TIMEOUT: Final = 60.0
-#: Seconds to wait for another process that records bindings, which takes some ten seconds.
+#: Seconds to wait for another process that records bindings, which takes about ten seconds.
 LOCK_TIMEOUT: Final = 60.0
 LOCK_PAUSE: Final = 0.5
 
@@ -154,10 +154,10 @@ class Amqp:
             self.call(request)
 
     def lock(self, name: str) -> None:
-        """Declare an exclusive queue, which another process cannot before this connection ends.
+        """Take a lock: an exclusive queue, which no other connection can declare until this closes.
 
         Raises:
-            TopologyError: another process has had it for :data:`LOCK_TIMEOUT` seconds.
+            TopologyError: another process has held it for :data:`LOCK_TIMEOUT` seconds.
         """
         end = time.monotonic() + LOCK_TIMEOUT
         while True:

@@ -16,7 +16,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -26,6 +26,7 @@ from celery import Celery
 
 from ...conf import Settings
 from ...declare.patterns import pattern_matches
+from ...exceptions import TopologyError
 from .. import history
 from ..batch_reader import BatchReader
 from ..history import digest
@@ -128,23 +129,25 @@ def delete_window(session: Amqp, name: str) -> None:
     session.call(lambda channel: channel.queue_delete(name))
 
 
-def record_bound(
-    app: Celery, settings: Settings, session: Amqp, bindings: Iterable[Binding]
-) -> None:
-    """Record the bound queues that have no record, as queues that have missed no event.
+def unrecorded(app: Celery, settings: Settings, bindings: Sequence[Binding]) -> list[Binding]:
+    """Return the bindings that have no record."""
+    known: set[tuple[str, str]] = set()
+    if bindings:
+        with suppress(TopologyError):  # the stream is not declared yet
+            for record in read_records(app, settings):
+                known.update((record.queue, pattern) for pattern in record.patterns)
+    return [each for each in bindings if (each.queue, each.routing_key) not in known]
 
-    A killed process may have left the window of one.
-    """
+
+def record_bound(
+    app: Celery, settings: Settings, session: Amqp, bindings: Sequence[Binding]
+) -> None:
+    """Record the bound queues that have no record, as queues that have missed no event."""
     names = Names.of(settings)
-    known = {
-        (record.queue, pattern)
-        for record in read_records(app, settings)
-        for pattern in record.patterns
-    }
-    for queue, patterns in _by_queue(bindings).items():
-        if new := [pattern for pattern in patterns if (queue, pattern) not in known]:
-            delete_window(session, names.window(queue))
-            _publish(session, settings, queue, new)
+    for queue, patterns in _by_queue(unrecorded(app, settings, bindings)).items():
+        # A killed process may have left a window.
+        delete_window(session, names.window(queue))
+        _publish(session, settings, queue, patterns)
 
 
 def bind_recorded(
@@ -160,7 +163,7 @@ def bind_recorded(
     names = Names.of(settings)
     by_queue = _by_queue(bindings)
     windows = [_Window(names.window(queue), queue, keys) for queue, keys in by_queue.items()]
-    # One of a killed process has passed on events since then, and nobody knows which.
+    # The window of a killed process has routed events since; it is unknown which.
     left_over = [window for window in windows if session.exchange_exists(window.name)]
     recorded = [window for window in windows if window not in left_over]
     before = history.last(app, settings, names.history)

@@ -22,7 +22,7 @@ from .amqp_api import (
     to_declare,
     to_unbind,
 )
-from .binding_records import bind_recorded, delete_window, record_bound
+from .binding_records import bind_recorded, delete_window, record_bound, unrecorded
 from .drift import Plan, PlanStep, Report
 from .inspection import REMEDY
 from .management_api import ManagementApi
@@ -70,7 +70,7 @@ def apply(
     """
     if plan.refusals:
         raise TopologyDriftError("nothing was changed:" + joined(plan.refusals))
-    bound = _bindings(plan.report, settings)
+    bound = unrecorded(app, settings, _bindings(plan.report, settings))
     if not plan.steps and not bound:
         return Applied()
     done: list[PlanStep] = []
@@ -92,7 +92,8 @@ def apply(
         try:
             unbound = _first_bindings(now, settings)
             if bound or unbound:
-                # The queues that another process is binding have no records yet.
+                # Another process may be binding queues that have no record yet.
+                current = "declare the lock"
                 amqp.lock(Names.of(settings).lock)
             for current in now:
                 if current not in unbound:

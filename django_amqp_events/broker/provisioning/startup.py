@@ -12,6 +12,7 @@ from ..topology import Topology
 from .changes import apply, joined
 from .drift import Report, plan
 from .inspection import REMEDY, UNSEEN_POLICIES, inspect, management
+from .management_api import ManagementApiError
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,14 @@ def declare(app: Celery, settings: Settings, topology: Topology) -> Report:
 
     Raises:
         TopologyDriftError, TopologyError, BrokerUnavailableError: as :func:`apply`.
-        ManagementApiError: as :func:`inspect`.
     """
-    # With a history, it is recorded since when a binding exists, which only the API tells.
+    # With a history, new bindings are recorded, and only the management API shows which are new.
     api = management(app, settings) if settings.history else None
-    report = inspect(app, settings, topology, api=api)
+    try:
+        report = inspect(app, settings, topology, api=api)
+    except ManagementApiError as exc:
+        logger.warning("patterns that are added now get no past events: %s", exc)
+        report = inspect(app, settings, topology)
     apply(app, settings, plan(report))
     return report
 

@@ -136,14 +136,15 @@ def test_nothing_is_waited_for_in_the_transaction_of_a_caller(
     """The database may have ended it, and the caller's locks would last as long."""
     tries = []
 
-    def locked(*_: Any) -> Any:
+    def locked(**_: Any) -> Any:
         tries.append(1)
         raise OperationalError("database is locked")
 
-    monkeypatch.setattr(inbox, "_transact", locked)
     monkeypatch.setattr(inbox, "is_locked", lambda _: True)
-    with pytest.raises(OperationalError), transaction.atomic(using=ALIAS):
-        run(books, received())
+    with transaction.atomic(using=ALIAS):
+        monkeypatch.setattr(transaction, "atomic", locked)
+        with pytest.raises(OperationalError):
+            run(books, received())
     assert len(tries) == 1
 
 
