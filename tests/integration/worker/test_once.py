@@ -141,8 +141,8 @@ def test_nothing_is_waited_for_in_the_transaction_of_a_caller(
         raise OperationalError("database is locked")
 
     monkeypatch.setattr(inbox, "is_locked", lambda _: True)
-    with transaction.atomic(using=ALIAS):
-        monkeypatch.setattr(transaction, "atomic", locked)
+    with transaction.atomic(using=ALIAS), monkeypatch.context() as patched:
+        patched.setattr(transaction, "atomic", locked)
         with pytest.raises(OperationalError):
             run(books, received())
     assert len(tries) == 1
