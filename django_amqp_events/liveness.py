@@ -76,6 +76,11 @@ class Part:
                 self._file = os.open(path, os.O_CREAT | os.O_WRONLY)
                 # Until this process and those that it has forked are gone.
                 fcntl.flock(self._file, fcntl.LOCK_EX)
+                if not os.fstat(self._file).st_nlink:
+                    # A probe has removed it before it was locked.
+                    os.close(self._file)
+                    self._next = 0.0
+                    return
                 self._path = path
             line = json.dumps({"problem": self.problem(), "rests": rests})
             os.pwrite(self._file, f"{line}\n".encode(), 0)

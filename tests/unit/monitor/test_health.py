@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -103,6 +104,24 @@ def test_a_part_that_has_ended_or_cannot_write(
     part.rest()
     assert caplog.text.count("cannot examine this process") == 1
     assert list(probe("--live")[1]) == [""]
+
+
+def test_a_probe_before_the_file_is_locked(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the file for one of a dead process."""
+    lock = fcntl.flock
+
+    def flock(file: Any, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        assert probe("--live")[0] == 1
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    part = liveness.Part("relay", str)
+    for _ in range(2):
+        part.turn()
+    assert probe("--live") == (0, {"relay": ""})
 
 
 def test_another_service_is_not_examined(write: Write) -> None:
