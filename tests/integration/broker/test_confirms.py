@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,16 @@ def held_link(proxy: Proxy, count: int = 1, *, last: int = 1) -> Link:
     return proxy.links[count - 1]
 
 
+def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, list[Any]]:
+    """Publish in a thread; its answers come into the list."""
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
+    )
+    thread.start()
+    return thread, results
+
+
 # -- an error class each ----------------------------------------------------------------------
 
 
@@ -115,13 +126,10 @@ def test_frames_that_are_no_confirm_do_not_prolong_the_wait(wire: Wire):
     beating = threading.Thread(target=heartbeats)
     beating.start()
     try:
-        publishing = threading.Thread(target=failure)
-        publishing.start()
-        publishing.join(DEADLINE / 2)
-        assert not publishing.is_alive(), "heartbeats keep a publish waiting"
+        failure()
     finally:
         ended.set()
-        finished(beating, publishing)
+        finished(beating)
 
 
 def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
@@ -131,9 +139,7 @@ def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
     # More than a frame's head: py-amqp's own look at the socket would spin on the rest.
     proxy.links[0].write(ack(1)[:12])
     until(wire.pool._idle[0]._readable, "the half is here")
-    publishing = threading.Thread(target=failure)
-    publishing.start()
-    finished(publishing)
+    failure()
 
 
 def test_login_refused(wire: Wire):
@@ -154,15 +160,11 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     ids = {"message_id": "one", "delivery_mode": 2}
     messages = [wire.message(routing_key=key, properties=ids) for key in ("second", "first")]
     proxy.hold = {ACK}
-    publishing = []
-    thread = threading.Thread(
-        target=lambda: publishing.extend(wire.pool.publish(messages, mandatory=True))
-    )
-    thread.start()
+    thread, results = publishing(wire, messages)
     # The return comes before its confirm, whatever order the confirms come in.
     held_link(proxy, last=2).write(ack(2, multiple=True))
     finished(thread)
-    assert [type(result) for result in publishing] == [type(None), UnroutableError]
+    assert [type(result) for result in results] == [type(None), UnroutableError]
 
 
 # -- an unreachable, blocked or frozen broker -------------------------------------------------
@@ -233,11 +235,7 @@ def test_a_connection_that_falls_silent_while_it_is_opened(wire: Wire, frames: i
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5)
     proxy.passes = frames - 1
     proxy.everything = True
-    publishing = threading.Thread(target=lambda: errors.append(failure()))
-    errors: list[PublishError] = []
-    publishing.start()
-    finished(publishing)
-    assert type(errors[0]) is BrokerUnavailableError
+    assert type(failure()) is BrokerUnavailableError
 
 
 def test_a_broker_that_reads_nothing_for_a_while_is_waited_for(wire: Wire):
@@ -301,18 +299,12 @@ def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=3)
     proxy.hold = {ACK}
-    results: list[PublishError | None] = []
-    publishing = threading.Thread(
-        target=lambda: results.extend(
-            wire.pool.publish([wire.message() for _ in range(3)], mandatory=True)
-        )
-    )
-    publishing.start()
+    thread, results = publishing(wire, [wire.message() for _ in range(3)])
     link = held_link(proxy, last=3)
     for number in (1, 2, 3):
-        publishing.join(1.4)
+        thread.join(1.4)
         link.write(ack(number))
-    finished(publishing)
+    finished(thread)
     assert results == [None] * 3
 
 
@@ -420,32 +412,12 @@ def test_options_of_the_sockets_are_the_users(wire: Wire):
 # -- many at once ----------------------------------------------------------------------------------
 
 
-def waiting(wire: Wire) -> int:
-    """How many messages are in the queue."""
-    count: int = wire.channel.queue_declare(wire.queue, passive=True).message_count
-    return count
-
-
 def arrived(wire: Wire, number: int) -> list[tuple[bytes, dict[str, Any], str]]:
     """Take messages out of the queue, without what the queue adds to them."""
     taken = wire.take(about=number)
     for message in taken:
         (message.properties.get("application_headers") or {}).pop("x-delivery-count", None)
     return [(bytes(m.body or b""), m.properties, m.delivery_info["routing_key"]) for m in taken]
-
-
-def kinds(results: list[PublishError | None]) -> list[type]:
-    return [type(result) for result in results]
-
-
-def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, list[Any]]:
-    """Publish in a thread; its answers come into the list."""
-    results: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
-    )
-    thread.start()
-    return thread, results
 
 
 def test_the_same_messages_arrive(wire: Wire):
@@ -477,7 +449,8 @@ def test_the_same_messages_arrive(wire: Wire):
             message.routing_key,
         )
     # Priorities order what is ready.
-    until(lambda: waiting(wire) == len(given), "the queue has them")
+    declare = partial(wire.channel.queue_declare, wire.queue, passive=True)
+    until(lambda: declare().message_count == len(given), "the queue has them")
     assert arrived(wire, len(given)) == ours
     if version_of(wire.channel.connection.server_properties) >= (4, 3):
         # By strict priority, 4 without one: docs/other-programs.md.
@@ -506,7 +479,7 @@ def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
     bad = [wire.message(b"x" * size, **changes) for changes in UNWRITABLE]
     messages = [message for pair in zip(good, bad, strict=True) for message in pair]
     results = wire.pool.publish(messages, mandatory=True)
-    assert kinds(results) == [type(None), PublishRefusedError] * len(good)
+    assert [type(result) for result in results] == [type(None), PublishRefusedError] * len(good)
     assert [error.reason.code for error in results[1::2] if error] == ["message-unwritable"] * 10
     assert sorted(wire.ids()) == sorted(message.event_id for message in good)
 
@@ -524,9 +497,6 @@ def order_created(monkeypatch: pytest.MonkeyPatch) -> Event[...]:
     ) -> None: ...
 
     return order_created
-
-
-# -- what arrives -----------------------------------------------------------------------------
 
 
 def test_each_way_to_publish(wire: Wire, order_created: Event[...]):
@@ -558,9 +528,6 @@ def test_large_unroutable_events_are_returned(wire: Wire):
         publish_many(NAME, [{"text": "x" * 500_000}] * 60)
     assert len(caught.value.errors) == 60
     assert len(wire.pool._idle) == 1
-
-
-# -- how often --------------------------------------------------------------------------------
 
 
 def test_the_celery_app_of_the_project_in_any_thread(wire: Wire, monkeypatch: pytest.MonkeyPatch):
