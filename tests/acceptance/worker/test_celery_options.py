@@ -215,14 +215,9 @@ def test_the_table_has_each_option() -> None:
 RATED, QUERY = "options.rated", "options.query"
 
 
-def make(service: Make, eyes: Eyes, **options: object) -> Service:
-    made: Service = service(eyes, "options", handlers="options", **options).declare()
-    return made
-
-
 def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     """Held back, in order to be run once each; a warm shutdown gives back what was not."""
-    options = make(service, fresh_eyes)
+    options: Service = service(fresh_eyes, "options", handlers="options").declare()
     worker = options.worker("threads", 8, "-Q", "options.testproject.rated")
     ids = fresh_eyes.events(16, RATED, "ok")
     until(lambda: len(options.ledger(what="end")) >= 10)
@@ -246,7 +241,8 @@ def test_database_connections(
     fresh_eyes: Eyes, service: Make, reuse: int | None, exchange: str
 ) -> None:
     """Closed after each task, or after CELERY_DB_REUSE_MAX of them, as Celery's fixup does."""
-    options = make(service, fresh_eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
+    celery = {"CELERY_DB_REUSE_MAX": reuse}
+    options: Service = service(fresh_eyes, "options", handlers="options", celery=celery).declare()
     queue = "options.testproject.query"
     worker = options.worker("threads", 2, "-Q", queue).wait_ready()
     for number in range(6):

@@ -215,7 +215,7 @@ def test_a_worker_with_a_green_pool_does_not_start(fresh_eyes: Eyes, service: Ma
 # -- events, tasks and a step of the project in one worker -----------------------------------------
 
 
-#: Of each kind in a batch: before the worker starts, and while it runs.
+#: Of each kind in a batch.
 BATCH = 60
 QUEUE, ONE, ORDINARY = "erp.orders", "mixed.testproject.one", "ordinary"
 
@@ -255,37 +255,30 @@ def handled(service: Service, what: str = "end") -> Counter[str]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_each_is_handled_once(fresh_eyes: Eyes, service: Make, pool: str) -> None:
-    eyes = fresh_eyes
-    mixed = service(eyes, "mixed", handlers="mixed", environ={"TESTPROJECT_STEP": QUEUE}).declare()
-    mixed.worker(pool, 2).wait_ready().stop()  # the step has declared its queue
-    expected = publish(eyes, 0)
-    worker = mixed.worker(pool, 2).wait_ready()
-    expected |= publish(eyes, 1)
-    until(lambda: handled(mixed).keys() >= expected, 60, "all are handled")
-    eyes.empty(ONE, ORDINARY, QUEUE)
-    assert worker.stop() == 0
-    assert handled(mixed) == handled(mixed, "start") == dict.fromkeys(expected, 1)
-    assert "onnection to broker lost" not in worker.log
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_all_are_consumed_after_a_lost_connection(
+def test_each_is_handled_once_and_all_after_a_lost_connection(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
-    """Nothing is lost; what was unacknowledged is handled again."""
+    """Nothing is lost; what was unacknowledged when the connection was cut is handled again."""
     # By default, threads of Celery's pool read the new connection beside the main thread
     # (_restore_prefetch_count_after_connection_restart), and a worker may wait for an answer that
     # another thread has read.
     celery = {"worker_enable_prefetch_count_reduction": False}
     step = {"TESTPROJECT_STEP": QUEUE}
     mixed = service(fresh_eyes, "mixed", handlers="mixed", celery=celery, environ=step).declare()
-    worker = mixed.worker(pool, 2).wait_ready()
+    mixed.worker(pool, 2).wait_ready().stop()  # the step has declared its queue
     expected = publish(fresh_eyes, 0)
-    until(lambda: len(handled(mixed)) > BATCH)
+    worker = mixed.worker(pool, 2).wait_ready()
+    expected |= publish(fresh_eyes, 1)
+    until(lambda: handled(mixed).keys() >= expected, 60, "all are handled")
+    fresh_eyes.empty(ONE, ORDINARY, QUEUE)
+    assert handled(mixed) == handled(mixed, "start") == dict.fromkeys(expected, 1)
+    assert "onnection to broker lost" not in worker.log
+
+    expected |= publish(fresh_eyes, 2)
+    until(lambda: len(handled(mixed)) > 6 * BATCH + BATCH)
     fresh_eyes.cut({"name": fresh_eyes.consuming(QUEUE)})
     until(lambda: "onnection to broker lost" in worker.log)
-    expected |= publish(fresh_eyes, 1)
+    expected |= publish(fresh_eyes, 3)
     until(lambda: handled(mixed).keys() >= expected, 60, "all are handled")
     fresh_eyes.empty(ONE, ORDINARY, QUEUE)
     assert worker.stop() == 0

@@ -93,6 +93,7 @@ def test_an_option_that_is_not_possible(
     [
         ("worker", "password", "check user and password"),
         ("events_worker", "vhost", "does not have the vhost"),
+        ("events_worker", "permissions", "give this user the configure, write and read permission"),
         ("events_reaper", "password", "check user and password"),
     ],
 )
@@ -100,11 +101,13 @@ def test_refused_login_stops_the_start(
     fresh_eyes: Eyes, service: Make, what: str, change: str, says: str
 ) -> None:
     """With ``broker_channel_error_retry`` Celery alone would try five times a second forever."""
-    core: Service = service(
-        fresh_eyes, celery={"broker_channel_error_retry": True, "task_track_started": False}
-    )
+    # Remote control would be refused before the topology is.
+    celery = {"broker_channel_error_retry": True, "worker_enable_remote_control": False}
+    core: Service = service(fresh_eyes, celery=celery)
     given = urlsplit(core.url)
-    if change == "password":
+    if change == "permissions":
+        logged_in(core, new_user(fresh_eyes, "secret", "^$"), "secret")
+    elif change == "password":
         secret = str(given.password)
         core.url = core.url.replace(f":{secret}@", f":not-{secret}@")
     else:
@@ -156,17 +159,6 @@ def test_one_without_permissions_asks_seldom_and_says_why(fresh_eyes: Eyes, serv
     assert worker.stop() == 0
 
 
-def test_missing_configure_permission_stops_the_start(fresh_eyes: Eyes, service: Make) -> None:
-    """Without remote control, which is refused first, the topology is checked."""
-    user = new_user(fresh_eyes, "secret", "^$")
-    core = service(fresh_eyes, celery={"worker_enable_remote_control": False})
-    worker = events_worker(logged_in(core, user, "secret"), *ALONE)
-    assert worker.wait(60) == 1
-    (line,) = critical(worker)
-    assert "this worker does not start" in line
-    assert "give this user the configure, write and read permissions" in line
-
-
 @pytest.mark.slow
 def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
     fresh_eyes: Eyes, service: Make
@@ -212,11 +204,6 @@ def test_a_worker_of_other_queues_says_so(fresh_eyes: Eyes, service: Make) -> No
     assert "core.testproject.act, " in line
 
 
-def handles(core: Service, eyes: Eyes) -> None:
-    event_id = eyes.event(ACT, {"plan": ["ok"]})
-    until(lambda: core.runs(event_id, "end"), what="the event is handled")
-
-
 def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) -> None:
     """Their consumers have different tags; equal ones cost the connection, again and again."""
     common = "n" * 120
@@ -240,7 +227,8 @@ def test_a_second_worker_of_the_same_name_waits_for_it(fresh_eyes: Eyes, service
     assert "Frequent restarts" not in second.log
     first.stop()
     second.wait_ready(60)
-    handles(core, fresh_eyes)
+    event_id = fresh_eyes.event(ACT, {"plan": ["ok"]})
+    until(lambda: core.runs(event_id, "end"))
 
 
 def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, service: Make) -> None:
