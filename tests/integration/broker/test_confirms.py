@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import signal
 import socket
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,6 @@ from django_amqp_events import (
 from django_amqp_events.broker import confirms
 from django_amqp_events.broker.provisioning.amqp_api import version_of
 from django_amqp_events.declare.declarations import declarations
-from django_amqp_events.decorators import Event
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 
@@ -487,39 +484,6 @@ def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
 # -- what is published ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def order_created(monkeypatch: pytest.MonkeyPatch) -> Event[...]:
-    monkeypatch.setattr(declarations, "events", [])
-
-    @event(NAME)
-    def order_created(
-        order_id: int, total: Decimal = Decimal("9.90"), *, note: str | None = None
-    ) -> None: ...
-
-    return order_created
-
-
-def test_each_way_to_publish(wire: Wire, order_created: Event[...]):
-    ids = [
-        order_created.publish(order_id=1),
-        order_created(2),
-        publish_event(NAME, {"order_id": 3}),
-        publish_event(NAME, {"order_id": 4, "surplus": 1}, validate=False),
-        asyncio.run(order_created.apublish(order_id=5)),
-        asyncio.run(order_created.using(mode="immediate").apublish(6)),
-        *order_created.publish_many([{"order_id": 7}, {"order_id": 8}]),
-        *publish_many(NAME, [{"order_id": 9}]),
-    ]
-    messages = wire.take()
-    assert [message.properties["message_id"] for message in messages] == ids
-    payloads = [json.loads(message.body)[1] for message in messages]
-    # The contract's defaults are filled in, but where it was not asked.
-    full = {"total": "9.90", "note": None}
-    expected = [{"order_id": n, **full} for n in range(1, 10)]
-    expected[3] = {"order_id": 4, "surplus": 1}
-    assert payloads == expected
-
-
 def test_large_unroutable_events_are_returned(wire: Wire):
     """Each is returned with its body; a client that only writes would fill both sockets."""
     wire.unbind()
@@ -553,7 +517,11 @@ def test_the_celery_app_of_the_project_in_any_thread(wire: Wire, monkeypatch: py
         _state.default_app, _state._tls.current_app = before
 
 
-def test_a_cancelled_coroutine_leaves_the_pool_as_it_was(wire: Wire, order_created: Event[...]):
+def test_a_cancelled_coroutine_leaves_the_pool_as_it_was(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(declarations, "events", [])
+    order_created = event(NAME)(lambda order_id: None)
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=10)
     order_created(0)
