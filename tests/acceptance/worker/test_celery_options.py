@@ -1,4 +1,4 @@
-"""Celery's options of workers, by the table in docs/celery-options.md; turns of queues."""
+"""Celery's options of workers, by the table in docs/celery-options.md."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from tests.forked import REAL_START
 
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, until
+
+pytestmark = pytest.mark.timeout(300)
 
 ACT = "options.act"
 QUEUES = "options.testproject.act", "options.testproject.kept"
@@ -209,7 +211,7 @@ def test_the_table_has_each_option() -> None:
     assert {name for name in settings if not PUBLISHER.fullmatch(name)} <= documented
 
 
-# -- rate limits, turns of queues, connections to databases ----------------------------------------
+# -- rate limits, connections to databases ---------------------------------------------------------
 
 
 RATED, QUERY = "options.rated", "options.query"
@@ -266,21 +268,3 @@ def test_database_connections(
     else:
         # SQLite closes the file of a closed connection only when its last cursor is collected.
         assert open_files(), "connections stay open for the next task"
-
-
-# -- turns of queues -------------------------------------------------------------------------------
-
-
-pytestmark = pytest.mark.timeout(300)
-
-
-def test_short_events_do_not_wait_for_a_backlog_of_long_ones(
-    core: Service, fresh_eyes: Eyes
-) -> None:
-    """Queues have their turns, so a short one waits for one long run, not for all."""
-    for _ in range(12):
-        fresh_eyes.event("core.act", {"plan": ["sleep:2"]})
-    short = [fresh_eyes.event("core.act.once", {"plan": ["ok"]}) for _ in range(20)]
-    core.worker("prefork", 2)
-    until(lambda: all(core.runs(event, "end") for event in short), 60, "the short ones have run")
-    assert len(core.ledger(name="core.act", what="start")) <= 6

@@ -61,17 +61,6 @@ def critical(worker: Worker) -> list[str]:
     return [line for line in worker.log.splitlines() if "CRITICAL/" in line]
 
 
-@pytest.mark.parametrize("what", ["events_worker", "events_reaper"])
-def test_failed_start_has_an_exit_code(fresh_eyes: Eyes, service: Make, what: str) -> None:
-    """A supervisor that restarts failed processes must recognize a failed start."""
-    core = service(fresh_eyes, events={"TOPOLOGY": "verify"})
-    worker = starts(core, what)
-    assert worker.wait(60) == 1
-    (line,) = critical(worker)
-    assert "does not start" in line
-    assert "events_declare" in line
-
-
 @pytest.mark.parametrize(
     ("option", "text"),
     [
@@ -94,23 +83,30 @@ def test_an_option_that_is_not_possible(
         ("worker", "password", "check user and password"),
         ("events_worker", "vhost", "does not have the vhost"),
         ("events_worker", "permissions", "give this user the configure, write and read permission"),
+        ("events_worker", "topology", "events_declare"),
         ("events_reaper", "password", "check user and password"),
+        ("events_reaper", "topology", "events_declare"),
     ],
 )
-def test_refused_login_stops_the_start(
+def test_failed_start_has_an_exit_code_and_a_reason(
     fresh_eyes: Eyes, service: Make, what: str, change: str, says: str
 ) -> None:
-    """With ``broker_channel_error_retry`` Celery alone would try five times a second forever."""
+    """A supervisor that restarts failed processes must recognize a failed start.
+
+    With ``broker_channel_error_retry`` Celery alone would try five times a second forever.
+    """
     # Remote control would be refused before the topology is.
-    celery = {"broker_channel_error_retry": True, "worker_enable_remote_control": False}
-    core: Service = service(fresh_eyes, celery=celery)
+    control = change != "permissions"
+    celery = {"broker_channel_error_retry": True, "worker_enable_remote_control": control}
+    topology = "verify" if change == "topology" else "auto"
+    core: Service = service(fresh_eyes, celery=celery, events={"TOPOLOGY": topology})
     given = urlsplit(core.url)
     if change == "permissions":
         logged_in(core, new_user(fresh_eyes, "secret", "^$"), "secret")
     elif change == "password":
         secret = str(given.password)
         core.url = core.url.replace(f":{secret}@", f":not-{secret}@")
-    else:
+    elif change == "vhost":
         core.url = given._replace(path="/there-is-none").geturl()
     worker = starts(core, what)
     assert worker.wait(60) == 1

@@ -143,24 +143,6 @@ def _kill_self(task: Any, argument: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _kill_once(task: Any, argument: str) -> None:
-    mark = WHERE / f"killed-{argument}"
-    if not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _exit_once(task: Any, argument: str) -> None:
-    mark = WHERE / f"exited-{argument}"
-    if not mark.exists():
-        mark.touch()
-        os._exit(3)
-
-
-def _exit(task: Any, argument: str) -> None:
-    os._exit(int(argument or 3))
-
-
 def _segfault(task: Any, argument: str) -> None:
     faulthandler.disable()
     ctypes.string_at(0)
@@ -173,11 +155,16 @@ def _kill_crowd(task: Any, argument: str) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _requeue_once(task: Any, argument: str) -> None:
-    mark = WHERE / f"requeued-{argument}"
-    if not mark.exists():
-        mark.touch()
-        raise Reject("not now", requeue=True)
+def _once(word: str) -> Any:
+    """Do the step of this word at the first run with an argument, and nothing later."""
+
+    def run(task: Any, argument: str) -> None:
+        mark = WHERE / f"{word}-{argument}"
+        if not mark.exists():
+            mark.touch()
+            STEPS[word](task, "")
+
+    return run
 
 
 STEPS: dict[str, Any] = {
@@ -195,7 +182,7 @@ STEPS: dict[str, Any] = {
     "sysexit": lambda task, argument: sys.exit(int(argument or 3)),
     "ignore": _raiser(Ignore),
     "reject": _raiser(lambda: Reject(ValueError("rejected"), requeue=False)),
-    "requeue_once": _requeue_once,
+    "requeue_once": _once("requeue"),
     "requeue": _raiser(lambda: Reject("not ever", requeue=True)),
     "countdown": _countdown,
     "eta": _eta,
@@ -212,9 +199,9 @@ STEPS: dict[str, Any] = {
     "file": lambda task, argument: wait_for_file(argument),
     "unless": _unless,
     "kill": _kill_self,
-    "exit": _exit,
+    "exit": lambda task, argument: os._exit(3),
     "segfault": _segfault,
     "kill_crowd": _kill_crowd,
-    "kill_once": _kill_once,
-    "exit_once": _exit_once,
+    "kill_once": _once("kill"),
+    "exit_once": _once("exit"),
 }
