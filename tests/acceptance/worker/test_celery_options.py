@@ -22,7 +22,6 @@ from ..harness import Archive, Eyes, Service, until
 pytestmark = pytest.mark.timeout(300)
 
 ACT = "options.act"
-QUEUES = "options.testproject.act", "options.testproject.kept"
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ def test_events_are_handled_retried_archived(
     if row.control:
         eyes.app.control.broadcast(row.control)
     archive = Archive(eyes, "options")
-    eyes.empty(*QUEUES, seconds=90)
+    eyes.empty("options.testproject.act", "options.testproject.kept", seconds=90)
     # `kept` has no retries.
     failed = {message.event_id: plan for message, plan in zip(messages, plans, strict=True)}
     wanted = Counter(
@@ -214,14 +213,11 @@ def test_the_table_has_each_option() -> None:
 # -- rate limits, connections to databases ---------------------------------------------------------
 
 
-RATED, QUERY = "options.rated", "options.query"
-
-
 def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     """Held back, in order to be run once each; a warm shutdown gives back what was not."""
     options: Service = service(fresh_eyes, "options", handlers="options").declare()
     worker = options.worker("threads", 8, "-Q", "options.testproject.rated")
-    ids = fresh_eyes.events(16, RATED, "ok")
+    ids = fresh_eyes.events(16, "options.rated", "ok")
     until(lambda: len(options.ledger(what="end")) >= 10)
     assert worker.stop() == 0
     done = len(options.ledger(what="end"))
@@ -248,7 +244,7 @@ def test_database_connections(
     queue = "options.testproject.query"
     worker = options.worker("threads", 2, "-Q", queue).wait_ready()
     for number in range(6):
-        message = fresh_eyes.message(QUERY, {"plan": ["ok"]})
+        message = fresh_eyes.message("options.query", {"plan": ["ok"]})
         if exchange != "events":
             headers = {**message.headers, "event-replay-id": f"{number:032}"}
             message = replace(message, exchange=exchange, routing_key=queue, headers=headers)

@@ -30,11 +30,9 @@ def started(service: Service, name: str) -> list[dict[str, Any]]:
     return service.ledger(what="ordinary", task=name)
 
 
-def call(eyes: Eyes, queue: str, task: str, name: str, **options: Any) -> float:
-    """Send an ordinary task as a client of the project would; return when."""
-    at = time.time()
+def call(eyes: Eyes, queue: str, task: str, name: str, **options: Any) -> None:
+    """Send an ordinary task as a client of the project would."""
     eyes.app.send_task(f"testproject.tasks.{task}", args=[name], queue=queue, **options)
-    return at
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,8 @@ def mixed(eyes: Eyes, module_service: Make) -> Service:
 
 def test_ordinary_tasks_run_in_the_same_worker(mixed: Service, eyes: Eyes) -> None:
     call(eyes, "ordinary", "ordinary", "plain")
-    at = call(eyes, "ordinary", "ordinary", "later", countdown=1)
+    at = time.time()
+    call(eyes, "ordinary", "ordinary", "later", countdown=1)
     call(eyes, "ordinary", "retried", "retried")
     event_id = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
     until(lambda: started(mixed, "plain") and started(mixed, "later"))
@@ -132,6 +131,9 @@ def test_choosing_queues(
     if not ours:
         # Asked for later: ours to answer here too, or Celery would declare it its own way.
         (worker,) = mixed.where.glob("*.log")
+        (line,) = (each for each in worker.read_text().splitlines() if "handles no events" in each)
+        assert "WARNING/" in line
+        assert ONE in line
         assert fresh_eyes.app.control.add_consumer(ONE, reply=True, timeout=10, limit=1)
         until(lambda: mixed.runs(ids[ONE], "end"))
         assert "PRECONDITION" not in worker.read_text()

@@ -61,8 +61,7 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
 
     neighbours = [publish(ACT, "sleep:0.05") for _ in range(NEIGHBOURS)]
     passing = [publish(ACT, "fail", "ok") for _ in range(3)]
-    queue = f"{core.name}.testproject.act"
-    main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", queue))
+    main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", f"{core.name}.testproject.act"))
     beside = Supervisor(lambda: core.start("events_reaper"))
     archive = Archive(eyes, core.name)
     good = {*neighbours, *passing}

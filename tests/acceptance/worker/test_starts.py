@@ -193,13 +193,6 @@ def test_with_several_brokers_the_refusal_of_one_ends_nothing(
     assert worker.stop() == 0
 
 
-def test_a_worker_of_other_queues_says_so(fresh_eyes: Eyes, service: Make) -> None:
-    worker = service(fresh_eyes).worker("solo", 1, "-Q", "others").wait_ready()
-    (line,) = (line for line in worker.log.splitlines() if "this worker handles no events" in line)
-    assert "WARNING/" in line
-    assert "core.testproject.act, " in line
-
-
 def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) -> None:
     """Their consumers have different tags; equal ones cost the connection, again and again."""
     common = "n" * 120

@@ -25,7 +25,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from django_amqp_events import (
     BrokerUnavailableError,
-    Options,
     PublishError,
     PublishInterruptedError,
     PublishRefusedError,
@@ -78,18 +77,14 @@ def tag(frame: bytes) -> int:
     return int(struct.unpack(">Q", frame[11:19])[0])
 
 
-def held_link(proxy: Proxy, count: int = 1, *, last: int = 1) -> Link:
-    """Wait until the broker's confirm of a connection's message is here, and not yet there.
-
-    The first message of several is written before the others.
-    """
+def held_link(proxy: Proxy, *, last: int) -> Link:
+    """Wait until the confirm of the last of a connection's messages is here, and not yet there."""
 
     def held() -> bool:
-        links = proxy.links[count - 1 :]
-        return bool(links) and max(map(tag, links[0].held), default=0) >= last
+        return bool(proxy.links) and max(map(tag, proxy.links[0].held), default=0) >= last
 
     until(held, f"a held confirm of {last}")
-    return proxy.links[count - 1]
+    return proxy.links[0]
 
 
 def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, list[Any]]:
@@ -387,11 +382,9 @@ def test_without_a_pool_a_connection_for_each_use(wire: Wire, limit: int | None)
 
 
 def test_options_of_the_sockets_are_the_users(wire: Wire):
-    if not hasattr(socket, "TCP_USER_TIMEOUT"):
-        return
     option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     wire.configure(CONFIRM_TIMEOUT=5)
-    publish_event(NAME, {}, options=Options())
+    publish_event(NAME, {})
     assert wire.pool._idle[0]._transport.sock.getsockopt(*option) == 5000
     settings = {"socket_settings": {socket.TCP_USER_TIMEOUT: 1234}}
     wire.configure(celery={"broker_transport_options": settings})

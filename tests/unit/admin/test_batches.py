@@ -93,17 +93,15 @@ def test_all_events_of_a_list_are_those_that_it_listed(
     most = min(number, cap)
     assert f"Select all {most} archived events" in listed.words
     make(last_failed_at=began + timedelta(days=1), state_since=datetime.now(UTC))
-    form = select(rows[-1:], "background", select_across="1")
-    ada.post(address, {**form, "listed_at": listed.fields["listed_at"]})
+    at = listed.fields["listed_at"]
+    ada.post(address, select(rows[-1:], "background", select_across="1", listed_at=at))
     (batch,) = batch_states.rows()
     frozen = batch_states.events(batch.pk).order_by("position")
     assert list(frozen.values_list("event", flat=True)) == [row.pk for row in rows[-most:]]
     assert batch.total == most
     # The other actions as well.
-    form = select(rows[-1:], "discard", select_across="1")
-    asked = client_of(staff("discard", name="bob")).post(
-        address, {**form, "listed_at": listed.fields["listed_at"]}
-    )
+    form = select(rows[-1:], "discard", select_across="1", listed_at=at)
+    asked = client_of(staff("discard", name="bob")).post(address, form)
     assert asked.context["count"] == number
 
 

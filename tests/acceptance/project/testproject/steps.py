@@ -98,10 +98,6 @@ def _raiser(exc: Any) -> Any:
     return run
 
 
-def _countdown(task: Any, argument: str) -> None:
-    task.retry(countdown=float(argument))
-
-
 def _eta(task: Any, argument: str) -> None:
     task.retry(eta=datetime.now(UTC) + timedelta(seconds=float(argument)))
 
@@ -117,14 +113,6 @@ def _retry_new_exc(task: Any, argument: str) -> None:
     task.retry(exc=KeyError("never raised"), countdown=1)
 
 
-def _retry_limit(task: Any, argument: str) -> None:
-    task.retry(max_retries=int(argument), countdown=1)
-
-
-def _sleep(task: Any, argument: str) -> None:
-    time.sleep(float(argument))
-
-
 def _deaf(task: Any, argument: str) -> None:
     """Take no notice of the soft limit, so that the hard one has to come."""
     until = time.monotonic() + float(argument)
@@ -137,10 +125,6 @@ def _unless(task: Any, argument: str) -> None:
     """Fail until the test has "released a fix"."""
     if not (WHERE / argument).exists():
         raise ValueError(f"{argument} is not there")
-
-
-def _kill_self(task: Any, argument: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _segfault(task: Any, argument: str) -> None:
@@ -184,21 +168,21 @@ STEPS: dict[str, Any] = {
     "reject": _raiser(lambda: Reject(ValueError("rejected"), requeue=False)),
     "requeue_once": _once("requeue"),
     "requeue": _raiser(lambda: Reject("not ever", requeue=True)),
-    "countdown": _countdown,
+    "countdown": lambda task, argument: task.retry(countdown=float(argument)),
     "eta": _eta,
     "retry_exc": _retry_exc,
     "retry_new_exc": _retry_new_exc,
-    "retry_limit": _retry_limit,
+    "retry_limit": lambda task, argument: task.retry(max_retries=int(argument), countdown=1),
     "retry_args": lambda task, argument: task.retry(args=(1,)),
     "retry_early": lambda task, argument: task.retry(countdown=0.2),
     "replace": lambda task, argument: task.replace(None),
     "chord": lambda task, argument: task.add_to_chord(None),
-    "sleep": _sleep,
+    "sleep": lambda task, argument: time.sleep(float(argument)),
     "frozen": lambda task, argument: ledger.write("frozen", objects=gc.get_freeze_count()),
     "deaf": _deaf,
     "file": lambda task, argument: wait_for_file(argument),
     "unless": _unless,
-    "kill": _kill_self,
+    "kill": lambda task, argument: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda task, argument: os._exit(3),
     "segfault": _segfault,
     "kill_crowd": _kill_crowd,
