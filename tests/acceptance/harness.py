@@ -277,7 +277,7 @@ class Service:
         self.eyes.http("POST", "/api/definitions/{vhost}", _DEFINITIONS[key])
         return self
 
-    def migrate(self, module: str = "", *, alias: str = "default") -> None:
+    def migrate(self, module: str = "") -> None:
         """Create the tables, as migrate does, and the ``TABLE`` of a module of the test project.
 
         In SQLite, all but the first are copies, where there is no such module.
@@ -290,12 +290,12 @@ class Service:
             return
         code = (
             "from django.core.management import call_command\n"
-            f"call_command('migrate', database={alias!r}, verbosity=0)\n"
+            "call_command('migrate', verbosity=0)\n"
         )
         if module:
             code += (
-                f"from django.db import connections\nfrom testproject.{module} import TABLE\n"
-                f"connections[{alias!r}].cursor().execute(TABLE)"
+                f"from django.db import connection\nfrom testproject.{module} import TABLE\n"
+                "connection.cursor().execute(TABLE)"
             )
         self.python(code)
         if fresh:

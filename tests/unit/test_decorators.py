@@ -130,7 +130,7 @@ def test_using(memory: Broker, order_created: Event[...]):
     assert message.headers["event-causation-id"] == "d"
     assert message.headers["traceparent"] == "00-1"
     # The event itself has no options.
-    order_created.publish(order_id=1)
+    assert order_created.publish_many([{"order_id": 1}]) == [memory.messages[1].event_id]
     assert "traceparent" not in memory.messages[1].headers
     assert memory.messages[1].event_id != str(OWN_ID)
 

@@ -1,4 +1,4 @@
-"""Celery's options of workers, by the table in docs/celery-options.md; turns of queues."""
+"""Celery's options of workers, by the table in docs/celery-options.md."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from tests.forked import REAL_START
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, until
 
+pytestmark = pytest.mark.timeout(300)
+
 ACT = "options.act"
-QUEUES = "options.testproject.act", "options.testproject.kept"
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def test_events_are_handled_retried_archived(
     if row.control:
         eyes.app.control.broadcast(row.control)
     archive = Archive(eyes, "options")
-    eyes.empty(*QUEUES, seconds=90)
+    eyes.empty("options.testproject.act", "options.testproject.kept", seconds=90)
     # `kept` has no retries.
     failed = {message.event_id: plan for message, plan in zip(messages, plans, strict=True)}
     wanted = Counter(
@@ -209,22 +210,14 @@ def test_the_table_has_each_option() -> None:
     assert {name for name in settings if not PUBLISHER.fullmatch(name)} <= documented
 
 
-# -- rate limits, turns of queues, connections to databases ----------------------------------------
-
-
-RATED, QUERY = "options.rated", "options.query"
-
-
-def make(service: Make, eyes: Eyes, **options: object) -> Service:
-    made: Service = service(eyes, "options", handlers="options", **options).declare()
-    return made
+# -- rate limits, connections to databases ---------------------------------------------------------
 
 
 def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     """Held back, in order to be run once each; a warm shutdown gives back what was not."""
-    options = make(service, fresh_eyes)
+    options: Service = service(fresh_eyes, "options", handlers="options").declare()
     worker = options.worker("threads", 8, "-Q", "options.testproject.rated")
-    ids = fresh_eyes.events(16, RATED, "ok")
+    ids = fresh_eyes.events(16, "options.rated", "ok")
     until(lambda: len(options.ledger(what="end")) >= 10)
     assert worker.stop() == 0
     done = len(options.ledger(what="end"))
@@ -246,11 +239,12 @@ def test_database_connections(
     fresh_eyes: Eyes, service: Make, reuse: int | None, exchange: str
 ) -> None:
     """Closed after each task, or after CELERY_DB_REUSE_MAX of them, as Celery's fixup does."""
-    options = make(service, fresh_eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
+    celery = {"CELERY_DB_REUSE_MAX": reuse}
+    options: Service = service(fresh_eyes, "options", handlers="options", celery=celery).declare()
     queue = "options.testproject.query"
     worker = options.worker("threads", 2, "-Q", queue).wait_ready()
     for number in range(6):
-        message = fresh_eyes.message(QUERY, {"plan": ["ok"]})
+        message = fresh_eyes.message("options.query", {"plan": ["ok"]})
         if exchange != "events":
             headers = {**message.headers, "event-replay-id": f"{number:032}"}
             message = replace(message, exchange=exchange, routing_key=queue, headers=headers)
@@ -270,21 +264,3 @@ def test_database_connections(
     else:
         # SQLite closes the file of a closed connection only when its last cursor is collected.
         assert open_files(), "connections stay open for the next task"
-
-
-# -- turns of queues -------------------------------------------------------------------------------
-
-
-pytestmark = pytest.mark.timeout(300)
-
-
-def test_short_events_do_not_wait_for_a_backlog_of_long_ones(
-    core: Service, fresh_eyes: Eyes
-) -> None:
-    """Queues have their turns, so a short one waits for one long run, not for all."""
-    for _ in range(12):
-        fresh_eyes.event("core.act", {"plan": ["sleep:2"]})
-    short = [fresh_eyes.event("core.act.once", {"plan": ["ok"]}) for _ in range(20)]
-    core.worker("prefork", 2)
-    until(lambda: all(core.runs(event, "end") for event in short), 60, "the short ones have run")
-    assert len(core.ledger(name="core.act", what="start")) <= 6

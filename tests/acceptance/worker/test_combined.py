@@ -7,8 +7,6 @@ follows from that table here, without the package's own rules.
 from __future__ import annotations
 
 import json
-import os
-import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +147,7 @@ def cases(pool: str, formats: str) -> Iterator[Case]:
 
 
 def test_the_table_has_each_option_and_each_pair_of_values() -> None:
-    # With newest, events of the table would supersede each other; test_newest.py has it.
+    # With newest, events of the table would supersede each other; test_once.py has it.
     assert VALUES.keys() == HANDLER_OPTIONS.keys() - {"newest"}
     for one, other in combinations(VALUES, 2):
         together = [(row.options[one], row.options[other]) for row in ROWS]
@@ -265,53 +263,3 @@ def early(case: Case, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"attempt {line['attempt']} was early by {line['due'] - line['at']:.3f} s"
         if (wait := line["due"] - before["at"]) < case.delay(before["attempt"]):
             yield f"attempt {line['attempt']} was due after {wait:.3f} s"
-
-
-# -- newest ----------------------------------------------------------------------------------------
-
-
-#: The number of updates, of which an order has a hundred; 10000 for the full run.
-UPDATES = int(os.environ.get("NEWEST_UPDATES", "400"))
-ORDERS = max(4, UPDATES // 100)
-QUEUE = "core.testproject.write"
-
-
-def ask(core: Service, query: str) -> Any:
-    return core.value(
-        "cursor.fetchall()",
-        "from django.db import connections\n"
-        f"cursor = connections['books'].cursor()\ncursor.execute({query!r})",
-    )
-
-
-def test_every_order_ends_at_its_newest_version(
-    empty_database: dict[str, Any], fresh_eyes: Eyes, service: Make
-) -> None:
-    core = service(
-        fresh_eyes,
-        handlers="orders",
-        environ={
-            "TESTPROJECT_DATABASES": json.dumps({"books": empty_database}),
-            "TESTPROJECT_ALIAS": "books",
-        },
-    )
-    core.migrate("orders", alias="books")
-    core.declare()
-    versions = [(order, version) for order in range(ORDERS) for version in range(UPDATES // ORDERS)]
-    random.shuffle(versions)
-    fresh_eyes.send(
-        *(
-            fresh_eyes.message("orders.updated", {"order_id": order, "version": version})
-            for order, version in versions
-        )
-    )
-    workers = [core.worker("prefork", 1, "-Q", QUEUE) for _ in range(4)]
-    for worker in workers:
-        worker.wait_ready()
-    workers[0].kill()
-    entries = "SELECT count(*) FROM django_amqp_events_inboxentry"
-    until(lambda: ask(core, entries) == [[len(versions)]], 300, "every event has been handled")
-    fresh_eyes.drained("core", 60)
-    newest = UPDATES // ORDERS - 1
-    assert dict(ask(core, "SELECT id, version FROM orders")) == dict.fromkeys(range(ORDERS), newest)
-    assert not Archive(fresh_eyes).collect()

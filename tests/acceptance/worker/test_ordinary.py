@@ -30,11 +30,9 @@ def started(service: Service, name: str) -> list[dict[str, Any]]:
     return service.ledger(what="ordinary", task=name)
 
 
-def call(eyes: Eyes, queue: str, task: str, name: str, **options: Any) -> float:
-    """Send an ordinary task as a client of the project would; return when."""
-    at = time.time()
+def call(eyes: Eyes, queue: str, task: str, name: str, **options: Any) -> None:
+    """Send an ordinary task as a client of the project would."""
     eyes.app.send_task(f"testproject.tasks.{task}", args=[name], queue=queue, **options)
-    return at
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,8 @@ def mixed(eyes: Eyes, module_service: Make) -> Service:
 
 def test_ordinary_tasks_run_in_the_same_worker(mixed: Service, eyes: Eyes) -> None:
     call(eyes, "ordinary", "ordinary", "plain")
-    at = call(eyes, "ordinary", "ordinary", "later", countdown=1)
+    at = time.time()
+    call(eyes, "ordinary", "ordinary", "later", countdown=1)
     call(eyes, "ordinary", "retried", "retried")
     event_id = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
     until(lambda: started(mixed, "plain") and started(mixed, "later"))
@@ -132,6 +131,9 @@ def test_choosing_queues(
     if not ours:
         # Asked for later: ours to answer here too, or Celery would declare it its own way.
         (worker,) = mixed.where.glob("*.log")
+        (line,) = (each for each in worker.read_text().splitlines() if "handles no events" in each)
+        assert "WARNING/" in line
+        assert ONE in line
         assert fresh_eyes.app.control.add_consumer(ONE, reply=True, timeout=10, limit=1)
         until(lambda: mixed.runs(ids[ONE], "end"))
         assert "PRECONDITION" not in worker.read_text()
@@ -215,7 +217,7 @@ def test_a_worker_with_a_green_pool_does_not_start(fresh_eyes: Eyes, service: Ma
 # -- events, tasks and a step of the project in one worker -----------------------------------------
 
 
-#: Of each kind in a batch: before the worker starts, and while it runs.
+#: Of each kind in a batch.
 BATCH = 60
 QUEUE, ONE, ORDINARY = "erp.orders", "mixed.testproject.one", "ordinary"
 
@@ -255,37 +257,30 @@ def handled(service: Service, what: str = "end") -> Counter[str]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_each_is_handled_once(fresh_eyes: Eyes, service: Make, pool: str) -> None:
-    eyes = fresh_eyes
-    mixed = service(eyes, "mixed", handlers="mixed", environ={"TESTPROJECT_STEP": QUEUE}).declare()
-    mixed.worker(pool, 2).wait_ready().stop()  # the step has declared its queue
-    expected = publish(eyes, 0)
-    worker = mixed.worker(pool, 2).wait_ready()
-    expected |= publish(eyes, 1)
-    until(lambda: handled(mixed).keys() >= expected, 60, "all are handled")
-    eyes.empty(ONE, ORDINARY, QUEUE)
-    assert worker.stop() == 0
-    assert handled(mixed) == handled(mixed, "start") == dict.fromkeys(expected, 1)
-    assert "onnection to broker lost" not in worker.log
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_all_are_consumed_after_a_lost_connection(
+def test_each_is_handled_once_and_all_after_a_lost_connection(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
-    """Nothing is lost; what was unacknowledged is handled again."""
+    """Nothing is lost; what was unacknowledged when the connection was cut is handled again."""
     # By default, threads of Celery's pool read the new connection beside the main thread
     # (_restore_prefetch_count_after_connection_restart), and a worker may wait for an answer that
     # another thread has read.
     celery = {"worker_enable_prefetch_count_reduction": False}
     step = {"TESTPROJECT_STEP": QUEUE}
     mixed = service(fresh_eyes, "mixed", handlers="mixed", celery=celery, environ=step).declare()
-    worker = mixed.worker(pool, 2).wait_ready()
+    mixed.worker(pool, 2).wait_ready().stop()  # the step has declared its queue
     expected = publish(fresh_eyes, 0)
-    until(lambda: len(handled(mixed)) > BATCH)
+    worker = mixed.worker(pool, 2).wait_ready()
+    expected |= publish(fresh_eyes, 1)
+    until(lambda: handled(mixed).keys() >= expected, 60, "all are handled")
+    fresh_eyes.empty(ONE, ORDINARY, QUEUE)
+    assert handled(mixed) == handled(mixed, "start") == dict.fromkeys(expected, 1)
+    assert "onnection to broker lost" not in worker.log
+
+    expected |= publish(fresh_eyes, 2)
+    until(lambda: len(handled(mixed)) > 6 * BATCH + BATCH)
     fresh_eyes.cut({"name": fresh_eyes.consuming(QUEUE)})
     until(lambda: "onnection to broker lost" in worker.log)
-    expected |= publish(fresh_eyes, 1)
+    expected |= publish(fresh_eyes, 3)
     until(lambda: handled(mixed).keys() >= expected, 60, "all are handled")
     fresh_eyes.empty(ONE, ORDINARY, QUEUE)
     assert worker.stop() == 0

@@ -26,10 +26,6 @@ DELIVERIES = {"prefork": 6, "threads": 3, "solo": 3}
 #: Plans that end the process: poison if they also do so alone. The kernel, out of memory, does what
 #: "kill" does.
 DEADLY = {"kill": "kill", "exit": "exit", "segfault": "segfault", "crowd": "kill_crowd"}
-#: Plans that raise: an ordinary verdict.
-SPOKEN = {"sysexit": "sysexit", "memory": "memory", "unpicklable": "unpicklable"}
-#: Only where there are time limits.
-LIMITS = {"soft limit": "sleep:60", "hard limit": "deaf:60"}
 NEIGHBOURS = 12
 
 
@@ -40,8 +36,6 @@ class Story:
     core: Service
     neighbours: list[str]
     passing: list[str]
-    spoken: dict[str, str]
-    limits: dict[str, str]
     deadly: dict[str, str] = field(default_factory=dict)
     entries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     deaths: int = 0
@@ -67,12 +61,7 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
 
     neighbours = [publish(ACT, "sleep:0.05") for _ in range(NEIGHBOURS)]
     passing = [publish(ACT, "fail", "ok") for _ in range(3)]
-    spoken = {way: publish(ACT, step) for way, step in SPOKEN.items()}
-    limits: dict[str, str] = {}
-    if pool == "prefork":
-        limits = {way: publish("core.act.limited", step) for way, step in LIMITS.items()}
-    queues = ",".join(f"{core.name}.testproject.{handler}" for handler in ("act", "limited"))
-    main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", queues))
+    main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", f"{core.name}.testproject.act"))
     beside = Supervisor(lambda: core.start("events_reaper"))
     archive = Archive(eyes, core.name)
     good = {*neighbours, *passing}
@@ -80,12 +69,12 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
     def done() -> bool:
         archived = {entry["event_id"] for entry in archive.collect()}
         ended = {line["event"] for line in core.ledger(what="end")}
-        return archived >= bad and ended >= good
+        return archived >= {*deadly.values()} and ended >= good
 
     def killed(event_id: str) -> bool:
         return len(core.runs(event_id)) >= deliveries
 
-    story = Story(core, neighbours, passing, spoken, limits)
+    story = Story(core, neighbours, passing)
     deadly = story.deadly
     try:
         for way, step in DEADLY.items():
@@ -94,7 +83,6 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
                 # those before it have died of themselves by then.
                 until(lambda: all(map(killed, deadly.values())), 90, "those before it kill")
             deadly[way] = publish(ACT, step)
-        bad = {*deadly.values(), *spoken.values(), *limits.values()}
         until(done, 240, "the bad are archived and the good are handled")
         eyes.drained(core.name)
         # The main worker continues.
@@ -131,24 +119,6 @@ class Ways:
         # again that it believes a dead process has not begun: one run in twenty, so two at most.
         assert 2 < len(runs) <= DELIVERIES[self.pool] + 4
         assert {line["attempt"] for line in runs} == {1}
-
-    @pytest.mark.parametrize("way", SPOKEN)
-    def test_raising_handler_gets_all_attempts(self, story: Story, way: str) -> None:
-        event_id = story.spoken[way]
-        entries = story.entries[event_id]
-        assert {entry["reason"] for entry in entries} == {"exhausted"}
-        runs = [line["attempt"] for line in story.core.runs(event_id)]
-        assert set(runs) == {1, 2, 3}
-        # One, unless the worker is killed between the message's confirm and its ack, or while the
-        # ack is in transit. The crash points test it without chance.
-        assert len(entries) <= runs.count(3) <= DELIVERIES[self.pool] + 4
-
-    def test_time_limits_are_verdicts(self, story: Story) -> None:
-        for event_id in story.limits.values():
-            for entry in story.entries[event_id]:
-                assert entry["reason"] == "exhausted"
-                assert entry["exception"]["type"].endswith("TimeLimitExceeded")
-            assert {line["attempt"] for line in story.core.runs(event_id)} == {1, 2}
 
     def test_neighbours_are_handled_and_keep_their_retries(self, story: Story) -> None:
         ended = {line["event"] for line in story.core.ledger(what="end")}

@@ -61,17 +61,6 @@ def critical(worker: Worker) -> list[str]:
     return [line for line in worker.log.splitlines() if "CRITICAL/" in line]
 
 
-@pytest.mark.parametrize("what", ["events_worker", "events_reaper"])
-def test_failed_start_has_an_exit_code(fresh_eyes: Eyes, service: Make, what: str) -> None:
-    """A supervisor that restarts failed processes must recognize a failed start."""
-    core = service(fresh_eyes, events={"TOPOLOGY": "verify"})
-    worker = starts(core, what)
-    assert worker.wait(60) == 1
-    (line,) = critical(worker)
-    assert "does not start" in line
-    assert "events_declare" in line
-
-
 @pytest.mark.parametrize(
     ("option", "text"),
     [
@@ -93,21 +82,31 @@ def test_an_option_that_is_not_possible(
     [
         ("worker", "password", "check user and password"),
         ("events_worker", "vhost", "does not have the vhost"),
+        ("events_worker", "permissions", "give this user the configure, write and read permission"),
+        ("events_worker", "topology", "events_declare"),
         ("events_reaper", "password", "check user and password"),
+        ("events_reaper", "topology", "events_declare"),
     ],
 )
-def test_refused_login_stops_the_start(
+def test_failed_start_has_an_exit_code_and_a_reason(
     fresh_eyes: Eyes, service: Make, what: str, change: str, says: str
 ) -> None:
-    """With ``broker_channel_error_retry`` Celery alone would try five times a second forever."""
-    core: Service = service(
-        fresh_eyes, celery={"broker_channel_error_retry": True, "task_track_started": False}
-    )
+    """A supervisor that restarts failed processes must recognize a failed start.
+
+    With ``broker_channel_error_retry`` Celery alone would try five times a second forever.
+    """
+    # Remote control would be refused before the topology is.
+    control = change != "permissions"
+    celery = {"broker_channel_error_retry": True, "worker_enable_remote_control": control}
+    topology = "verify" if change == "topology" else "auto"
+    core: Service = service(fresh_eyes, celery=celery, events={"TOPOLOGY": topology})
     given = urlsplit(core.url)
-    if change == "password":
+    if change == "permissions":
+        logged_in(core, new_user(fresh_eyes, "secret", "^$"), "secret")
+    elif change == "password":
         secret = str(given.password)
         core.url = core.url.replace(f":{secret}@", f":not-{secret}@")
-    else:
+    elif change == "vhost":
         core.url = given._replace(path="/there-is-none").geturl()
     worker = starts(core, what)
     assert worker.wait(60) == 1
@@ -156,17 +155,6 @@ def test_one_without_permissions_asks_seldom_and_says_why(fresh_eyes: Eyes, serv
     assert worker.stop() == 0
 
 
-def test_missing_configure_permission_stops_the_start(fresh_eyes: Eyes, service: Make) -> None:
-    """Without remote control, which is refused first, the topology is checked."""
-    user = new_user(fresh_eyes, "secret", "^$")
-    core = service(fresh_eyes, celery={"worker_enable_remote_control": False})
-    worker = events_worker(logged_in(core, user, "secret"), *ALONE)
-    assert worker.wait(60) == 1
-    (line,) = critical(worker)
-    assert "this worker does not start" in line
-    assert "give this user the configure, write and read permissions" in line
-
-
 @pytest.mark.slow
 def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
     fresh_eyes: Eyes, service: Make
@@ -205,18 +193,6 @@ def test_with_several_brokers_the_refusal_of_one_ends_nothing(
     assert worker.stop() == 0
 
 
-def test_a_worker_of_other_queues_says_so(fresh_eyes: Eyes, service: Make) -> None:
-    worker = service(fresh_eyes).worker("solo", 1, "-Q", "others").wait_ready()
-    (line,) = (line for line in worker.log.splitlines() if "this worker handles no events" in line)
-    assert "WARNING/" in line
-    assert "core.testproject.act, " in line
-
-
-def handles(core: Service, eyes: Eyes) -> None:
-    event_id = eyes.event(ACT, {"plan": ["ok"]})
-    until(lambda: core.runs(event_id, "end"), what="the event is handled")
-
-
 def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) -> None:
     """Their consumers have different tags; equal ones cost the connection, again and again."""
     common = "n" * 120
@@ -240,7 +216,8 @@ def test_a_second_worker_of_the_same_name_waits_for_it(fresh_eyes: Eyes, service
     assert "Frequent restarts" not in second.log
     first.stop()
     second.wait_ready(60)
-    handles(core, fresh_eyes)
+    event_id = fresh_eyes.event(ACT, {"plan": ["ok"]})
+    until(lambda: core.runs(event_id, "end"))
 
 
 def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, service: Make) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import signal
 import socket
@@ -16,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from django_amqp_events import (
     BrokerUnavailableError,
-    Options,
     PublishError,
     PublishInterruptedError,
     PublishRefusedError,
@@ -39,7 +37,6 @@ from django_amqp_events import (
 from django_amqp_events.broker import confirms
 from django_amqp_events.broker.provisioning.amqp_api import version_of
 from django_amqp_events.declare.declarations import declarations
-from django_amqp_events.decorators import Event
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 
@@ -80,18 +77,24 @@ def tag(frame: bytes) -> int:
     return int(struct.unpack(">Q", frame[11:19])[0])
 
 
-def held_link(proxy: Proxy, count: int = 1, *, last: int = 1) -> Link:
-    """Wait until the broker's confirm of a connection's message is here, and not yet there.
-
-    The first message of several is written before the others.
-    """
+def held_link(proxy: Proxy, *, last: int) -> Link:
+    """Wait until the confirm of the last of a connection's messages is here, and not yet there."""
 
     def held() -> bool:
-        links = proxy.links[count - 1 :]
-        return bool(links) and max(map(tag, links[0].held), default=0) >= last
+        return bool(proxy.links) and max(map(tag, proxy.links[0].held), default=0) >= last
 
     until(held, f"a held confirm of {last}")
-    return proxy.links[count - 1]
+    return proxy.links[0]
+
+
+def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, list[Any]]:
+    """Publish in a thread; its answers come into the list."""
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
+    )
+    thread.start()
+    return thread, results
 
 
 # -- an error class each ----------------------------------------------------------------------
@@ -115,13 +118,10 @@ def test_frames_that_are_no_confirm_do_not_prolong_the_wait(wire: Wire):
     beating = threading.Thread(target=heartbeats)
     beating.start()
     try:
-        publishing = threading.Thread(target=failure)
-        publishing.start()
-        publishing.join(DEADLINE / 2)
-        assert not publishing.is_alive(), "heartbeats keep a publish waiting"
+        failure()
     finally:
         ended.set()
-        finished(beating, publishing)
+        finished(beating)
 
 
 def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
@@ -131,9 +131,7 @@ def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
     # More than a frame's head: py-amqp's own look at the socket would spin on the rest.
     proxy.links[0].write(ack(1)[:12])
     until(wire.pool._idle[0]._readable, "the half is here")
-    publishing = threading.Thread(target=failure)
-    publishing.start()
-    finished(publishing)
+    failure()
 
 
 def test_login_refused(wire: Wire):
@@ -154,21 +152,17 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     ids = {"message_id": "one", "delivery_mode": 2}
     messages = [wire.message(routing_key=key, properties=ids) for key in ("second", "first")]
     proxy.hold = {ACK}
-    publishing = []
-    thread = threading.Thread(
-        target=lambda: publishing.extend(wire.pool.publish(messages, mandatory=True))
-    )
-    thread.start()
+    thread, results = publishing(wire, messages)
     # The return comes before its confirm, whatever order the confirms come in.
     held_link(proxy, last=2).write(ack(2, multiple=True))
     finished(thread)
-    assert [type(result) for result in publishing] == [type(None), UnroutableError]
+    assert [type(result) for result in results] == [type(None), UnroutableError]
 
 
 # -- an unreachable, blocked or frozen broker -------------------------------------------------
 
 
-def test_a_connection_that_is_known_to_be_blocked(wire: Wire):
+def test_a_connection_that_is_known_to_be_blocked(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     proxy = wire.proxy()
     wire.configure(url=proxy.url)
     publish_event(NAME, {"n": 0})
@@ -184,21 +178,14 @@ def test_a_connection_that_is_known_to_be_blocked(wire: Wire):
     publish_event(NAME, {"n": 2})
     assert [payload["n"] for payload in wire.payloads()] == [0, 2]
     assert len(proxy.links) == 1
-
-
-def test_a_connection_that_died_while_it_was_blocked(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    """A proxy keeps it, so `connection.unblocked` never comes."""
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url)
-    publish_event(NAME, {"n": 0})
-    (channel,) = wire.pool._idle
+    # When it dies, a proxy keeps it, so `connection.unblocked` never comes.
     proxy.links[0].write(BLOCKED)
     until(channel._readable, "connection.blocked is here")
     proxy.links[0].dead = True
-    assert type(failure({"n": 1})) is BrokerUnavailableError
+    assert type(failure({"n": 3})) is BrokerUnavailableError
     monkeypatch.setattr(confirms, "BLOCKED_SECONDS", 0.0)
-    publish_event(NAME, {"n": 2})
-    assert [payload["n"] for payload in wire.payloads()] == [0, 2]
+    publish_event(NAME, {"n": 4})
+    assert [payload["n"] for payload in wire.payloads()] == [4]
     assert len(proxy.links) == 3, "the first one, the one that asked, and the new one"
 
 
@@ -233,11 +220,7 @@ def test_a_connection_that_falls_silent_while_it_is_opened(wire: Wire, frames: i
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5)
     proxy.passes = frames - 1
     proxy.everything = True
-    publishing = threading.Thread(target=lambda: errors.append(failure()))
-    errors: list[PublishError] = []
-    publishing.start()
-    finished(publishing)
-    assert type(errors[0]) is BrokerUnavailableError
+    assert type(failure()) is BrokerUnavailableError
 
 
 def test_a_broker_that_reads_nothing_for_a_while_is_waited_for(wire: Wire):
@@ -301,18 +284,12 @@ def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=3)
     proxy.hold = {ACK}
-    results: list[PublishError | None] = []
-    publishing = threading.Thread(
-        target=lambda: results.extend(
-            wire.pool.publish([wire.message() for _ in range(3)], mandatory=True)
-        )
-    )
-    publishing.start()
+    thread, results = publishing(wire, [wire.message() for _ in range(3)])
     link = held_link(proxy, last=3)
     for number in (1, 2, 3):
-        publishing.join(1.4)
+        thread.join(1.4)
         link.write(ack(number))
-    finished(publishing)
+    finished(thread)
     assert results == [None] * 3
 
 
@@ -405,11 +382,9 @@ def test_without_a_pool_a_connection_for_each_use(wire: Wire, limit: int | None)
 
 
 def test_options_of_the_sockets_are_the_users(wire: Wire):
-    if not hasattr(socket, "TCP_USER_TIMEOUT"):
-        return
     option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     wire.configure(CONFIRM_TIMEOUT=5)
-    publish_event(NAME, {}, options=Options())
+    publish_event(NAME, {})
     assert wire.pool._idle[0]._transport.sock.getsockopt(*option) == 5000
     settings = {"socket_settings": {socket.TCP_USER_TIMEOUT: 1234}}
     wire.configure(celery={"broker_transport_options": settings})
@@ -420,32 +395,12 @@ def test_options_of_the_sockets_are_the_users(wire: Wire):
 # -- many at once ----------------------------------------------------------------------------------
 
 
-def waiting(wire: Wire) -> int:
-    """How many messages are in the queue."""
-    count: int = wire.channel.queue_declare(wire.queue, passive=True).message_count
-    return count
-
-
 def arrived(wire: Wire, number: int) -> list[tuple[bytes, dict[str, Any], str]]:
     """Take messages out of the queue, without what the queue adds to them."""
     taken = wire.take(about=number)
     for message in taken:
         (message.properties.get("application_headers") or {}).pop("x-delivery-count", None)
     return [(bytes(m.body or b""), m.properties, m.delivery_info["routing_key"]) for m in taken]
-
-
-def kinds(results: list[PublishError | None]) -> list[type]:
-    return [type(result) for result in results]
-
-
-def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, list[Any]]:
-    """Publish in a thread; its answers come into the list."""
-    results: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
-    )
-    thread.start()
-    return thread, results
 
 
 def test_the_same_messages_arrive(wire: Wire):
@@ -477,7 +432,8 @@ def test_the_same_messages_arrive(wire: Wire):
             message.routing_key,
         )
     # Priorities order what is ready.
-    until(lambda: waiting(wire) == len(given), "the queue has them")
+    declare = partial(wire.channel.queue_declare, wire.queue, passive=True)
+    until(lambda: declare().message_count == len(given), "the queue has them")
     assert arrived(wire, len(given)) == ours
     if version_of(wire.channel.connection.server_properties) >= (4, 3):
         # By strict priority, 4 without one: docs/other-programs.md.
@@ -506,48 +462,12 @@ def test_what_cannot_be_encoded_is_refused(wire: Wire, size: int):
     bad = [wire.message(b"x" * size, **changes) for changes in UNWRITABLE]
     messages = [message for pair in zip(good, bad, strict=True) for message in pair]
     results = wire.pool.publish(messages, mandatory=True)
-    assert kinds(results) == [type(None), PublishRefusedError] * len(good)
+    assert [type(result) for result in results] == [type(None), PublishRefusedError] * len(good)
     assert [error.reason.code for error in results[1::2] if error] == ["message-unwritable"] * 10
     assert sorted(wire.ids()) == sorted(message.event_id for message in good)
 
 
 # -- what is published ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def order_created(monkeypatch: pytest.MonkeyPatch) -> Event[...]:
-    monkeypatch.setattr(declarations, "events", [])
-
-    @event(NAME)
-    def order_created(
-        order_id: int, total: Decimal = Decimal("9.90"), *, note: str | None = None
-    ) -> None: ...
-
-    return order_created
-
-
-# -- what arrives -----------------------------------------------------------------------------
-
-
-def test_each_way_to_publish(wire: Wire, order_created: Event[...]):
-    ids = [
-        order_created.publish(order_id=1),
-        order_created(2),
-        publish_event(NAME, {"order_id": 3}),
-        publish_event(NAME, {"order_id": 4, "surplus": 1}, validate=False),
-        asyncio.run(order_created.apublish(order_id=5)),
-        asyncio.run(order_created.using(mode="immediate").apublish(6)),
-        *order_created.publish_many([{"order_id": 7}, {"order_id": 8}]),
-        *publish_many(NAME, [{"order_id": 9}]),
-    ]
-    messages = wire.take()
-    assert [message.properties["message_id"] for message in messages] == ids
-    payloads = [json.loads(message.body)[1] for message in messages]
-    # The contract's defaults are filled in, but where it was not asked.
-    full = {"total": "9.90", "note": None}
-    expected = [{"order_id": n, **full} for n in range(1, 10)]
-    expected[3] = {"order_id": 4, "surplus": 1}
-    assert payloads == expected
 
 
 def test_large_unroutable_events_are_returned(wire: Wire):
@@ -558,9 +478,6 @@ def test_large_unroutable_events_are_returned(wire: Wire):
         publish_many(NAME, [{"text": "x" * 500_000}] * 60)
     assert len(caught.value.errors) == 60
     assert len(wire.pool._idle) == 1
-
-
-# -- how often --------------------------------------------------------------------------------
 
 
 def test_the_celery_app_of_the_project_in_any_thread(wire: Wire, monkeypatch: pytest.MonkeyPatch):
@@ -586,7 +503,11 @@ def test_the_celery_app_of_the_project_in_any_thread(wire: Wire, monkeypatch: py
         _state.default_app, _state._tls.current_app = before
 
 
-def test_a_cancelled_coroutine_leaves_the_pool_as_it_was(wire: Wire, order_created: Event[...]):
+def test_a_cancelled_coroutine_leaves_the_pool_as_it_was(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(declarations, "events", [])
+    order_created = event(NAME)(lambda order_id: None)
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=10)
     order_created(0)

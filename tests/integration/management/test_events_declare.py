@@ -82,15 +82,11 @@ def add_policy(billing: Service) -> None:
     billing.set_policy("short", "^billing", {"max-length": 10})
 
 
-def remove_exchange(billing: Service) -> None:
-    billing.channel().exchange_delete("billing:return")
-
-
 def test_check_names_manual_changes_that_are_repaired(billing):
     billing.declare()
     assert billing.command("events_declare", "--check")[0] == 0
     remove_binding(billing)
-    remove_exchange(billing)
+    billing.channel().exchange_delete("billing:return")
     code, out, _ = billing.command("events_declare", "--check", force_color=True)
     assert code == 1
     assert "\x1b[" in out

@@ -40,7 +40,7 @@ from django_amqp_events.models import InboxEntry, OutboxEvent, State
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
 from django_amqp_events.publish.outbox_rows import insert, rows
 from django_amqp_events.publish.relay import Relay, RelayCounts
-from django_amqp_events.signals import event_postponed, event_published, event_unrouted
+from django_amqp_events.signals import event_postponed
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
 from tests.celery_app import app
@@ -175,25 +175,6 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
         transaction.set_autocommit(True, using=ALIAS)
     assert relay() == RelayCounts(published=1)
     assert wire.ids() == [event_id]
-
-
-def test_signals(wire: Wire):
-    seen: list[tuple[str, str]] = []
-
-    def published(event_id: str, **_: Any) -> None:
-        seen.append(("published", event_id))
-
-    def unrouted(event_id: str, **_: Any) -> None:
-        seen.append(("unrouted", event_id))
-
-    with connected(published, event_published), connected(unrouted, event_unrouted):
-        first = publish_event(NAME, {})
-        [second] = leave()
-        relay()
-        wire.unbind()
-        third = publish_event(NAME, {})
-    assert seen == [("published", first), ("published", second.event_id), ("unrouted", third)]
-    assert not table().exists()
 
 
 @POSTGRESQL

@@ -286,19 +286,6 @@ said(time.monotonic() - began)
     assert set(wire.ids()) == {"first", "second", "third"}
 
 
-def test_a_program_that_ends_without_a_broker_leaves_its_events_to_relays(
-    archive_database: Database, wire: Wire, start: Start
-) -> None:
-    code = "direct_publisher.CONFIRM_WAIT_SECONDS = 0.15\npublish('one')\npublish('two')"
-    process = start(code, url="amqp://guest:guest@127.0.0.1:1//")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "Traceback" not in err
-    assert table().filter(due_at__lte=Now(), claim=None, attempts=0).count() == 2
-    ended(start(RELAY))
-    assert sorted(wire.ids()) == ["one", "two"]
-
-
 def test_published_while_the_interpreter_ends(
     archive_database: Database, wire: Wire, start: Start
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import Counter
@@ -48,6 +49,7 @@ from tests.event_messages import published
 from ..archiving import archived, mirror_all, publish
 from ..archiving import received as delivered
 from ..conftest import SHORT_LOCKS, wait_until
+from ..wire import in_threads
 from .handled import once
 
 ALIAS = "archive"
@@ -523,6 +525,23 @@ def test_a_failed_run_does_not_count(writer: Handler) -> None:
     assert not LatestVersion.objects.using(ALIAS).exists()
     assert handle(writer, 1, 5) == "written"
     assert orders() == {1: 5}
+
+
+def test_every_order_ends_at_its_newest_version(writer: Handler) -> None:
+    """Threads handle the versions in any order; each run that is not skipped fails once."""
+    versions = [(order, version) for order in range(4) for version in range(20)]
+    random.shuffle(versions)
+
+    def work(number: int) -> None:
+        for order, version in versions[number::4]:
+            thing = Version(str(order), version, is_time=False)
+            with suppress(ZeroDivisionError):
+                once(writer, received(f"{order}-{version}"), lambda: 1 / 0, thing)
+            handle(writer, order, version)
+
+    assert not in_threads(4, work)
+    assert orders() == dict.fromkeys(range(4), 19)
+    assert InboxEntry.objects.using(ALIAS).count() == len(versions)
 
 
 def test_a_forced_replay_runs_and_keeps_the_newest(writer: Handler) -> None:

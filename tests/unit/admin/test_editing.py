@@ -328,33 +328,17 @@ def hooked(name: Any) -> Any:
     return override_settings(AMQP_EVENTS={**SETTINGS, "REDACT": name})
 
 
-def test_redact_hook_applies_to_pages(ada, broker):
-    row = make()
-    ada.post(url("edit", row.pk), publish(row, {"order_id": 8, "note": "swordfish"}))
-    boss = client_of(user(*PERMISSIONS, "edit", "view_raw", name="boss"))
-    with hooked(f"{__name__}.redact"):
-        response = ada.get(url("change", row.pk))
-        html = response.content.decode()
-        assert "***" in html
-        for secret in ("Grüße", "swordfish", url("payload", row.pk)):
-            assert secret not in html
-        assert "Redacted by this project." in page(response).words
-        assert "order_id" in html
-        assert ada.get(url("payload", row.pk)).status_code == 403
-        # Whoever may see it raw finds it where it is called so, and may edit.
-        html = boss.get(url("change", row.pk)).content.decode()
-        assert "***" in html
-        assert "Grüße" in html
-        assert boss.get(url("payload", row.pk)).content == bytes(row.body)
-
-
 def test_redacted_values_are_never_published(ada, broker):
     row = make()
     with hooked(f"{__name__}.redact"):
         assert ada.get(url("edit", row.pk)).status_code == 403
         assert ada.post(url("edit", row.pk), publish(row)).status_code == 403
+        assert ada.get(url("payload", row.pk)).status_code == 403
         words = page(ada.get(url("change", row.pk))).words
         assert "Edit and replay" not in words
+        assert "Redacted by this project." in words
+        assert '"note": "***"' in words
+        assert "Grüße" not in words
         boss = client_of(user(*RIGHTS, "view_raw", name="boss"))
         assert json.loads(text_of(boss.get(url("edit", row.pk))))["note"] == "Grüße"
     assert not broker.messages

@@ -22,7 +22,6 @@ from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
-    ConfigurationError,
     ExchangeMissingError,
     PublishError,
     PublishTimeoutError,
@@ -633,13 +632,6 @@ def test_an_outage_of_the_database_is_waited_for_and_reported_once(
     said = [line for line in told if line.startswith("running batches")]
     assert ["paused" in line for line in said] == [True, False]
     assert said[-1] == "running batches has resumed"
-
-
-@ONE
-def test_a_backend_without_a_broker_is_refused(billing: Any) -> None:
-    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "BACKEND": "inline"}
-    with pytest.raises(ConfigurationError, match="need RabbitMQ"):
-        run()
 
 
 # -- leases -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, NotRequired, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, NotRequired, TypeVar
 from uuid import UUID
 
 import pydantic
@@ -35,9 +35,6 @@ from django_amqp_events.worker import bootstrap
 from django_amqp_events.worker.binding import bind
 from django_amqp_events.worker.verdict import ContractViolated
 from tests.commands import run_python
-
-if TYPE_CHECKING:
-    from nowhere import Missing  # type: ignore[import-not-found]
 
 T = TypeVar("T")
 ID = UUID("8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11")
@@ -411,12 +408,6 @@ def test_a_worker_does_not_start_with_such_hints(settings: DjangoSettings) -> No
     app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://")
     with pytest.raises(SystemExit, match="this worker does not start: The type hints of"):
         bootstrap.install(SimpleNamespace(app=app, pool_cls="solo", options={}))
-
-
-def test_only_the_hints_of_parameters_matter() -> None:
-    def contract(at: date) -> Missing: ...
-
-    assert bind_contract("a.b", contract, {"at": date(2026, 1, 1)}, validate=True)
 
 
 def test_what_an_upcaster_made_may_have_python_values() -> None:

@@ -74,10 +74,7 @@ def _hanging(
 
 
 def _die_in_the_reaper(where: list[str]) -> None:
-    """Kill the main process of a reaper while it reads a message (``reading``, ``forwarding``).
-
-    ``uncounted``: RabbitMQ says that queues are empty, as it does of quorum queues that are busy.
-    """
+    """Kill the main process of a reaper while it reads a message (``reading``, ``forwarding``)."""
     from django_amqp_events.worker.reaper import ReaperStep
 
     def die(*_: object) -> None:

@@ -21,8 +21,8 @@ EXTRA: dict[str, Any] = json.loads(os.environ.get("TESTPROJECT_EVENTS", "{}"))
 
 SECRET_KEY = "not a secret: tests only"
 DEBUG = False
-USE_TZ = "TESTPROJECT_NO_TZ" not in os.environ
-TIME_ZONE = "UTC" if USE_TZ else "America/New_York"
+USE_TZ = True
+TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = [
     "django.contrib.contenttypes",
@@ -36,7 +36,6 @@ DATABASES = {
         "NAME": os.path.join(WHERE, "db.sqlite3"),  # noqa: PTH118
         "OPTIONS": {"timeout": 20},
     },
-    **json.loads(os.environ.get("TESTPROJECT_DATABASES", "{}")),
 }
 if given := os.environ.get("TESTPROJECT_DATABASE"):
     DATABASES = {"default": json.loads(given)}

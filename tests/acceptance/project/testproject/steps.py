@@ -98,10 +98,6 @@ def _raiser(exc: Any) -> Any:
     return run
 
 
-def _countdown(task: Any, argument: str) -> None:
-    task.retry(countdown=float(argument))
-
-
 def _eta(task: Any, argument: str) -> None:
     task.retry(eta=datetime.now(UTC) + timedelta(seconds=float(argument)))
 
@@ -115,14 +111,6 @@ def _retry_exc(task: Any, argument: str) -> None:
 
 def _retry_new_exc(task: Any, argument: str) -> None:
     task.retry(exc=KeyError("never raised"), countdown=1)
-
-
-def _retry_limit(task: Any, argument: str) -> None:
-    task.retry(max_retries=int(argument), countdown=1)
-
-
-def _sleep(task: Any, argument: str) -> None:
-    time.sleep(float(argument))
 
 
 def _deaf(task: Any, argument: str) -> None:
@@ -139,28 +127,6 @@ def _unless(task: Any, argument: str) -> None:
         raise ValueError(f"{argument} is not there")
 
 
-def _kill_self(task: Any, argument: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _kill_once(task: Any, argument: str) -> None:
-    mark = WHERE / f"killed-{argument}"
-    if not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _exit_once(task: Any, argument: str) -> None:
-    mark = WHERE / f"exited-{argument}"
-    if not mark.exists():
-        mark.touch()
-        os._exit(3)
-
-
-def _exit(task: Any, argument: str) -> None:
-    os._exit(int(argument or 3))
-
-
 def _segfault(task: Any, argument: str) -> None:
     faulthandler.disable()
     ctypes.string_at(0)
@@ -173,11 +139,16 @@ def _kill_crowd(task: Any, argument: str) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _requeue_once(task: Any, argument: str) -> None:
-    mark = WHERE / f"requeued-{argument}"
-    if not mark.exists():
-        mark.touch()
-        raise Reject("not now", requeue=True)
+def _once(word: str) -> Any:
+    """Do the step of this word at the first run with an argument, and nothing later."""
+
+    def run(task: Any, argument: str) -> None:
+        mark = WHERE / f"{word}-{argument}"
+        if not mark.exists():
+            mark.touch()
+            STEPS[word](task, "")
+
+    return run
 
 
 STEPS: dict[str, Any] = {
@@ -195,26 +166,26 @@ STEPS: dict[str, Any] = {
     "sysexit": lambda task, argument: sys.exit(int(argument or 3)),
     "ignore": _raiser(Ignore),
     "reject": _raiser(lambda: Reject(ValueError("rejected"), requeue=False)),
-    "requeue_once": _requeue_once,
+    "requeue_once": _once("requeue"),
     "requeue": _raiser(lambda: Reject("not ever", requeue=True)),
-    "countdown": _countdown,
+    "countdown": lambda task, argument: task.retry(countdown=float(argument)),
     "eta": _eta,
     "retry_exc": _retry_exc,
     "retry_new_exc": _retry_new_exc,
-    "retry_limit": _retry_limit,
+    "retry_limit": lambda task, argument: task.retry(max_retries=int(argument), countdown=1),
     "retry_args": lambda task, argument: task.retry(args=(1,)),
     "retry_early": lambda task, argument: task.retry(countdown=0.2),
     "replace": lambda task, argument: task.replace(None),
     "chord": lambda task, argument: task.add_to_chord(None),
-    "sleep": _sleep,
+    "sleep": lambda task, argument: time.sleep(float(argument)),
     "frozen": lambda task, argument: ledger.write("frozen", objects=gc.get_freeze_count()),
     "deaf": _deaf,
     "file": lambda task, argument: wait_for_file(argument),
     "unless": _unless,
-    "kill": _kill_self,
-    "exit": _exit,
+    "kill": lambda task, argument: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda task, argument: os._exit(3),
     "segfault": _segfault,
     "kill_crowd": _kill_crowd,
-    "kill_once": _kill_once,
-    "exit_once": _exit_once,
+    "kill_once": _once("kill"),
+    "exit_once": _once("exit"),
 }
