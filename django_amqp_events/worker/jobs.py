@@ -123,6 +123,11 @@ class Jobs:
         return bool(self.running or self._waiting())
 
     @property
+    def in_threads(self) -> bool:
+        """Whether jobs have begun in threads of this process."""
+        return any(job.began is not None and not job.in_process for job in self.running)
+
+    @property
     def _ends(self) -> bool:
         """Whether no further job may begin."""
         return self.stopping or shutdown_requested() or self.stop_signals.waiting

@@ -252,7 +252,7 @@ class EventStep(bootsteps.StartStopStep):
             self.jobs.stop()
             # Celery sends no heartbeats while it waits for threads, so RabbitMQ would close the
             # connection. Nothing is read: ordinary tasks would begin.
-            while any(job.began is not None and not job.in_process for job in self.jobs.running):
+            while shutdown_requested() and self.jobs.in_threads:
                 sleep(POLL_SECONDS)
                 c.connection.connection.send_heartbeat()
                 self.jobs.settle_ended()

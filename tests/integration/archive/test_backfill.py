@@ -309,7 +309,7 @@ def test_a_preview_counts_and_changes_nothing(late: Service) -> None:
     [
         ("send_invoices", {}, "there is no handler 'send_invoices'; did you mean 'send_invoice'?"),
         ("send_invoice", {"events": ("shop.stock.#",)}, "its events are shop.order.created"),
-        ("send_invoice", {"since": 0, "until": -1}, "not before its end"),
+        ("send_invoice", {"since": 0, "until": -1}, "must be before its end"),
     ],
 )
 def test_a_wrong_range_is_refused(
