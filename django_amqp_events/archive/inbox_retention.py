@@ -129,18 +129,18 @@ def _open_events() -> list[QuerySet[Any]]:
 
 
 def _outboxes() -> list[QuerySet[Any]]:
-    found = []
+    outboxes = []
     for alias in outbox_rows.aliases(get_settings()):
         try:
             if has_table(alias, OutboxEvent):
-                found.append(outbox_rows.rows(alias))
+                outboxes.append(outbox_rows.rows(alias))
         except (Error, ImproperlyConfigured, ImportError) as exc:
             raise DatabaseError(
                 f"database {alias!r} cannot be read ({exc}), and inbox rows of events in its "
                 f"outbox must be kept; if it has no outbox, let the routers' allow_migrate() "
                 f"return False for it"
             ) from exc
-    return found
+    return outboxes
 
 
 def _open_archived() -> QuerySet[ArchivedEvent]:

@@ -30,7 +30,7 @@ from ..broker.publisher_pool import PublisherPool
 from ..broker.queue_depth import Depth
 from ..broker.topology import Names
 from ..callables import nothing
-from ..conf import Settings
+from ..conf import MAX_NAME, Settings
 from ..context import ReceivedEvent
 from ..declare.registry import Registry
 from ..exceptions import (
@@ -52,8 +52,6 @@ BATCH: Final = 100
 #: Seconds without a message after which the queue counts as empty, once as many messages have come
 #: as were in it at the start.
 LULL: Final = 0.5
-#: Bytes of the longest name in AMQP.
-MAX_NAME: Final = 255
 #: The worker's name in these archive messages.
 WORKER: Final = "events_recover"
 
