@@ -10,13 +10,12 @@ from uuid import UUID
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy, pgettext_lazy
 
-from ..archive import eligibility, replay, tables
+from ..archive import eligibility, replay
 from ..archive.eligibility import Rule
 from ..archive.replay import Report
+from ..archive.risks import count_risks
 from ..archive.states import Seen
-from ..archive.superseded import count_superseded
 from ..declare.registry import Handler
-from ..models import Replay, Revision
 from ..templatetags.amqp_events import line
 from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Decision, Preview, Result, Rows
 
@@ -39,7 +38,6 @@ def preview(action: Action, seen: Seen, rows: Rows) -> Preview:
     by_handler: dict[Handler, list[UUID]] = {}
     for pk, handler in examined.handlers.items():
         by_handler.setdefault(handler, []).append(pk)
-    confirmed = [pk for pk, event in examined.events.items() if not event.unconfirmed]
     details = {
         "destinations": [
             {
@@ -50,21 +48,9 @@ def preview(action: Action, seen: Seen, rows: Rows) -> Preview:
             }
             for handler, ids in sorted(by_handler.items(), key=lambda item: item[0].name)
         ],
-        "unconfirmed": len(examined.events) - len(confirmed),
-        "poison": sum(event.reason == "poison" for event in examined.events.values()),
-        "succeeded": _count(Replay, event__in=list(examined.events), state=Replay.State.SUCCEEDED),
-        "superseded": 0 if action.name == "force" else count_superseded(examined.handlers),
-        # A replay that is not confirmed is published again as it was.
-        "edited": 0 if action.name == "force" else _count(Revision, event__in=confirmed),
+        **count_risks(examined, forced=action.name == "force"),
     }
     return list(examined.events), examined.skipped, details
-
-
-def _count(model: type[Replay | Revision], **wanted: Any) -> int:
-    """Count the events that have such a row."""
-    manager: Any = model._default_manager  # noqa: SLF001 - Django's public name
-    matching = manager.using(tables.database()).filter(**wanted)
-    return int(matching.values("event").distinct().count())
 
 
 def of_report(report: Report) -> Result:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ...models import ReplayBatch, clean
 from ...reasons import Reason
 from .. import eligibility, tables
-from ..superseded import count_superseded
+from ..risks import count_risks
 from . import backfill, batch_states
 
 #: Most events that are examined; further ones are undecided.
@@ -24,8 +24,8 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     """Preview a batch, and store the preview as its ``plan``.
 
     Returns:
-        ``at`` (ISO 8601), ``eligible``, ``superseded`` (how many of these would be skipped;
-        ``None`` if that cannot be read), ``undecided`` (decided when they are published),
+        ``at`` (ISO 8601), ``eligible``, how many of these need a warning (:func:`count_risks`;
+        of a backfill only ``superseded``), ``undecided`` (decided when they are published),
         ``skipped`` (a list of ``why`` as JSON, ``count``, ``title``) and ``handlers`` (a list of
         ``handler``, ``exchange``, ``queue``, ``routing_key``, ``events``).
 
@@ -41,7 +41,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     titles = {event.why: event.title for event in examined.skipped}
     plan = {
         "eligible": targets.total(),
-        "superseded": count_superseded(examined.handlers),
+        **count_risks(examined),
         "undecided": max(0, batch.pending - EXAMINED),
         "skipped": [
             {"why": why.as_json(), "count": count, "title": clean(titles[why], 300)}

@@ -18,9 +18,11 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
+    Replay,
     ReplayBatch,
     State,
 )
+from tests.archive_rows import add_replay
 
 from . import admin_world as world
 from .admin_world import client_of, grouped, ids_in, make, page, said, select
@@ -61,8 +63,9 @@ def running(number: int = 2, **more: Any) -> ReplayBatch:
 
 
 def test_selected_events_are_frozen_and_the_dry_run_is_shown(ada: Client) -> None:
-    rows = [make(), make(), make(handler="gone")]
+    rows = [make(reason="poison"), make(unconfirmed=True), make(handler="gone")]
     make()
+    add_replay(rows[0], state=Replay.State.SUCCEEDED)
     form = select(rows, "background")
     response = ada.post(world.url("changelist"), form, follow=True)
     (batch,) = batch_states.rows()
@@ -71,6 +74,9 @@ def test_selected_events_are_frozen_and_the_dry_run_is_shown(ada: Client) -> Non
     words = page(response).words
     assert "2 of 3 events can be replayed" in words
     assert "there is no handler 'gone'" in words
+    assert "1 of 2 is poison" in words
+    assert "1 of 2 may already be published" in words
+    assert "1 of 2 already has a successful replay" in words
     assert "billing.send_invoice" in words
     assert "Start" in words
     assert not tables.rows().exclude(state=State.ARCHIVED).exists()
