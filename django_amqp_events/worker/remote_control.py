@@ -1,4 +1,4 @@
-"""Let remote control add and cancel the handlers' queues.
+"""Let remote control add and cancel the handlers' queues, and stop a worker as a signal does.
 
 Celery would declare such a queue with arguments of its own. RabbitMQ refuses that with 406, and
 Celery connects again.
@@ -6,9 +6,17 @@ Celery connects again.
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from typing import Any
 
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_OK
+from celery.worker.control import control_command
+
 from ..logs import get_logger
+from .celery_internals import state as worker_state
+from .jobs import all_jobs
 
 logger = get_logger(__name__)
 
@@ -41,3 +49,18 @@ def replace(step: Any) -> None:
         logger.info("no longer consuming %r by remote control", queue)
 
     c.add_task_queue, c.cancel_task_queue = add_task_queue, cancel_task_queue
+
+
+@control_command()
+def shutdown(state: Any, msg: str = "Got shutdown from remote", **_: Any) -> None:
+    """Shutdown worker(s)."""
+    logger.warning("%s", msg)
+    if threading.current_thread() is not threading.main_thread():
+        # The state is that of the process, whose other workers go on.
+        raise WorkerShutdown(EX_OK)
+    stop = partial(setattr, worker_state, "should_stop", EX_OK)
+    jobs = next((jobs for jobs in all_jobs if jobs.c is state.consumer), None)
+    if jobs is None:
+        stop()
+    else:
+        jobs.stop_signals.stop(stop)

@@ -1,9 +1,9 @@
-"""Let signals that stop a worker wait for the event loop.
+"""Let signals and the remote control command that stop a worker wait for the event loop.
 
 Celery stops the pool in the middle of the write of a job: its handler of SIGQUIT where the signal
-arrives, and the others after the current turn of the loop. The pool would then wait forever for
-that job's end; in the middle of ``ThreadPoolExecutor.submit()``, SIGQUIT would wait for a lock that
-this thread holds.
+arrives, and the others, like ``shutdown``, after the current turn of the loop. The pool would then
+wait forever for that job's end; in the middle of ``ThreadPoolExecutor.submit()``, SIGQUIT would
+wait for a lock that this thread holds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ class StopSignals:
         self._wake = wake
         self._loop_runs = False
         self._former: dict[int, Callable[..., Any]] = {}
-        self._waiting: tuple[int, FrameType | None] | None = None
+        self._waiting: Callable[[], object] | None = None
 
     def install(self) -> None:
         """Replace Celery's handlers, where this is the main thread; when the loop runs."""
@@ -54,18 +55,19 @@ class StopSignals:
         return self._waiting is not None
 
     def deliver(self) -> None:
-        """Call the former handler, if a signal waits."""
+        """Stop the worker, if that waits."""
         if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._call(*waiting)
+            stop, self._waiting = self._waiting, None
+            stop()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def stop(self, stop: Callable[[], object]) -> None:
+        """Have *stop* called in the event loop; at once, if it has ended or another one waits."""
         if self._loop_runs and not self.waiting:
-            self._waiting = number, frame
+            self._waiting = stop
             self._wake()
         else:
             self._waiting = None  # not a second time in the event loop
-            self._call(number, frame)
+            stop()
 
-    def _call(self, number: int, frame: FrameType | None) -> None:
-        self._former[number](number, frame)
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.stop(partial(self._former[number], number, frame))

@@ -141,12 +141,19 @@ def pending(pid: int, number: int) -> bool:
     return any(int(mask, 16) & 1 << number - 1 for mask in masks)
 
 
-def test_the_connection_lives_while_threads_are_waited_for(service: Make, fresh_eyes: Eyes) -> None:
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=SLOW)])
+def test_the_connection_lives_while_threads_are_waited_for(
+    service: Make, fresh_eyes: Eyes, remote: bool
+) -> None:
     """RabbitMQ closes one without heartbeats, and delivers again what has run."""
     core = service(fresh_eyes, celery={"broker_heartbeat": 2}).declare()
     worker = core.worker("threads", 1, "-Q", QUEUE)
     (held,) = fresh_eyes.events(1, ACT, "sleep:10")
     until(lambda: core.runs(held))
-    assert worker.stop() == 0
+    if remote:
+        fresh_eyes.app.control.shutdown()
+        assert worker.wait(30) == 0
+    else:
+        assert worker.stop() == 0
     assert core.ended([held])
     fresh_eyes.empty(QUEUE)
