@@ -7,6 +7,7 @@ is published is what the publisher has passed.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import types
@@ -179,17 +180,17 @@ def _plain(value: Any) -> Any:
     kind: Any = type(value)
     adapter = _adapter(kind)
     # Without warnings: values of other types are errors when the whole is read.
-    dump = partial(
-        adapter.dump_python, by_alias=True, round_trip=True, serialize_as_any=True, warnings=False
+    dumped = adapter.dump_python(
+        value, by_alias=True, round_trip=True, serialize_as_any=True, warnings=False
     )
-    dumped = dump(value)
     if type(dumped) is not kind:
         with suppress(ValidationError):  # it comes with its path when the whole is read
-            # A field may be read under another name, and would get its default.
-            if not _same(dumped, dump(adapter.validate_python(dumped))):
+            # A field may be read under another name and would get its default; a serializer may
+            # mask or round it.
+            if not _same(value, adapter.validate_python(dumped)):
                 raise ValueError(
                     f"{kind.__name__} does not read its fields as it writes them; give each one "
-                    f"alias for both, or publish a dict"
+                    f"alias for both and no serializer that changes it, or publish a dict"
                 )
         return _plain(dumped)
     written = to_jsonable_python(value)
@@ -204,6 +205,7 @@ def _same(written: Any, read: Any) -> bool:
     A value may be read as one of another type: a dataclass can have a text as its Decimal. A base
     class reads fewer fields than its subclass has.
     """
+    written, read = _fields(written), _fields(read)
     if isinstance(written, dict) and isinstance(read, dict):
         return all(key in written and _same(written[key], read[key]) for key in read)
     if isinstance(written, (list, tuple)) and isinstance(read, (list, tuple)):
@@ -211,6 +213,17 @@ def _same(written: Any, read: Any) -> bool:
     if read is None or type(written) is type(read):
         return bool(written == read)
     return True
+
+
+def _fields(value: Any) -> Any:
+    """Return the fields of an object of a class that has fields, without private attributes."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    import pydantic
+
+    if isinstance(value, pydantic.BaseModel):
+        return {**value.__dict__, **(value.model_extra or {})}
+    return value
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -16,8 +16,9 @@ from ..conf import MAX_NAME
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
 from . import decoding
-from .formats import CELERY, wire_format
+from .formats import wire_format
 from .headers import (
+    CELERY,
     EVENT_ARCHIVE,
     EVENT_HANDLER,
     EVENT_ID,

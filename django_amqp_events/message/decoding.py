@@ -16,6 +16,7 @@ from ..exceptions import Malformed
 from . import formats
 from .encoding import MAX_HISTORY_BYTES
 from .headers import (
+    CELERY,
     CONTENT_ENCODING,
     EVENT_ATTEMPT,
     EVENT_CAUSATION_ID,
@@ -56,7 +57,7 @@ def decode(received: Received, max_body: int) -> Payload:
     """
     check_size(received, max_body)
     form = formats.wire_format(received)
-    celery = form in formats.CELERY
+    celery = form in CELERY
     if celery and received.headers.get("compression"):
         raise Malformed(f"the body is compressed ({received.headers['compression']!r:.80})")
     encoding = str(received.properties.get("content_encoding") or CONTENT_ENCODING).strip().lower()
@@ -129,7 +130,7 @@ def identify(
     headers, cloud = received.headers, {}
     key = _identity({"routing-key": received.event_key}, "routing-key")
     form = formats.wire_format(received)
-    celery = form in formats.CELERY
+    celery = form in CELERY
     if not celery:
         cloud = _attributes(received, form, key, trusted=trusted)
         headers = {**_foreign_identity(received, cloud), **headers}
@@ -174,7 +175,7 @@ def identify(
         subject=as_text(cloud.get("subject")),
         content_type=as_text(received.properties.get("content_type")) or "",
         extensions=formats.extensions(cloud),
-        headers=dict(publisher_headers(received.headers)),
+        headers=dict(publisher_headers(received.headers, form)),
     )
     return event, progress
 

@@ -11,8 +11,9 @@ from django.core.serializers.json import DjangoJSONEncoder
 from ..context import ReceivedEvent
 from ..exceptions import InvalidEventError
 from ..options import Format
-from .formats import CELERY, STRUCTURED, WireFormat, wire_format
+from .formats import STRUCTURED, WireFormat, wire_format
 from .headers import (
+    CELERY,
     EVENT_ATTEMPT,
     EVENT_CAUSATION_ID,
     EVENT_CORRELATION_ID,

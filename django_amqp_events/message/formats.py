@@ -25,8 +25,6 @@ from .types import Received
 #: encoder wraps values; ``cloudevents`` is the structured mode, the envelope in the body.
 WireFormat = Literal["celery", "kombu", "cloudevents", "cloudevents-binary", "json"]
 FORMATS: Final = get_args(WireFormat)
-#: Those of Celery's protocol 2.
-CELERY: Final = frozenset({"celery", "kombu"})
 
 JSON: Final = CONTENT_TYPE
 STRUCTURED: Final = "application/cloudevents+json"

@@ -14,6 +14,8 @@ from .text import has_surrogates, utc_text
 #: Version of the archive message.
 FORMAT: Final = 1
 CONTENT_TYPE: Final = "application/json"
+#: The formats of Celery's protocol 2.
+CELERY: Final = frozenset({"celery", "kombu"})
 #: Prefixes of the headers with CloudEvents attributes; the module ``formats`` reads them.
 PREFIXES: Final = ("cloudEvents_", "cloudEvents:", "ce-", "ce_")
 CONTENT_ENCODING: Final = "utf-8"
@@ -115,11 +117,15 @@ def _problem(key: object, value: object) -> str:
     return ""
 
 
-def publisher_headers(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield the publisher's own headers, such as those of tracing."""
+def publisher_headers(headers: Mapping[str, Any], form: str) -> Iterable[tuple[str, Any]]:
+    """Yield the publisher's own headers, such as those of tracing.
+
+    Args:
+        form: the format of the message, a ``WireFormat``.
+    """
+    others = _OURS | _CELERY_HEADERS if form in CELERY else _OURS
     for key, value in headers.items():
-        theirs = key not in _OURS and key not in _CELERY_HEADERS and not is_broker_header(key)
-        if isinstance(key, str) and theirs:
+        if isinstance(key, str) and key not in others and not is_broker_header(key):
             yield key, value
 
 
@@ -131,7 +137,7 @@ def identity_headers(event: ReceivedEvent, form: str) -> dict[str, Any]:
     """
     celery = {"lang": "py", "task": event.name, "id": event.id}
     headers: dict[str, Any] = {
-        **(celery if form in ("celery", "kombu") else {}),
+        **(celery if form in CELERY else {}),
         EVENT_FORMAT: form,
         EVENT_ID: event.id,
         EVENT_NAME: event.name,
@@ -160,9 +166,9 @@ def basic_properties(
 
 
 def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our headers and those of the publisher that fit."""
+    """Return our headers, which name the format, and those of the publisher that fit."""
     room = MAX_HEADERS - table_size(ours)
-    return {**fitting(dict(publisher_headers(theirs)), room), **ours}
+    return {**fitting(dict(publisher_headers(theirs, ours[EVENT_FORMAT])), room), **ours}
 
 
 def fitting(headers: Mapping[str, Any], room: int) -> dict[str, Any]:

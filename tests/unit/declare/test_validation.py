@@ -487,6 +487,26 @@ class Encoded(pydantic.BaseModel):
     number: pydantic.Base64Bytes
 
 
+class Masked(pydantic.BaseModel):
+    number: int
+
+    @pydantic.field_serializer("number")
+    def mask(self, _: int) -> int:
+        return 0
+
+
+class Partial(pydantic.BaseModel):
+    number: int = 0
+
+    @pydantic.model_serializer
+    def nothing(self) -> dict[str, int]:
+        return {}
+
+
+class Excluded(pydantic.BaseModel):
+    number: int = pydantic.Field(0, exclude=True)
+
+
 @dataclass
 class Computed:
     number: int = field(init=False, default=0)
@@ -521,6 +541,12 @@ def computed() -> Computed:
         (ByDataclass(**{"in": 5}), False),
         (Doubled(number=5), False),
         (Encoded(number=b"YWJjZA=="), False),
+        (Masked(number=5), False),
+        (Masked(number=0), True),
+        (Partial(number=5), False),
+        (Partial(), True),
+        (Excluded(number=5), False),
+        (Excluded(), True),
         (computed(), False),
         (Loose("5", "2026-03-01", [Line("s", "1.5")]), True),  # type: ignore[arg-type]
     ],

@@ -195,6 +195,19 @@ publisher_headers = st.dictionaries(
     max_size=4,
 )
 
+#: Names of Celery's headers, which have no meaning in another format.
+CELERY_HEADERS = [
+    "group",
+    "lang",
+    "expires",
+    "retries",
+    "origin",
+    "shadow",
+    "eta",
+    "meth",
+    "stamps",
+]
+
 
 @given(
     form=st.sampled_from(["celery", "cloudevents", "json"]),
@@ -230,8 +243,12 @@ def test_our_own_messages_are_not_guessed_at(
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"task": "x"}, {"task": 5, "id": 5, "compression": "none", "event-format": 7}]
-)
+    "headers",
+    [
+        {}, {"task": "x"}, {"task": 5, "id": 5, "compression": "none", "event-format": 7},
+        dict.fromkeys(CELERY_HEADERS, "x"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "encoding", [None, "", "utf-8", " UTF-8 ", "identity", "binary", "8bit", "7bit"]
 )
@@ -247,8 +264,11 @@ def test_foreign_json_is_a_payload(
     )
     event, _ = identify(received, trusted=False)
     assert (event.id, event.name) == ("m-1", NAME)
+    assert event.headers == {key: headers[key] for key in headers if key != "event-format"}
     for delivery in (received, returned(retry(received))):
         assert decode(delivery, 1000).kwargs == payload
+        assert identify(delivery, trusted=True)[0].headers == event.headers
+    assert archive(received, event=event).event == event
     moved = replace(received, exchange="", routing_key=QUEUE)
     assert identify(moved, trusted=False, only_event=NAME)[0].name == NAME
     assert identify(moved, trusted=False)[0].name == QUEUE
