@@ -105,11 +105,13 @@ class BatchReader:
                 left = LULL if self._waiting else min(POLL_INTERVAL, left)
                 if left <= 0:
                     break
+                frames = self._deliveries.frames
                 try:
                     # drain_events restarts its time-out with each part of an answer.
                     self._amqp.blocking_read(left)
-                    # A part of a large message counts as activity.
-                    deadline = time.monotonic() + wait
+                    # A part of a large message counts as activity, a heartbeat does not.
+                    if self._deliveries.frames > frames:
+                        deadline = time.monotonic() + wait
                 except TimeoutError:
                     if self._waiting:
                         break

@@ -56,6 +56,9 @@ class DeliveryReader:
     Args:
         channel: an open channel that only consumes.
         requeue: rejects a delivery by its tag, since its consumer was cancelled.
+
+    Attributes:
+        frames: how many frames of deliveries it has read.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class DeliveryReader:
         self._deliver = self._header = b""
         self._body: list[bytes] = []
         self._missing = 0
+        self.frames = 0
         self._others = self._connection.on_inbound_frame
         self._connection.on_inbound_frame = self._on_frame
 
@@ -111,6 +115,7 @@ class DeliveryReader:
             raise UnexpectedFrame(f"a frame of type {kind} came within a delivery")
         # py-amqp counts frames here, for its heartbeats.
         self._connection.bytes_recv += 1
+        self.frames += 1
         if not self._header or self._missing > 0:
             return False
         self._complete()

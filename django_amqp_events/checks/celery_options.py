@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from celery.app import default_app
 
 from ..broker.connection import build_connection, current_celery_app, is_default_app
+from ..broker.topology import build
 from ..exceptions import ConfigurationError
 from ..options import Problem
 from ..worker.bootstrap import check_libraries, check_queues
@@ -81,7 +82,7 @@ def check_start(project: Project) -> Iterator[Problem]:
         return
     try:
         check_libraries()
-        check_queues(app, project.registry.by_queue())
+        check_queues(app, build(project.settings, project.registry))
         for handler in handlers.values():
             new_task(app, handler).bind(app)
     except Exception as exc:  # noqa: BLE001 - it runs the project's modules and classes

@@ -21,7 +21,6 @@ Celery's modules and classes stay as they are. What is replaced on the instances
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from celery import Celery, bootsteps
@@ -30,6 +29,7 @@ from celery.utils import text
 
 from ..broker import amqp_internals
 from ..broker.connection import celery_app, handler_app
+from ..broker.topology import Topology, build
 from ..conf import get_settings, load
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
@@ -175,7 +175,7 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
         if selected != frozenset():
             if unsupported:
                 raise AmqpEventsError(unsupported)
-            check_queues(app, registry.by_queue())
+            check_queues(app, build(get_settings(), registry))
         for handler in registry.handlers.values():
             if handler.validate:
                 validator(handler)  # pool processes share it
@@ -194,16 +194,22 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
     app.steps["worker"].add(Handover)
 
 
-def check_queues(app: Celery, ours: Iterable[str]) -> None:
-    """Check that Celery declares no handler's queue.
+def check_queues(app: Celery, topology: Topology) -> None:
+    """Check that Celery declares no queue or exchange of ours.
 
     Raises:
-        AmqpEventsError: it would.
+        AmqpEventsError: it would, with other arguments.
     """
-    both = sorted(set(app.amqp.queues) & set(ours))
+    queues = app.amqp.queues
+    types = {exchange.name: exchange.type for exchange in topology.exchanges}
+    both = set(queues).intersection(queue.name for queue in topology.queues)
+    for exchange in (queue.exchange for queue in queues.values()):
+        if exchange is not None and types.get(exchange.name, exchange.type) != exchange.type:
+            both.add(exchange.name)
     if both:
         raise AmqpEventsError(
-            f"Celery's task_queues or task_default_queue names queues of handlers "
-            f"({', '.join(both)}), which Celery would declare with other arguments; remove them "
-            f"there, since workers consume them anyway"
+            f"Celery's task_queues, task_default_queue or task_default_exchange names what "
+            f"AMQP_EVENTS declares ({', '.join(sorted(both))}), and Celery would declare it with "
+            f"other arguments; choose another name there, or remove a handler's queue, which "
+            f"workers consume anyway"
         )

@@ -58,6 +58,14 @@ def test_a_busy_queue_is_not_taken_for_an_empty_one(
     assert queue_depth(channel, QUEUE).ready == 3
 
 
+@pytest.mark.timeout(60)
+def test_heartbeats_are_no_messages(billing: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait of ten seconds and more never ended, as RabbitMQ sends one every ten."""
+    monkeypatch.setattr(batch_reader, "HEARTBEAT", 2)
+    with closing(BatchReader(billing.app, QUEUE, billing.settings, size=10)) as reader:
+        assert reader.batch(wait=4.0) is None
+
+
 @pytest.mark.parametrize("number", [IN_FLIGHT, 2 * IN_FLIGHT])
 def test_rabbitmq_forgets_acks_when_a_channel_closes(
     billing: Service, private_node: Node, number: int

@@ -207,7 +207,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "E012": of_each("fits takes_nothing by_position_if_at_all", STRICT=True),
     "E013": [
         *of_celery("task_queues", {OURS: {}}, 5, [5, None]),
-        *of_celery("task_default_queue", OURS),
+        *of_celery("task_default_queue", OURS, "billing:archive", "events"),
+        *of_celery("task_default_exchange", "events", "billing:archive"),
+        {"EXCHANGE": "celery"},
         *of_each(
             "by_position generator asynchronous_generator celery_task NoTask TaskWithoutRun "
             "StaticTask"

@@ -546,7 +546,7 @@ def computed() -> Computed:
         (Partial(number=5), False),
         (Partial(), True),
         (Excluded(number=5), False),
-        (Excluded(), True),
+        (Excluded(number=0), True),
         (computed(), False),
         (Loose("5", "2026-03-01", [Line("s", "1.5")]), True),  # type: ignore[arg-type]
     ],
