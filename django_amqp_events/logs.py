@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import traceback
 from contextlib import suppress
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, ClassVar, Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import current_task
@@ -14,6 +17,9 @@ from celery import current_task
 from .context import ReceivedEvent
 from .message.headers import EVENT_ATTEMPT, EVENT_CORRELATION_ID, EVENT_HANDLER
 from .message.types import Message
+
+#: Longest time in seconds to wait for log handlers when a worker stops.
+STOPPING_SECONDS: Final = 5.0
 
 
 def event_fields(event: ReceivedEvent | None, handler: str | None = None) -> dict[str, Any]:
@@ -38,6 +44,57 @@ def message_fields(message: Message) -> dict[str, Any]:
     }
 
 
+class LoopRecords:
+    """Has a thread handle the records of an event loop, which must not wait for a log handler."""
+
+    #: The loops that run in this process, by their thread.
+    running: ClassVar[dict[int, LoopRecords]] = {}
+
+    def __init__(self) -> None:
+        self._records: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="amqp-events-log", daemon=True)
+
+    def start(self) -> None:
+        """Begin with the records of the calling thread."""
+        self._thread.start()
+        self.running[threading.get_ident()] = self
+
+    def stop(self) -> None:
+        """Wait until the records are handled, for some seconds at most."""
+        self.running.pop(threading.get_ident(), None)
+        self._records.put(None)
+        self._thread.join(STOPPING_SECONDS)
+
+    def put(self, record: logging.LogRecord) -> None:
+        self._records.put(record)
+
+    def _run(self) -> None:
+        while (record := self._records.get()) is not None:
+            try:
+                logging.getLogger(record.name).handle(record)
+            except Exception:  # noqa: BLE001 - a handler or filter of the project may raise anything
+                traceback.print_exc()
+
+
+# A pool process has no such thread.
+os.register_at_fork(after_in_child=LoopRecords.running.clear)
+
+
+class _RecordLogger(logging.Logger):
+    """Hands records to the logger of the same name, here or in the thread of a loop."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._named = logging.getLogger(name)
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - its name in logging
+        return self._named.isEnabledFor(level)
+
+    def handle(self, record: logging.LogRecord) -> None:
+        loop = LoopRecords.running.get(threading.get_ident())
+        (loop.put if loop is not None else self._named.handle)(record)
+
+
 class _Logger(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
         return msg, kwargs
@@ -55,7 +112,7 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
 
 def get_logger(name: str) -> logging.LoggerAdapter[logging.Logger]:
     """Return a logger that raises no error: no record decides what becomes of an event."""
-    return _Logger(logging.getLogger(name))
+    return _Logger(_RecordLogger(name))
 
 
 class EventFilter(logging.Filter):

@@ -109,7 +109,8 @@ class Jobs:
         self._alone = bool(worker.max_tasks_per_child)
         pool = c.pool
         self._semaphore: Any = worker.semaphore if isinstance(pool, PreforkPool) else None
-        self._inline = isinstance(pool, SoloPool)
+        #: Whether jobs run in the event loop.
+        self.inline = isinstance(pool, SoloPool)
         self.stop_signals = StopSignals(wake)
         # Until when (monotonic) a signal waits for jobs that are being written.
         self._stop_at = 0.0
@@ -140,7 +141,7 @@ class Jobs:
     @property
     def runs_in_loop(self) -> bool:
         """Whether a solo worker runs a job now, in its event loop."""
-        return self._inline and bool(self.running)
+        return self.inline and bool(self.running)
 
     # -- from the step --------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class Jobs:
 
     def loop_runs(self) -> None:
         """Let signals wait for the event loop; not in solo, where a run may occupy it for long."""
-        if not self._inline:
+        if not self.inline:
             self.stop_signals.install()
 
     def stop_by_signal(self) -> None:
@@ -316,7 +317,7 @@ class Jobs:
             while len(self.running) < self.processes and (job := self._next_job()) is not None:
                 began = time.monotonic()
                 self._submit(job)
-                if self._inline:
+                if self.inline:
                     self.unread_since = self.unread_since or began
                     self._wake()  # Celery's loop has its turn before the next job
                     return

@@ -24,7 +24,7 @@ from ..broker.topology import Names, build
 from ..conf import Settings, get_settings
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
-from ..logs import get_logger
+from ..logs import LoopRecords, get_logger
 from ..message.text import counted
 from ..message.types import Delivered, event_key
 from . import remote_control
@@ -89,6 +89,7 @@ class EventStep(bootsteps.StartStopStep):
         self.c = c
         self.queues = set()
         self._prepared = False
+        self._records: LoopRecords | None = None
         self._stopping = False
         self._connection: Any = None
         self._probe: Any = None
@@ -176,6 +177,9 @@ class EventStep(bootsteps.StartStopStep):
         if not self.alone:
             self.jobs.on_change = partial(c.timer.call_after, 0, self._changing, (self._adapt,))
         remote_control.replace(self)
+        if not self.jobs.inline:
+            self._records = LoopRecords()
+            self._records.start()
         self._prepared = True
 
     def _check_topology(self, c: Any) -> None:
@@ -265,6 +269,12 @@ class EventStep(bootsteps.StartStopStep):
     def shutdown(self, c: Any) -> None:
         if self._prepared:
             self.wakeup.close()
+        self._close(c)
+        if self._records is not None:
+            self._records.stop()
+
+    def _close(self, c: Any) -> None:
+        """Settle what the pool has returned, and close the channel."""
         channel, self.channel = self.channel, None
         if channel is None or channel.connection is None:
             return

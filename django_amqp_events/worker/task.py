@@ -84,6 +84,17 @@ class HandlerRun:
         )
 
 
+class _Default:
+    """A property that an attribute of the same name, set by the user's code, replaces."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __get__(self, task: Task | None, owner: object) -> Any:
+        return self if task is None else self._read(task)
+
+
 class HandlerTask(Task):
     """What the task of a handler has unless its own class, which is derived from, has it.
 
@@ -97,7 +108,7 @@ class HandlerTask(Task):
     amqp_events: ClassVar[Handler]
     amqp_tracer: Callable[..., Any] | None = None
 
-    @property
+    @_Default
     def event(self) -> ReceivedEvent | None:
         """The event that the handler runs for; ``None`` in a direct call."""
         return event_of(self)
@@ -202,7 +213,7 @@ class _EventTask(Task):
     def backend(self, value: Any) -> None:
         self._backend = value
 
-    @property
+    @_Default
     def store_errors_even_if_ignored(self) -> bool:
         """Whether a failure is stored although successes are ignored.
 

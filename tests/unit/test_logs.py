@@ -7,7 +7,9 @@ import io
 import json
 import logging
 import logging.config
+import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from sentry_sdk.transport import Transport
 
 import django_amqp_events
 from django_amqp_events import event, handler, publish_event
-from django_amqp_events.logs import EventFilter, event_fields
+from django_amqp_events.logs import EventFilter, LoopRecords, event_fields, get_logger
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import capture_events, memory_events, override_events
@@ -62,6 +64,59 @@ def log_to(stream: io.StringIO, config: dict[str, Any]) -> None:
     before = logging.getLogger().handlers[:]
     logging.config.dictConfig(config)
     logging.getLogger().handlers += before
+
+
+def test_records_of_an_event_loop_wait_for_no_handler() -> None:
+    """They are handled in their order by a thread, all of them before it stops; later ones here."""
+    told: list[tuple[str, str, str, bool]] = []
+    go = threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            go.wait(30)
+            here = threading.current_thread() is threading.main_thread()
+            told.append((record.getMessage(), record.funcName, str(bool(record.exc_info)), here))
+            if record.getMessage() == "1":
+                raise ValueError("a handler of the project")
+
+    named, logger, name = logging.getLogger("shop.loop"), get_logger("shop.loop"), "test_records"
+    handler = Slow(logging.WARNING)
+    named.addHandler(handler)
+    records = LoopRecords()
+    try:
+        records.start()
+        named.setLevel(logging.ERROR)
+        logger.warning("not enabled")
+        named.setLevel(logging.WARNING)
+        for number in range(3):
+            logger.warning("%d", number)
+        try:
+            raise ValueError
+        except ValueError:
+            logger.exception("failed")
+        assert not told
+        go.set()
+        records.stop()
+        logger.warning("here")
+    finally:
+        named.removeHandler(handler)
+    assert [each[0] for each in told] == ["0", "1", "2", "failed", "here"]
+    assert {each[1][:12] for each in told} == {name}
+    assert [each[2] for each in told] == ["False", "False", "False", "True", "False"]
+    assert [each[3] for each in told] == [False, False, False, False, True]
+
+
+def test_a_forked_process_handles_its_own_records() -> None:
+    records = LoopRecords()
+    records.start()
+    try:
+        pid = os.fork()
+        if not pid:
+            os._exit(bool(LoopRecords.running))
+        assert os.waitpid(pid, 0)[1] == 0
+        assert LoopRecords.running
+    finally:
+        records.stop()
 
 
 def fail_once(backend: MemoryBackend) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from ..conftest import POOLS
+from ..conftest import POOLS, Make
 from ..harness import (
     Eyes,
     Service,
@@ -41,6 +42,22 @@ def watched(core: Service, pool: str, seconds: float) -> Worker:
     beside = ("--no-mirror", "--no-reaper", "--no-relay", "--no-batches")
     arguments = ("-P", pool, "-c", "2", "--hang-after", str(seconds), "-n", NAME, *beside)
     return events_worker(core, *arguments, "--", "-Q", QUEUE).wait_ready()
+
+
+def test_a_log_handler_delays_no_event(service: Make, fresh_eyes: Eyes, tmp_path: Path) -> None:
+    """One that sends mail would stop the event loop for as long as its server does not answer."""
+    go = tmp_path / "go"
+    core = service(fresh_eyes, environ={"TESTPROJECT_SLOW_LOG": str(go)}).declare()
+    worker = core.worker("prefork", 2, "-Q", QUEUE)
+    killed = fresh_eyes.event(ACT, {"plan": ["kill_once:x"]})
+    until(lambda: core.ledger(what="logging"), 30, "the lost process is logged")
+    others = fresh_eyes.events(3, ACT, "ok")
+    until(lambda: core.ended([killed, *others]), 30, "all events are handled meanwhile")
+    assert not core.ledger(what="logged")
+    go.touch()
+    assert worker.stop() == 0
+    assert len(core.ledger(what="logged")) == len(core.ledger(what="logging"))
+    assert all(line["pid"] == worker.pid for line in core.ledger(what="logged"))
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -358,6 +358,10 @@ def test_an_event_travels_to_a_pool_process() -> None:
 @pytest.mark.parametrize("name", sorted({*vars(HandlerTask), *vars(_EventTask)}))
 def test_the_users_class_keeps_its_names(app: Celery, name: str) -> None:
     """Ours are Celery's own, which ours call, or begin with ``amqp_``."""
+    if not name.startswith(("__", "amqp_", "_abc")):
+        task = task_class(HANDLER)()
+        setattr(task, name, "theirs")
+        assert name == "backend" or getattr(task, name) == "theirs"
     celerys = name.startswith("__") or hasattr(Task, name)
     if name in vars(_EventTask):
         assert celerys or name.startswith("amqp_")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import logging
 import os
 import resource
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -62,7 +65,21 @@ def _patch(**_: object) -> None:
     from django_amqp_events.signals import event_hanging
 
     event_hanging.connect(_hanging, weak=False)
+    if "TESTPROJECT_SLOW_LOG" in os.environ:
+        logging.getLogger("django_amqp_events.worker").addHandler(_SlowLog(logging.ERROR))
     _die_in_the_reaper(os.environ.get("TESTPROJECT_DIES", "").split())
+
+
+class _SlowLog(logging.Handler):
+    """Waits for a file with each record, as one that sends mail does for its server."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from . import ledger
+
+        ledger.write("logging", pid=os.getpid())
+        while not Path(os.environ["TESTPROJECT_SLOW_LOG"]).exists():
+            time.sleep(0.1)
+        ledger.write("logged", pid=os.getpid())
 
 
 def _hanging(
