@@ -402,6 +402,12 @@ def failures(batch: ReplayBatch) -> tuple[int, int]:
     return last.count(_Replay.FAILED), len(last)
 
 
+def last_tried(batch: ReplayBatch, limit: int) -> list[tuple[str, datetime]]:
+    """Return state and time of the events that were tried last, the newest first."""
+    tried = events(batch.pk).exclude(state__in=(_Replay.PENDING, _Replay.SKIPPED))
+    return list(tried.order_by("-position").values_list("state", "requested_at")[:limit])
+
+
 def count(pk: UUID) -> dict[str, int]:
     """Count the events of a batch by state, and store the counts in its row for pages."""
     by_state = events(pk).order_by().values_list("state").annotate(count=Count("pk"))

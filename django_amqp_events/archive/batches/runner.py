@@ -25,7 +25,7 @@ from ...callables import nothing
 from ...conf import Settings
 from ...declare.registry import get_registry
 from ...exceptions import AmqpEventsError, ConfigurationError
-from ...models import ReplayBatch, visible
+from ...models import Replay, ReplayBatch, visible
 from ...reasons import Reason
 from ...service_loop import ServiceLoop
 from .. import eligibility, replay, tables
@@ -56,18 +56,16 @@ class _Work:
     """A batch that this runner holds; times are monotonic.
 
     Attributes:
-        due: time of its next step.
+        due: time of its next step; ``None`` until it is read.
         counted: time of the next count of its events.
         tries: attempts since an event was published.
-        fruitless: events in a row that could not be published.
     """
 
     pk: UUID
-    due: float = 0.0
+    due: float | None = None
     counted: float = -math.inf
     counts: Mapping[str, int] = field(default_factory=dict)
     tries: int = 0
-    fruitless: int = 0
 
     @property
     def taken(self) -> int:
@@ -126,11 +124,11 @@ class Runner:
         for work in list(self._held.values()):
             if self._loop.stop():
                 return 0.0
-            if time.monotonic() >= work.due:
+            if work.due is None or time.monotonic() >= work.due:
                 self._safely(work)
         if until_done and not batch_states.running(self.settings.service):
             return None
-        next_due = min((work.due for work in self._held.values()), default=math.inf)
+        next_due = min((work.due or 0.0 for work in self._held.values()), default=math.inf)
         return min(next_due, self._looked + INTERVAL) - time.monotonic()
 
     def _safely(self, work: _Work) -> None:
@@ -150,6 +148,11 @@ class Runner:
             del self._held[work.pk]
             batch_states.count(work.pk)
             return
+        if work.due is None:
+            # A pause, or another runner before this one, makes no batch faster.
+            work.due = self._due(batch)
+            if work.due > time.monotonic():
+                return
         careful = batch.canary is not None and not batch.trusted
         if careful or time.monotonic() >= work.counted:
             self._count(work)
@@ -180,27 +183,31 @@ class Runner:
         batch_states.skip(work.pk, report.skipped)
         self.published += len(report.published)
         if report.published:
-            work.tries = work.fruitless = 0
+            work.tries = 0
             batch_states.set_note(batch, None)
         elif report.stopped and not (report.unconfirmed and work.tries):
             # A broker that stops may leave one chunk unconfirmed. A second one counts as failed:
             # a broker that never confirms, such as a blocked one, would get chunk after chunk.
             self._retry(batch, work, report.stopped)
             return
-        elif report.returned:
-            work.fruitless += len(report.returned)
-            if work.fruitless >= UNPUBLISHED_IN_A_ROW:
-                self._pause(work, Reason("nothing-published", why=report.returned[-1].why))
-                return
+        elif report.returned and _is_fruitless(batch):
+            self._pause(work, Reason("nothing-published", why=report.returned[-1].why))
+            return
         # Counted from each chunk, so that no burst makes up for a delay.
         sent = len(report.published) + len(report.returned)
         work.due = began + (sent / batch.rate if batch.rate is not None else 0.0)
 
+    def _due(self, batch: ReplayBatch) -> float:
+        """Return when (monotonic) the rate allows the next chunk of a batch that begins here."""
+        last = batch_states.last_tried(batch, 1)
+        if batch.rate is None or not last:
+            return 0.0
+        age = tables.clock() - last[0][1]
+        return time.monotonic() + _chunk(batch) / batch.rate - age.total_seconds()
+
     def _room(self, batch: ReplayBatch, work: _Work) -> int:
         """Return how many events may be published now."""
-        room = CHUNK
-        if batch.rate is not None:
-            room = max(1, min(room, int(batch.rate)))
+        room = _chunk(batch)
         if batch.canary is not None and not batch.trusted:
             # A superseded replay proves nothing: another event takes its place in the canary.
             superseded = batch_states.events(work.pk).filter(superseded=True).count()
@@ -293,3 +300,16 @@ class Runner:
                 batch_states.count(pk)
         except (DatabaseError, InterfaceError, ConfigurationError) as exc:
             logger.warning("the leases of batches are not released, and will expire: %s", exc)
+
+
+def _chunk(batch: ReplayBatch) -> int:
+    """Return how many events of a batch are published together."""
+    return CHUNK if batch.rate is None else max(1, min(CHUNK, int(batch.rate)))
+
+
+def _is_fruitless(batch: ReplayBatch) -> bool:
+    """Return True if none of the last events of a batch could be published since it was resumed."""
+    last = batch_states.last_tried(batch, UNPUBLISHED_IN_A_ROW)
+    bad = (Replay.State.RETURNED, Replay.State.UNCONFIRMED)
+    tried = [state for state, at in last if batch.resumed_at is None or at >= batch.resumed_at]
+    return len(tried) == UNPUBLISHED_IN_A_ROW and all(state in bad for state in tried)

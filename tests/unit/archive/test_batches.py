@@ -483,10 +483,12 @@ def test_a_broker_that_confirms_nothing_pauses_the_batch(
 
 
 @ONE
-def test_ten_unroutable_events_pause_the_batch(broker: Broker) -> None:
+@pytest.mark.parametrize("limit", [600.0, 1.5])
+def test_ten_unroutable_events_pause_the_batch(broker: Broker, limit: float) -> None:
     batch = started(16, rate=4)
     broker.answer = lambda message: UnroutableError("no queue is bound")
-    run()
+    while again(batch).state == ReplayBatch.State.RUNNING:
+        run(limit=limit)
     found = again(batch)
     assert found.state == "paused"
     assert "no queue is bound" in str(found.note)
@@ -513,18 +515,23 @@ def test_unconfirmed_event_is_not_retried_automatically(broker: Broker) -> None:
 
 
 @ONE
-def test_a_rate_is_kept_beyond_a_lease(
-    broker: Broker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "paused"), [(600.0, False), (10.0, False), (10.0, True)])
+def test_a_rate_is_kept_whatever_happens_between(
+    broker: Broker, clock: Clock, monkeypatch: pytest.MonkeyPatch, limit: float, paused: bool
 ) -> None:
+    """A lease that is shorter, runners that restart, pauses."""
     monkeypatch.setattr(runner, "LEASE", 1.0)
     times: list[float] = []
     broker.before = lambda: times.append(clock.at)
     broker.report = lambda message: SUCCEED
-    started(3, rate=batch_states.RATES[0])
-    run()
+    batch = started(3, rate=batch_states.RATES[0])
+    while again(batch).state == ReplayBatch.State.RUNNING:
+        run(limit=limit)
+        if paused and batch_states.pause(batch.pk, by="ada"):
+            batch_states.resume(batch.pk, by="ada")
     waits = [after - before for before, after in itertools.pairwise(times)]
     assert len(waits) == 2
-    assert min(waits) >= 1 / batch_states.RATES[0]
+    assert min(waits) >= 0.99 / batch_states.RATES[0]  # the clock of the loop has steps
 
 
 @ONE
