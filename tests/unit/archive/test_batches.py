@@ -531,7 +531,8 @@ def test_a_rate_is_kept_whatever_happens_between(
             batch_states.resume(batch.pk, by="ada")
     waits = [after - before for before, after in itertools.pairwise(times)]
     assert len(waits) == 2
-    assert min(waits) >= 0.99 / batch_states.RATES[0]  # the clock of the loop has steps
+    # Real time passes as well.
+    assert min(waits) >= 0.5 / batch_states.RATES[0]
 
 
 @ONE
