@@ -30,6 +30,7 @@ from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
 from .backoff import Backoff
 from .exceptions import ConfigurationError
+from .logs import get_logger
 from .reasons import Reason
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 View = TypeVar("View", bound=Callable[..., Any])
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Rows that one statement names: each database limits its parameters.
 ROWS: Final = 500

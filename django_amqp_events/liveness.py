@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
-import logging
 import os
 import tempfile
 import time
@@ -21,8 +20,9 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from . import conf
+from .logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Seconds between writes, at least.
 WRITE_SECONDS: Final = 1.0

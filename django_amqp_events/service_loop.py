@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
@@ -16,13 +15,14 @@ from . import liveness
 from .backoff import Backoff
 from .databases import error_line, problem_text
 from .exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
+from .logs import get_logger
 
 #: Delays between retries; jitter shortens each by up to a half.
 BACKOFF: Final = Backoff(0.5, 30.0)
 #: Seconds between polls of ``stop`` during a wait.
 POLL_INTERVAL: Final = 0.1
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def sleep(seconds: float, stop: Callable[[], bool]) -> None:

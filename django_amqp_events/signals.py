@@ -36,7 +36,6 @@ sending thread has an event loop, as in ``publish()`` without ``await``.
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
 
@@ -44,7 +43,9 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from django import dispatch
 from django.db import connections
 
-logger = logging.getLogger(__name__)
+from .logs import get_logger
+
+logger = get_logger(__name__)
 
 
 class Signal(dispatch.Signal):

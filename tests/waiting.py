@@ -73,11 +73,11 @@ def stopped(pid: int) -> Iterator[None]:
     others go on until then.
 
     Raises:
-        NotInTime: it still runs after ten seconds.
+        NotInTime: it still runs.
     """
     os.kill(pid, signal.SIGSTOP)
     try:
-        until(lambda: _all_stopped(pid), f"process {pid} stops", 10)
+        until(lambda: _all_stopped(pid), f"process {pid} stops")
         yield
     finally:
         with suppress(ProcessLookupError):

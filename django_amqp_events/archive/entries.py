@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from uuid import UUID, uuid4
 
 from ..conf import Settings
 from ..databases import error_line
+from ..logs import get_logger
 from ..message import archive_message
 from ..message.archive_message import Archived
 from ..message.text import valid_moment
@@ -17,7 +17,7 @@ from ..message.types import Received, derived_id
 from ..models import LENGTH, Replay, clean
 from .selection import parse_uuid
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(slots=True)

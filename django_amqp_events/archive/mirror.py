@@ -6,7 +6,6 @@ reads the same messages again and stores the same rows.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,12 +21,13 @@ from ..callables import nothing
 from ..conf import Settings
 from ..databases import error_kind, error_line
 from ..exceptions import AmqpEventsError
+from ..logs import get_logger
 from ..service_loop import ServiceLoop
 from . import replay, row_writer, tables
 from .entries import Item, read_entries
 from .row_writer import Counts
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Messages that may be put aside; with more, the database is at fault, such as a full disk.
 MAX_ASIDE: Final = 20

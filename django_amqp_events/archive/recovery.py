@@ -10,7 +10,6 @@ that of the next run become two events.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -39,13 +38,13 @@ from ..exceptions import (
     PublishError,
     TopologyError,
 )
-from ..logs import message_fields
+from ..logs import get_logger, message_fields
 from ..message import archive_message, decoding
 from ..message.text import counted, parse_moment
 from ..message.types import Message, Progress, Received
 from ..reasons import Reason
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Most messages that are published, confirmed and acked together.
 BATCH: Final = 100

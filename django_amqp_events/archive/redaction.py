@@ -7,7 +7,6 @@ returns the payload to show. If it fails, the payload is hidden.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal
@@ -17,10 +16,10 @@ from django.utils.module_loading import import_string
 from .. import conf
 from ..callables import unrun
 from ..databases import error_line
-from ..logs import event_fields
+from ..logs import event_fields, get_logger
 from ..reasons import Reason
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: What someone sees of a payload.
 Sight = Literal["none", "redacted", "raw"]

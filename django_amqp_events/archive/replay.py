@@ -7,7 +7,6 @@ publishes it again under the same replay id. The outcome comes back through the 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from ..exceptions import (
     ConfigurationError,
     PublishError,
 )
-from ..logs import event_fields
+from ..logs import event_fields, get_logger
 from ..message import encoding
 from ..message.types import Message
 from ..models import Replay, Revision
@@ -53,7 +52,7 @@ from .eligibility import (
 )
 from .states import Seen, UnpublishedReplay
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Most bytes of the bodies that are read and published together; a larger body is alone.
 CHUNK_BYTES: Final = 16 * 1024 * 1024

@@ -7,7 +7,6 @@ read any number of times, unless it has nothing that tells it from another one.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -18,7 +17,7 @@ from django.db import Error, IntegrityError, transaction
 from django.db.models import QuerySet
 
 from ..databases import check_commits, error_line, is_refusal, retry_on_conflict
-from ..logs import event_fields
+from ..logs import event_fields, get_logger
 from ..message.archive_message import Archived
 from ..message.text import counted, valid_moment
 from ..message.types import derived_id
@@ -29,7 +28,7 @@ from .entries import Entry, Item, Outcome, bare_entry
 from .groups import failure_groups
 from .selection import parse_uuid
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Largest number of attempts that a column holds.
 LARGEST_INTEGER: Final = 2**31 - 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from amqp import exceptions as amqp_errors
+from amqp.method_framing import frame_handler
 from celery import Celery
 from celery.app import app_or_default
 from django.utils.module_loading import import_string
@@ -169,7 +171,24 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
         ConfigurationError: the broker URL is not RabbitMQ's, or py-amqp is not supported.
     """
     amqp_internals.check()
+    end = time.monotonic() + timeout
+
+    def timely(amqp: Any, on_method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return py-amqp's reader of frames, for a handshake that ends in time as a whole."""
+        handle: Callable[..., Any] = frame_handler(amqp, on_method)
+
+        def read(frame: object) -> Any:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            # py-amqp's is for the next read.
+            amqp.connect_timeout = left
+            return handle(frame)
+
+        return read
+
     options: dict[str, Any] = {
+        "frame_handler": timely,
         # ConfirmChannel matches confirms by delivery tag.
         "confirm_publish": False,
         "write_timeout": timeout,
@@ -194,8 +213,10 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             reraise_as_library_errors=False,
             timeout=timeout,
         )
+        amqp = connection.connection
+        amqp.on_inbound_frame = frame_handler(amqp, amqp.on_inbound_method)
         # Otherwise py-amqp waits forever for answers, such as that to opening a channel.
-        connection.connection.transport.sock.settimeout(timeout)
+        amqp.transport.sock.settimeout(timeout)
     except AMQP_ERRORS as exc:
         close_socket(connection)
         url = connection.as_uri().removeprefix("py")

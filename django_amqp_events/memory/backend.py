@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from ..databases import in_transaction
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, ConfigurationError, Malformed, PublishError
+from ..logs import get_logger
 from ..message import archive_message, decoding, encoding
 from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
@@ -35,7 +35,7 @@ from ..worker.task import utc_now
 from ..worker.verdict import Verdict
 from .broker import Clock, MemoryBroker, Stored
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Deliveries after which a run is considered endless.
 RUN_LIMIT: Final = 10_000

@@ -22,6 +22,7 @@ from .. import signals
 from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
+from ..logs import get_logger
 from ..models import (
     LENGTH,
     Alert,
@@ -32,7 +33,7 @@ from ..models import (
 from ..publish import outbox_rows
 from ..reasons import Reason, translated
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Titles of the kinds, in e-mails and on pages.
 KINDS: Final[Mapping[str, Any]] = {

@@ -8,7 +8,6 @@ a companion serves. docs/metrics.md lists the metrics.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -31,10 +30,11 @@ from ..context import ReceivedEvent
 from ..databases import error_line
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
+from ..logs import get_logger
 from ..worker.task import HandlerTask, event_of
 from . import METRICS_FOLDER, snapshots
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: States in which Celery's tracer ends a run that the verdict calls handled.
 _HANDLED: Final = frozenset({"SUCCESS", "IGNORED"})

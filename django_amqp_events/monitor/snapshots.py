@@ -8,7 +8,6 @@ outbox is part of the snapshot.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from ..broker.provisioning.management_api import ManagementApiError
 from ..broker.topology import Topology
 from ..conf import Settings
 from ..exceptions import AmqpEventsError
+from ..logs import get_logger
 from ..models import Snapshot, visible
 from ..publish import outbox
 from ..reasons import Reason
@@ -33,7 +33,7 @@ from ..service_loop import ServiceLoop
 from . import alerts, queue_status, statistics
 from .queue_status import ANSWERS_TIMEOUT, Status
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Version of the documents.
 FORMAT: Final = 1

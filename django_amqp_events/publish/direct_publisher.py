@@ -8,7 +8,6 @@ leases until then. Relays publish the rows that RabbitMQ did not read.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -26,12 +25,13 @@ from ..backoff import Backoff
 from ..broker.connection import celery_app
 from ..conf import Settings
 from ..exceptions import AmqpEventsError, BrokerUnavailableError
+from ..logs import get_logger
 from ..signals import event_postponed
 from . import outbox_rows
 from .outbox_rows import Answer, Row
 from .relay import LAST_CALL, OutboxChannel, report_answers
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Seconds that the committing thread waits for the confirm, at most.
 CONFIRM_WAIT_SECONDS: Final = 0.15

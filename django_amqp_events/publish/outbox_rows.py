@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -60,7 +59,7 @@ from ..exceptions import (
     PublishRefusedError,
     UnroutableError,
 )
-from ..logs import event_fields
+from ..logs import event_fields, get_logger
 from ..message.types import Message
 from ..reasons import Reason
 
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     # Publishing is imported before Django's apps are loaded.
     from ..models import OutboxEvent
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The claim of the process that has inserted the row.
 PUBLISHER: Final = "publisher"

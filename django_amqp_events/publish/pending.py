@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,13 +10,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import PublishMode, get_settings
 from ..exceptions import PublishError
-from ..logs import message_fields
+from ..logs import get_logger, message_fields
 from ..message.types import Message
 from . import outbox_rows
 from .outbox_rows import Answer, Row
 from .relay import report_answers, report_published
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Backend:

@@ -29,7 +29,7 @@ from ..exceptions import (
     PublishError,
     UnroutableError,
 )
-from ..logs import message_fields
+from ..logs import get_logger, message_fields
 from ..message.text import counted
 from ..message.types import Message
 from ..service_loop import ServiceLoop
@@ -37,7 +37,7 @@ from ..signals import event_postponed, event_published, event_unrouted
 from . import outbox, outbox_rows
 from .outbox_rows import Answer, Row
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Rows that a relay claims at a time and publishes in one window.
 BATCH: Final = outbox_rows.CLAIM_ROWS

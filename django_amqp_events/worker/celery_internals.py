@@ -15,6 +15,7 @@ from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 from celery.app import trace
 from celery.signals import task_prerun
 from celery.worker import state as state
+from celery.worker.control import control_command as control_command
 
 from ..broker.private_names import PrivateName, require
 from ..callables import nothing

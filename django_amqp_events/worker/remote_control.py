@@ -12,9 +12,9 @@ from typing import Any
 
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_OK
-from celery.worker.control import control_command
 
 from ..logs import get_logger
+from .celery_internals import control_command
 from .celery_internals import state as worker_state
 from .jobs import all_jobs
 

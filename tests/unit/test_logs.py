@@ -262,6 +262,14 @@ def test_each_record_about_an_event_has_the_fields(package: str) -> None:
     assert not [ast.unparse(call) for call in named]
 
 
+def test_no_module_has_a_logger_that_raises() -> None:
+    """A log handler that does would end a commit, a relay, a loop; see ``logs.get_logger``."""
+    package = Path(django_amqp_events.__file__).parent
+    direct = re.compile(r"= logging\.getLogger\(")
+    found = [path.name for path in package.rglob("*.py") if direct.search(path.read_text())]
+    assert found == ["logs.py"]
+
+
 class Own(Task):
     """A class of a project, which has names of its own."""
 

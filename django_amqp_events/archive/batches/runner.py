@@ -8,7 +8,6 @@ ids. Two runners of one batch cannot publish an event twice, since it is claimed
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -25,13 +24,14 @@ from ...callables import nothing
 from ...conf import Settings
 from ...declare.registry import get_registry
 from ...exceptions import AmqpEventsError, ConfigurationError
+from ...logs import get_logger
 from ...models import Replay, ReplayBatch, visible
 from ...reasons import Reason
 from ...service_loop import ServiceLoop
 from .. import eligibility, replay, tables
 from . import backfill, batch_states
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Most events that are claimed and published in one step of a batch.
 CHUNK: Final = eligibility.CHUNK

@@ -20,8 +20,7 @@ State = Literal["ok", "missing", "different", "stale", "unknown"]
 EntityKind = Literal["exchange", "queue", "binding"]
 Action = Literal["declare", "bind", "unbind", "delete", "recreate"]
 
-#: Policy keys that would change how events are handled: RabbitMQ takes the lower of a policy's and
-#: an argument's number, and the policy's value if the argument is not set.
+#: Policy keys that may change how events are handled.
 POLICY_CONFLICTS: Final = frozenset(
     {
         "dead-letter-exchange",
@@ -136,6 +135,19 @@ class Report:
         if self.drifted:
             return "drift"
         return "unknown" if self.unknown else "identical"
+
+
+def policy_hurts(key: str, value: object, arguments: Mapping[str, Any]) -> bool:
+    """Return True if a policy's key changes how a queue with these arguments handles events.
+
+    RabbitMQ takes the lower of a policy's and an argument's number, and of others the argument's.
+    """
+    argument = arguments.get(f"x-{key}")
+    if key not in POLICY_CONFLICTS:
+        return False
+    if isinstance(value, int) and isinstance(argument, int):
+        return value < argument
+    return argument is None or key == "max-age"
 
 
 def left_over_exchange(names: Names, name: str) -> bool:

@@ -116,7 +116,12 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
         state: Literal["ok", "missing"] = "ok" if binding in bindings else "missing"
         seen.append(Item(entity=binding, state=state))
     for binding, arguments in bindings.items():
-        if binding.queue in declared_queues and (binding not in declared_bindings or arguments):
+        # Others may bind a handler's queue to exchanges of their own.
+        ours = binding.exchange in declared_exchanges or drift.left_over_exchange(
+            names, binding.exchange
+        )
+        left_over = binding not in declared_bindings or arguments
+        if binding.queue in declared_queues and ours and left_over:
             seen.append(Item(entity=binding, state="stale", note=STALE))
     for name, queue in queues.items():
         arguments = queue.get("arguments") or {}
@@ -187,18 +192,16 @@ def _policies(
         if policies is not None:
             # The API's effective definition is seconds old.
             for policy in _effective(policies, queue):
-                _collect(hits, repr(policy["name"]), policy.get("definition"), queue.name)
+                _collect(hits, repr(policy["name"]), policy.get("definition"), queue)
         elif actual is not None:
             by = [actual.get("policy"), actual.get("operator_policy")]
             who = " and ".join(repr(name) for name in by if name)
-            _collect(hits, who, actual.get("effective_policy_definition"), queue.name)
-    harmful = frozenset({_ALTERNATE})
+            _collect(hits, who, actual.get("effective_policy_definition"), queue)
     for exchange in topology.exchanges:
         # One in the arguments wins. Of the exchange that services share, it takes no event.
         if exchange.role != "events" and _ALTERNATE not in exchange.arguments:
             for policy in _effective(policies or (), exchange):
-                definition = policy.get("definition")
-                _collect(hits, repr(policy["name"]), definition, exchange.name, harmful)
+                _collect(hits, repr(policy["name"]), policy.get("definition"), exchange)
     return [
         BrokerProblem(
             message=f"policy {who} sets {keys} on {some(names)}, which can remove, refuse or "
@@ -214,13 +217,16 @@ def _collect(
     hits: dict[tuple[str, str], list[str]],
     who: str,
     definition: object,
-    name: str,
-    harmful: frozenset[str] = drift.POLICY_CONFLICTS,
+    entity: Exchange | Queue,
 ) -> None:
     # The definition of a queue without a policy is an empty list.
-    keys = harmful.intersection(definition if isinstance(definition, Mapping) else ())
+    values = definition if isinstance(definition, Mapping) else {}
+    if isinstance(entity, Queue):
+        keys = [key for key in values if drift.policy_hurts(key, values[key], entity.arguments)]
+    else:
+        keys = [key for key in values if key == _ALTERNATE]
     if keys:
-        hits.setdefault((who, ", ".join(sorted(keys))), []).append(name)
+        hits.setdefault((who, ", ".join(sorted(keys))), []).append(entity.name)
 
 
 def _effective(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ _QUEUE_COLUMNS: Final = (
     "message_stats,leader"
 )
 
+#: Most bytes that are read together.
+_PIECE: Final = 65_536
 #: A binding and its arguments. Bindings that differ in their arguments alone are different.
 FoundBinding = tuple[Binding, dict[str, Any]]
 
@@ -48,7 +51,7 @@ class ManagementApi:
     Args:
         url: ``http(s)://user:password@host:15672``, optionally with a path before ``/api``.
         vhost: its name, not encoded.
-        timeout: seconds to connect to an address of the host, and for each read.
+        timeout: seconds to connect to an address of the host, and for a whole response.
     """
 
     def __init__(self, url: str, *, vhost: str, timeout: float = 10.0) -> None:
@@ -85,8 +88,15 @@ class ManagementApi:
             url += f"?{urlencode(query)}"
         request = urllib.request.Request(url, headers=self._headers)  # noqa: S310 - http(s) by conf
         try:
+            end = time.monotonic() + self.timeout
             with self._opener.open(request, timeout=self.timeout) as response:
-                return json.loads(response.read())
+                body = bytearray()
+                # Its time-out is for each read.
+                while piece := response.read1(_PIECE):
+                    body += piece
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"no whole response within {self.timeout:g} s")
+                return json.loads(body)
         except urllib.error.HTTPError as exc:
             with exc:
                 raise self._refused(exc.code, "/".join(path)) from None

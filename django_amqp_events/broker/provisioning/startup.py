@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-
 from celery import Celery
 
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
+from ...logs import get_logger
 from ..topology import Topology
 from .changes import apply, joined
 from .drift import Report, plan
 from .inspection import REMEDY, UNSEEN_POLICIES, inspect, management
 from .management_api import ManagementApiError
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def verify(app: Celery, settings: Settings, topology: Topology) -> Report:

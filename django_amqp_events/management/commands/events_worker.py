@@ -9,7 +9,6 @@ exit codes: those of the Celery worker; 1 if it cannot start
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from argparse import ArgumentParser
@@ -24,6 +23,7 @@ from django_amqp_events import liveness
 from django_amqp_events.broker.connection import broker_app
 from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.logs import get_logger
 from django_amqp_events.management import arguments, companion
 from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.child_command import ChildCommand
@@ -32,7 +32,7 @@ from django_amqp_events.monitor import METRICS_FOLDER
 from django_amqp_events.service_loop import ServiceLoop
 from django_amqp_events.worker.hang_detector import Watch
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Command(EventsCommand):

@@ -134,7 +134,7 @@ def test_a_silence_of_rabbitmq_is_not_the_end_of_the_records(
     def ack_in_silence(reader: StreamReader, *args: Any) -> None:
         begun = threading.Event()
         threading.Thread(target=silence, args=[begun]).start()
-        assert begun.wait(10)
+        assert begun.wait(60)
         ack(reader, *args)
 
     monkeypatch.setattr(StreamReader, "ack", ack_in_silence)

@@ -133,10 +133,31 @@ class TestSeeing:
             changes.apply(made.app, made.settings, drift.plan(made.inspect()))
         assert made.api.queues() == []
 
-    def test_harmless_policy(self, billing):
-        billing.set_policy("place", ".*", {"queue-leader-locator": "balanced"})
-        billing.set_policy("elsewhere", "^other", {"max-length": 1})
+    @pytest.mark.parametrize(
+        ("definition", "pattern"),
+        [
+            ({"queue-leader-locator": "balanced"}, ".*"),
+            ({"max-length": 1}, "^other"),
+            ({"delivery-limit": 20, "dead-letter-exchange": "dlx"}, "^billing[.]"),
+            ({"message-ttl": 10**10}, "^billing:delay"),
+        ],
+    )
+    def test_harmless_policy(self, billing, definition, pattern):
+        billing.set_policy("place", pattern, definition)
         assert billing.inspect().result == "identical"
+
+    @pytest.mark.parametrize("kind", ["classic", "quorum"])
+    def test_the_lower_number_and_the_arguments_text_win(self, billing, kind):
+        channel = billing.channel()
+        ours = {"x-message-ttl": 100, "x-dead-letter-exchange": "", "x-queue-type": kind}
+        channel.queue_declare(
+            "short", durable=True, auto_delete=False,
+            arguments={**ours, "x-dead-letter-routing-key": "billing.book"},
+        )  # fmt: skip
+        billing.set_policy("long", "^short$", {"message-ttl": 10**9, "dead-letter-exchange": "x"})
+        wait_until(lambda: billing.api.queue("short").get("policy") == "long", "it applies")
+        billing.publish("", "short")
+        wait_until(lambda: billing.ready("billing.book") == 1, "it expires")
 
 
 class TestWorkers:
@@ -321,7 +342,10 @@ class TestStale:
         assert "holds 1 message" in reason
         assert bound() == before
 
-    def test_foreign_queues_are_not_stale(self, smaller):
+    def test_foreign_queues_and_bindings_are_not_stale(self, smaller):
+        channel = smaller.channel()
+        channel.exchange_declare("legacy", "topic", durable=True, auto_delete=False)
+        channel.queue_bind("billing.book", "legacy", "shop.#")
         """Queues of Celery and of a service with a PREFIX."""
         channel = smaller.channel()
         channel.queue_declare("billing.images", durable=True, auto_delete=False)

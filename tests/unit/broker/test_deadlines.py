@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,44 @@ def test_a_time_out_is_for_the_whole(
         assert not way(app)
     assert watch.seconds < 1.8 * TIMEOUT
     assert len(tried) == addresses * len(urls)
+
+
+@pytest.fixture
+def dripping() -> Iterator[Callable[[bytes, bytes], str]]:
+    """A server that answers without end, each time within the time-out; returns its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve(first: bytes, then: bytes) -> None:
+            with suppress(OSError):
+                client, _ = listener.accept()
+                with client:
+                    client.recv(65536)
+                    client.sendall(first)
+                    while True:
+                        time.sleep(TIMEOUT / 2)
+                        client.sendall(then)
+
+        def start(first: bytes, then: bytes) -> str:
+            threading.Thread(target=serve, args=(first, then), daemon=True).start()
+            return f"127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
+
+
+@pytest.mark.timeout(60)
+def test_a_handshake_without_end(dripping: Callable[[bytes, bytes], str]) -> None:
+    heartbeat = b"\x08\0\0\0\0\0\0\xce"
+    app = Celery(broker=f"amqp://{dripping(heartbeat, heartbeat)}", set_as_current=False)
+    with pytest.raises(AmqpEventsError, match="no connection"):
+        connect(app, timeout=TIMEOUT)
+
+
+@pytest.mark.timeout(60)
+def test_a_response_without_end(dripping: Callable[[bytes, bytes], str]) -> None:
+    address = dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" ")
+    api = ManagementApi(f"http://{address}", vhost="/", timeout=TIMEOUT)
+    with pytest.raises(ManagementApiError, match="no whole response"):
+        api.queues()
 
 
 def test_answers_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
