@@ -28,6 +28,7 @@ from ..exceptions import (
     AmqpEventsError,
     ConfigurationError,
     PublishError,
+    PublishTimeoutError,
 )
 from ..logs import event_fields, get_logger
 from ..message import encoding
@@ -312,6 +313,9 @@ def _publish(claimed: list[Replay], report: Report) -> None:
         )
     if sent and all(error is not None and error.scope in _GENERAL for error in answers):
         report.stopped = report.returned[-len(sent)].why
+    # A queue may confirm nothing, as without a leader; each further chunk would wait for it.
+    for late in (error for error in answers if isinstance(error, PublishTimeoutError)):
+        report.stopped = late.reason
 
 
 def _message(replay: Replay) -> Message | Reason:

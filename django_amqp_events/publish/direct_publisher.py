@@ -250,8 +250,9 @@ class DirectPublisher:
     def _switch(self, answers: Sequence[Answer]) -> None:
         """Decide from the answers whether to publish, and whether committing threads wait."""
         errors = [answer.error for answer in answers if answer.error is not None]
-        # A refused message closes the connection, and its neighbours are not read.
-        down = bool(errors) and all(error.scope == "broker" for error in errors)
+        # A refused message closes the connection, and its neighbours are not read. One that is
+        # late among confirmed ones has a queue that does not confirm.
+        down = len(errors) == len(answers) and all(error.scope == "broker" for error in errors)
         self.prompt = not down
         if down:
             self._resumes = time.monotonic() + BACKOFF.delay(self._failures)

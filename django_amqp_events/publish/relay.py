@@ -274,7 +274,9 @@ class Relay:
         self.needed = True
         self._publish(fresh)
         again = self._claim(ALONE, failed=True)
-        self._publish(again, windows=[[index] for index in range(len(again))])
+        # Their queue may confirm nothing, as without a leader, while RabbitMQ takes other rows.
+        with suppress(BrokerUnavailableError):
+            self._publish(again, windows=[[index] for index in range(len(again))])
         # Unreadable rows were due too, and are not among those claimed.
         return bool(fresh or again) or outbox_rows.due(self.alias, self.settings.service)
 

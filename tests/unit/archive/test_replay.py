@@ -191,6 +191,17 @@ def test_unreachable_broker_leaves_the_rest_untouched(
     assert [again(row).version for row in rows[4:]] == [0, 0]
 
 
+def test_a_queue_that_confirms_nothing_is_waited_for_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "CHUNK", 2)
+    rows = [make(number) for number in range(6)]
+    broker.errors = [None, PublishTimeoutError("late")]
+    report = run(*rows)
+    assert (str(report.stopped), len(report.published), len(report.returned)) == ("late", 1, 1)
+    assert [again(row).version for row in rows[2:]] == [0] * 4
+
+
 @pytest.mark.parametrize("kind", [UnroutableError, PublishNackedError])
 def test_an_error_of_some_events_does_not_keep_the_others(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: type[PublishError]

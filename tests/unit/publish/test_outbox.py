@@ -272,3 +272,26 @@ def test_a_relay_leaves_rows_that_it_has_claimed_too_long_ago(
     monkeypatch.setattr(outbox_rows, "claim", lambda *_, **__: [row])
     monkeypatch.setattr(relay_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
     assert relay._claim(10, failed=False) == ([] if seconds else [row])
+
+
+def test_rows_that_a_queue_does_not_confirm_stop_no_relay(monkeypatch: pytest.MonkeyPatch):
+    """Without a leader, a queue confirms nothing; RabbitMQ takes the events of the others."""
+    recorded: list[Answer] = []
+
+    def rows(*_: object, failed: bool, **__: object) -> list[Row]:
+        message = replace(MESSAGE, routing_key="late" if failed else "fine")
+        return [Row(outbox_rows.new_id(), message, claim="mine") for _ in range(2)]
+
+    def publish(messages: list[Message], **_: object) -> list[PublishTimeoutError | None]:
+        return [PublishTimeoutError("") if m.routing_key == "late" else None for m in messages]
+
+    monkeypatch.setattr(outbox_rows, "claim", rows)
+    monkeypatch.setattr(outbox_rows, "due", lambda *_: True)
+    monkeypatch.setattr(outbox_rows, "record_answers", lambda _, given, *__: recorded.extend(given))
+    monkeypatch.setattr(relay_module, "check_commits", lambda _: None)
+    relay = Relay(app=app, settings=Settings(service="shop"), alias="default")
+    relay._channel = SimpleNamespace(connect=bool, hold=lambda *_: None, publish=publish)  # type: ignore[assignment]
+    assert relay._publish_due()
+    assert [type(answer.error).__name__ for answer in recorded] == [
+        "NoneType", "NoneType", "PublishTimeoutError", "BrokerUnavailableError",
+    ]  # fmt: skip
