@@ -6,20 +6,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-from django.db import DatabaseError, connections, transaction
+from django.db import connections
 
 from ..broker import history
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..coroutines import has_event_loop
-from ..databases import in_transaction
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, ConfigurationError, Malformed, PublishError
@@ -28,6 +26,7 @@ from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
 from ..message.types import Message, Received
 from ..publish.pending import Backend, Pending
+from ..signals import savepoints
 from ..worker.outgoing import ANNOUNCED, announce, needs_message
 from ..worker.pool_job import Engine
 from ..worker.reading import Reading
@@ -115,9 +114,9 @@ class MemoryBackend(Backend):
                 continue
             # The outermost transaction has no savepoint.
             own = set(connection.savepoint_ids[len(marked) - 1 :])
-            for savepoints, callback, *_ in list(connection.run_on_commit):
+            for within, callback, *_ in list(connection.run_on_commit):
                 ours = isinstance(callback, Pending) and callback.backend is self
-                if ours and own.isdisjoint(savepoints):
+                if ours and own.isdisjoint(within):
                     callback()
 
     # -- handling -------------------------------------------------------------------------
@@ -186,7 +185,8 @@ class MemoryBackend(Backend):
     def _dispatch(self, world: Engine, stored: Stored) -> None:
         """Handle and settle one delivery, as a pool process does."""
         reading = world.dispatcher.open(stored.received())
-        with _savepoints():
+        # In a worker no transaction is open. Here, there may be that of the test or publisher.
+        with savepoints():
             verdict = world.decide(reading, now=self.now, wait=self._pass_time, eager=True)
         self._settle(world, stored, reading, verdict)
 
@@ -304,23 +304,6 @@ def _waiting(world: Engine, received: Received) -> Waiting:
         exception=": ".join(filter(None, (last.get("exception"), last.get("message")))),
         payload=payload,
     )
-
-
-@contextmanager
-def _savepoints() -> Iterator[None]:
-    """Give a handler a savepoint in each open transaction.
-
-    In a worker no transaction is open. Here, a handler's database error would break the transaction
-    of the test or publisher.
-    """
-    with suppress(DatabaseError), ExitStack() as stack:
-        for connection in connections.all(initialized_only=True):
-            if connection.in_atomic_block:
-                savepoint: Any = transaction.atomic(using=connection.alias)
-                # To the handler, a test's transaction is none, as to Django's durable=True.
-                savepoint._from_testcase = not in_transaction(connection)  # noqa: SLF001
-                stack.enter_context(savepoint)
-        yield
 
 
 class _Inline(MemoryBackend):
