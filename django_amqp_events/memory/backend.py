@@ -15,7 +15,7 @@ from uuid import uuid4
 from django.db import connections
 
 from ..broker import history
-from ..conf import Settings, get_settings
+from ..conf import get_settings
 from ..context import ReceivedEvent
 from ..coroutines import has_event_loop
 from ..declare.patterns import pattern_matches
@@ -79,8 +79,7 @@ class MemoryBackend(Backend):
     #: Worker name in requests, histories and the archive.
     worker: str = "memory"
 
-    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
-        self.settings = settings
+    def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         self.broker = MemoryBroker(self.clock)
         self._lock = threading.RLock()
@@ -346,8 +345,7 @@ class InlineBackend(Backend):
     An event that a handler publishes is handled after that handler.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self) -> None:
         #: The last archived events of this process, the newest last.
         self.failed: deque[Archived] = deque(maxlen=INLINE_KEEPS)
 
@@ -377,7 +375,7 @@ class InlineBackend(Backend):
         return [None] * len(messages)
 
     def _handle(self, messages: Sequence[Message]) -> None:
-        session = _Inline(self.settings)
+        session = _Inline()
         token = _session.set(session)
         try:
             session.publish(messages, mandatory=False)
