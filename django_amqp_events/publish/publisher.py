@@ -329,6 +329,11 @@ def backend(settings: Settings) -> Backend:
     return _instances[name]
 
 
+def diverted() -> bool:
+    """Return True within a block of :func:`divert`."""
+    return bool(_diverted_backends)
+
+
 @contextmanager
 def divert(to: Backend) -> Iterator[None]:
     """Publish to another backend within a block, in all threads, for tests.
