@@ -45,8 +45,8 @@ _ENCODINGS: Final = (
 )  # fmt: skip
 #: Types that kombu's JSON encoder wraps into text.
 _KOMBU_TEXTS: Final = ("datetime", "date", "time", "decimal", "bytes", "base64")
-#: Start of an id derived from the content of a message that has none.
-CONTENT_ID: Final = re.compile(r"content-[0-9a-f]{32}")
+#: An id derived from the content of a message that has none: no program has such ids of its own.
+CONTENT_ID: Final = re.compile(r"derived-from-content-[0-9a-f]{32}")
 
 
 def decode(received: Received, max_body: int) -> Payload:
@@ -224,7 +224,7 @@ def is_nameless(event: ReceivedEvent | None) -> bool:
 def _content_id(received: Received) -> str:
     """Return an id for a message without one, the same at each delivery."""
     digest = blake2b(received.event_key.encode() + b"\0" + received.body, digest_size=16)
-    return f"content-{digest.hexdigest()}"
+    return f"derived-from-content-{digest.hexdigest()}"
 
 
 def _time(value: object) -> str | None:
