@@ -133,6 +133,9 @@ def identify(
     celery = form in CELERY
     if not celery:
         cloud = _attributes(received, form, key, trusted=trusted)
+        if not trusted:
+            # A header of another type is the other program's own.
+            headers = {key: value for key, value in headers.items() if isinstance(value, str)}
         headers = {**_foreign_identity(received, cloud), **headers}
     event_id = _identity(headers, EVENT_ID) or (_identity(headers, "id") if celery else "")
     if not event_id:
@@ -242,12 +245,12 @@ def _identity(headers: Mapping[str, Any], key: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > MAX_ID:
-        raise Malformed(f"the {key} header is {value!r:.80}, not a text of at most {MAX_ID}")
+        raise Malformed(f"its {key} is {value!r:.80}, not a text of at most {MAX_ID} characters")
     if not value.isascii() and has_surrogates(value):
-        raise Malformed(f"the {key} header is {value!r:.80}, which has a lone surrogate")
+        raise Malformed(f"its {key} is {value!r:.80}, which has a lone surrogate")
     if "\0" in value and key in IDENTITY_HEADERS and key not in (EVENT_NAME, "task"):
         # PostgreSQL stores none, so a replay would have another id than the event.
-        raise Malformed(f"the {key} header is {value!r:.80}, which has a NUL")
+        raise Malformed(f"its {key} is {value!r:.80}, which has a NUL")
     return value
 
 

@@ -100,6 +100,9 @@ def test_properties_are_the_identity_of_plain_json() -> None:
     event, _ = identify(plain, trusted=False)
     assert (event.id, event.name, event.source) == ("m-1", NAME, "shop")
     assert event.correlation_id == "basket-5"
+    # Headers of the program's own, which have our names by chance.
+    others = replace(plain, headers={"event-id": 12, "event-service": {"a": 1}, "event-name": 5})
+    assert identify(others, trusted=False)[0] == event
     timed = message(PAYLOAD, message_id="m-1", timestamp=int(AT.timestamp()))
     assert identify(timed, trusted=False)[0].published_at == AT
 
