@@ -20,6 +20,7 @@ from typing import (
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from django.db import close_old_connections
 
 from .callables import deferred
 from .conf import PublishMode, get_settings
@@ -125,8 +126,17 @@ class Publishable(Declared, Generic[P]):
         synchronous code of the process would wait for the confirm.
         """
         immediate = (self.options.mode or get_settings().publish) == "immediate"
-        # A partial, because names of the payload could be parameters of sync_to_async.
-        publish = functools.partial(self.publish, *args, **payload)
+
+        def publish() -> str:
+            if not immediate:
+                return self.publish(*args, **payload)
+            # No request ends in this thread.
+            close_old_connections()
+            try:
+                return self.publish(*args, **payload)
+            finally:
+                close_old_connections()
+
         return await sync_to_async(publish, thread_sensitive=not immediate)()
 
     def publish_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -125,9 +125,9 @@ class EventFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not hasattr(record, "event_id"):
-            # Not by the task's attribute, which a class of the project may have for itself.
-            event = getattr(getattr(current_task, "request", None), "amqp_event", None)
-            handler = current_task.name if event else None
-            record.__dict__.update(event_fields(event, handler))
+        # Not by the task's attribute, which a class of the project may have for itself.
+        event = getattr(getattr(current_task, "request", None), "amqp_event", None)
+        handler = current_task.name if event else None
+        for name, value in event_fields(event, handler).items():
+            record.__dict__.setdefault(name, value)
         return True

@@ -1,8 +1,9 @@
 """Signals in the past tense, sent after the fact with the service's name as ``sender``.
 
-An error of a receiver is logged, not raised; SystemExit is raised in the main thread only. Celery's
-SoftTimeLimitExceeded is raised when all receivers have run. Async receivers do not run where the
-sending thread has an event loop, as in ``publish()`` without ``await``.
+An error of a receiver is logged, not raised; a database error in an open transaction undoes what
+the receivers of that signal have written there, and nothing else. SystemExit is raised in the main
+thread only. Celery's SoftTimeLimitExceeded is raised when all receivers have run. Async receivers
+do not run where the sending thread has an event loop, as in ``publish()`` without ``await``.
 
 ``event_published``
     ``event_id``, ``name``: RabbitMQ has confirmed the event. With the outbox it is sent in the
@@ -37,11 +38,15 @@ sending thread has an event loop, as in ``publish()`` without ``await``.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from django import dispatch
-from django.db import connections
+from django.db import Error, connections, transaction
+
+from .databases import in_transaction
 
 from .logs import get_logger
 
@@ -53,8 +58,11 @@ class Signal(dispatch.Signal):
 
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """Call the receivers; log their errors."""
+        if not self.has_listeners(sender):
+            return []
         try:
-            responses = super().send_robust(sender, **named)
+            with savepoints():
+                responses = super().send_robust(sender, **named)
         except RuntimeError:
             # Django runs async receivers through async_to_sync.
             logger.exception(
@@ -68,13 +76,27 @@ class Signal(dispatch.Signal):
             # It would end no more than this thread, such as that of the relay, and silently.
             logger.exception("a receiver of a signal raised SystemExit")
             return []
-        if responses:
-            _close_broken()
+        _close_broken()
         for _receiver, response in responses:
             # It is meant for the handler that publishes, and comes only once.
             if isinstance(response, SoftTimeLimitExceeded):
                 raise response
         return responses
+
+
+@contextmanager
+def savepoints() -> Iterator[None]:
+    """Give user code a savepoint in each open transaction, which its errors would break."""
+    with ExitStack() as stack:
+        for connection in connections.all(initialized_only=True):
+            if connection.in_atomic_block:
+                savepoint: Any = transaction.atomic(using=connection.alias)
+                # To user code, a test's transaction is none, as to Django's durable=True.
+                savepoint._from_testcase = not in_transaction(connection)  # noqa: SLF001
+                stack.enter_context(suppress(Error))
+                with suppress(Error):  # the transaction is broken already
+                    stack.enter_context(savepoint)
+        yield
 
 
 def _close_broken() -> None:

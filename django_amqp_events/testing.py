@@ -16,7 +16,7 @@ from typing import Any, TypeVar, overload
 from django.conf import settings as django_settings
 from django.test.utils import TestContextDecorator, override_settings
 
-from .conf import SETTING, PublishMode, get_settings
+from .conf import SETTING, PublishMode
 from .declare.declarations import (
     EventDeclaration,
     HandlerDeclaration,
@@ -201,7 +201,7 @@ def memory_events(start: datetime | None = None) -> Iterator[MemoryBackend]:
     Args:
         start: the clock's first time, aware; now by default.
     """
-    backend = MemoryBackend(get_settings(), Clock(start))
+    backend = MemoryBackend(Clock(start))
     with divert(backend):
         yield backend
 

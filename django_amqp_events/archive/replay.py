@@ -206,7 +206,7 @@ def _claim(
 def _require_broker() -> None:
     """Raise ConfigurationError if no replay can be published in this process or transaction."""
     backend = get_settings().backend
-    if backend != "amqp":
+    if backend != "amqp" and not publisher.diverted():
         raise ConfigurationError(Reason("backend", backend=repr(backend)))
     tables.check_no_transaction()
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
-from celery.app import default_app
+from celery import Celery
+from celery.app import backends, default_app
+from celery.utils.time import rate as per_second
 
 from ..broker.connection import build_connection, current_celery_app, is_default_app
 from ..broker.topology import build
+from ..declare.registry import Handler
 from ..exceptions import ConfigurationError
 from ..options import Problem
 from ..worker.bootstrap import check_libraries, check_queues
 from ..worker.pools import pool_problem
 from ..worker.prefetch import RUNNING, WAITING, events_per_second, lowest_rate, run_limit
-from ..worker.task import new_task
+from ..worker.task import HandlerTask, new_task
 from .project import Project
 
 
@@ -83,8 +87,17 @@ def check_start(project: Project) -> Iterator[Problem]:
     try:
         check_libraries()
         check_queues(app, build(project.settings, project.registry))
+        # Its class only: an instance may connect.
+        backends.by_url(app.backend_cls or app.conf.result_backend, app.loader)
         for handler in handlers.values():
-            new_task(app, handler).bind(app)
+            task = _bound(app, handler)
+            try:
+                per_second(task.rate_limit)
+            except (KeyError, ValueError):
+                raise ConfigurationError(
+                    f"Celery's rate limit of handler {handler.name!r} is {task.rate_limit!r}, not "
+                    f"a number per second, or a string such as '10/s', '100/m' or '1000/h'"
+                ) from None
     except Exception as exc:  # noqa: BLE001 - it runs the project's modules and classes
         yield Problem(
             "E013",
@@ -93,18 +106,28 @@ def check_start(project: Project) -> Iterator[Problem]:
         )
 
 
+def _bound(app: Celery, handler: Handler) -> HandlerTask:
+    """Return the task of a handler as a worker has it, with Celery's settings for it."""
+    task = new_task(app, handler)
+    task.bind(app)
+    return task
+
+
 def check_consumer_timeout(project: Project) -> Iterator[Problem]:
     """Limits of handlers that do not fit into the consumer timeout or queue (W026, E042, W074)."""
     timeout = project.settings.consumer_timeout
     longest, wait, lowest = RUNNING * timeout, WAITING * timeout, lowest_rate(timeout)
     hint = "or set AMQP_EVENTS['CONSUMER_TIMEOUT'] to RabbitMQ's, if it is longer."
-    hard = soft = general = None
+    hard = soft = None
     if project.app is not None:
         celery = project.app.conf
         hard, soft = celery.task_time_limit, celery.task_soft_time_limit
-        general = celery.task_default_rate_limit
     for handler in project.registry.handlers.values():
-        limit = run_limit(handler, hard, soft)
+        limited: Handler | HandlerTask = handler
+        if project.app is not None:
+            with suppress(Exception):  # reported by check_start
+                limited = _bound(project.app, handler)
+        limit = run_limit(limited, hard, soft)
         if limit is not None and limit > longest:
             yield Problem(
                 "W026",
@@ -113,7 +136,7 @@ def check_consumer_timeout(project: Project) -> Iterator[Problem]:
                 f"of that for its run.",
                 f"Set the limit to at most {longest:g} s, {hint}",
             )
-        pace = general if handler.rate_limit is None else handler.rate_limit
+        pace = limited.rate_limit
         if 0 < events_per_second(pace) < lowest:
             yield Problem(
                 "E042",

@@ -5,20 +5,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-from django.db import DatabaseError, connections, transaction
+from django.db import connections
 
 from ..broker import history
-from ..conf import Settings, get_settings
+from ..conf import get_settings
 from ..context import ReceivedEvent
 from ..coroutines import has_event_loop
-from ..databases import in_transaction
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, ConfigurationError, Malformed, PublishError
@@ -28,6 +26,7 @@ from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
 from ..message.types import Message, Received
 from ..publish.pending import Backend, Pending
+from ..signals import savepoints
 from ..worker.outgoing import ANNOUNCED, announce, needs_message
 from ..worker.pool_job import Engine
 from ..worker.reading import Reading
@@ -80,8 +79,7 @@ class MemoryBackend(Backend):
     #: Worker name in requests, histories and the archive.
     worker: str = "memory"
 
-    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
-        self.settings = settings
+    def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         self.broker = MemoryBroker(self.clock)
         self._lock = threading.RLock()
@@ -115,9 +113,9 @@ class MemoryBackend(Backend):
                 continue
             # The outermost transaction has no savepoint.
             own = set(connection.savepoint_ids[len(marked) - 1 :])
-            for savepoints, callback, *_ in list(connection.run_on_commit):
+            for within, callback, *_ in list(connection.run_on_commit):
                 ours = isinstance(callback, Pending) and callback.backend is self
-                if ours and own.isdisjoint(savepoints):
+                if ours and own.isdisjoint(within):
                     callback()
 
     # -- handling -------------------------------------------------------------------------
@@ -186,7 +184,8 @@ class MemoryBackend(Backend):
     def _dispatch(self, world: Engine, stored: Stored) -> None:
         """Handle and settle one delivery, as a pool process does."""
         reading = world.dispatcher.open(stored.received())
-        with _savepoints():
+        # In a worker no transaction is open. Here, there may be that of the test or publisher.
+        with savepoints():
             verdict = world.decide(reading, now=self.now, wait=self._pass_time, eager=True)
         self._settle(world, stored, reading, verdict)
 
@@ -306,23 +305,6 @@ def _waiting(world: Engine, received: Received) -> Waiting:
     )
 
 
-@contextmanager
-def _savepoints() -> Iterator[None]:
-    """Give a handler a savepoint in each open transaction.
-
-    In a worker no transaction is open. Here, a handler's database error would break the transaction
-    of the test or publisher.
-    """
-    with suppress(DatabaseError), ExitStack() as stack:
-        for connection in connections.all(initialized_only=True):
-            if connection.in_atomic_block:
-                savepoint: Any = transaction.atomic(using=connection.alias)
-                # To the handler, a test's transaction is none, as to Django's durable=True.
-                savepoint._from_testcase = not in_transaction(connection)  # noqa: SLF001
-                stack.enter_context(savepoint)
-        yield
-
-
 class _Inline(MemoryBackend):
     """The broker, clock and worker of one inline publish."""
 
@@ -363,8 +345,7 @@ class InlineBackend(Backend):
     An event that a handler publishes is handled after that handler.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self) -> None:
         #: The last archived events of this process, the newest last.
         self.failed: deque[Archived] = deque(maxlen=INLINE_KEEPS)
 
@@ -394,7 +375,7 @@ class InlineBackend(Backend):
         return [None] * len(messages)
 
     def _handle(self, messages: Sequence[Message]) -> None:
-        session = _Inline(self.settings)
+        session = _Inline()
         token = _session.set(session)
         try:
             session.publish(messages, mandatory=False)

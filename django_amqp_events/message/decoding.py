@@ -45,8 +45,8 @@ _ENCODINGS: Final = (
 )  # fmt: skip
 #: Types that kombu's JSON encoder wraps into text.
 _KOMBU_TEXTS: Final = ("datetime", "date", "time", "decimal", "bytes", "base64")
-#: Start of an id derived from the content of a message that has none.
-CONTENT_ID: Final = re.compile(r"content-[0-9a-f]{32}")
+#: An id derived from the content of a message that has none: no program has such ids of its own.
+CONTENT_ID: Final = re.compile(r"derived-from-content-[0-9a-f]{32}")
 
 
 def decode(received: Received, max_body: int) -> Payload:
@@ -133,6 +133,9 @@ def identify(
     celery = form in CELERY
     if not celery:
         cloud = _attributes(received, form, key, trusted=trusted)
+        if not trusted:
+            # A header of another type is the other program's own.
+            headers = {key: value for key, value in headers.items() if isinstance(value, str)}
         headers = {**_foreign_identity(received, cloud), **headers}
     event_id = _identity(headers, EVENT_ID) or (_identity(headers, "id") if celery else "")
     if not event_id:
@@ -224,7 +227,7 @@ def is_nameless(event: ReceivedEvent | None) -> bool:
 def _content_id(received: Received) -> str:
     """Return an id for a message without one, the same at each delivery."""
     digest = blake2b(received.event_key.encode() + b"\0" + received.body, digest_size=16)
-    return f"content-{digest.hexdigest()}"
+    return f"derived-from-content-{digest.hexdigest()}"
 
 
 def _time(value: object) -> str | None:
@@ -242,12 +245,12 @@ def _identity(headers: Mapping[str, Any], key: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > MAX_ID:
-        raise Malformed(f"the {key} header is {value!r:.80}, not a text of at most {MAX_ID}")
+        raise Malformed(f"its {key} is {value!r:.80}, not a text of at most {MAX_ID} characters")
     if not value.isascii() and has_surrogates(value):
-        raise Malformed(f"the {key} header is {value!r:.80}, which has a lone surrogate")
+        raise Malformed(f"its {key} is {value!r:.80}, which has a lone surrogate")
     if "\0" in value and key in IDENTITY_HEADERS and key not in (EVENT_NAME, "task"):
         # PostgreSQL stores none, so a replay would have another id than the event.
-        raise Malformed(f"the {key} header is {value!r:.80}, which has a NUL")
+        raise Malformed(f"its {key} is {value!r:.80}, which has a NUL")
     return value
 
 

@@ -293,20 +293,17 @@ class AmqpBackend(Backend):
 
     has_relay = True
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
     ) -> Sequence[PublishError | None]:
-        return publisher_pool(self.settings).publish(messages, mandatory=mandatory)
+        return publisher_pool(get_settings()).publish(messages, mandatory=mandatory)
 
     def prepare(self) -> None:
-        get_direct_publisher(self.settings)
+        get_direct_publisher(get_settings())
 
     def publish_rows(self, rows: list[Row], *, alias: str, began: float) -> None:
         commit = CommittedRows(rows=rows, alias=alias, began=began)
-        get_direct_publisher(self.settings).deliver(commit)
+        get_direct_publisher(get_settings()).deliver(commit)
 
 
 #: Imported at first use: publishing to RabbitMQ needs no in-memory broker.
@@ -317,7 +314,8 @@ BACKENDS: Final[Mapping[str, str]] = {
 }
 
 
-_instances: dict[str, Any] = {}
+#: Kept when settings change, since those in memory have events.
+_instances: dict[str, Backend] = {}
 _diverted_backends: list[Backend] = []
 
 
@@ -325,12 +323,15 @@ def backend(settings: Settings) -> Backend:
     """Return the backend of this process, or of a test's block: whatever publishes asks for it."""
     if _diverted_backends:
         return _diverted_backends[-1]
-    instance: Any = _instances.get(settings.backend)
-    if instance is None or instance.settings is not settings:
-        instance = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(
-            settings
-        )
-    return instance  # type: ignore[no-any-return]
+    name = settings.backend
+    if name not in _instances:
+        _instances[name] = import_string(BACKENDS[name])()
+    return _instances[name]
+
+
+def diverted() -> bool:
+    """Return True within a block of :func:`divert`."""
+    return bool(_diverted_backends)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def events_per_second(limit: Any) -> float:
     """Return a rate limit of Celery, such as ``"1/h"``, as a number; 0 for none."""
     try:
         return max(0.0, float(per_second(limit)))
-    except (TypeError, ValueError):  # Celery's task_default_rate_limit may be anything
+    except (KeyError, TypeError, ValueError):  # Celery's task_default_rate_limit may be anything
         return 0.0
 
 

@@ -38,16 +38,6 @@ from .celery_internals import terminated_by_signal
 from .result_store import ResultStore
 from .verdict import HANDLED, Unsupported, Verdict, decide
 
-#: Attributes that configuration and ``task_annotations`` must not change. Celery's consumer reads
-#: them when a connection is lost.
-PINNED: Final[Mapping[str, Any]] = {
-    "acks_late": True,
-    "Strategy": "django_amqp_events.worker.task:refuse",
-    "typing": False,
-    # Celery's wrapper would publish a retry to the exchange.
-    "autoretry_for": (),
-}
-
 #: Exceptions that end the process without a verdict; RabbitMQ delivers the event again.
 PROCESS_EXITS: Final = (WorkerShutdown, WorkerTerminate)
 
@@ -196,7 +186,7 @@ class _EventTask(Task):
     @classmethod
     def annotate(cls) -> None:
         super().annotate()
-        for name, value in PINNED.items():
+        for name, value in pinned(cls.amqp_events).items():
             setattr(cls, name, value)
 
     @property
@@ -341,19 +331,31 @@ def refuse(task: Any, *_: Any) -> Callable[..., None]:
     return reject
 
 
+def pinned(handler: Handler) -> dict[str, Any]:
+    """Return the attributes that configuration and ``task_annotations`` must not change."""
+    return {
+        # Celery's consumer reads them when a connection is lost.
+        "acks_late": True,
+        "Strategy": "django_amqp_events.worker.task:refuse",
+        "typing": False,
+        # Celery's wrapper would publish a retry to the exchange.
+        "autoretry_for": (),
+        "max_retries": handler.policy.max_retries,
+        "default_retry_delay": handler.policy.default_retry_delay,
+        "ignore_result": handler.ignore_result,
+    }
+
+
 def task_class(handler: Handler) -> type[HandlerTask]:
     """Return the Celery task class of a handler."""
     user = (handler.target,) if handler.is_task_class else ()
     attributes: dict[str, Any] = {
-        **PINNED,
+        **pinned(handler),
         "abstract": False,
         "name": handler.name,
         "amqp_events": handler,
         "__module__": getattr(handler.target, "__module__", __name__),
         "__doc__": getattr(handler.target, "__doc__", None),
-        "max_retries": handler.policy.max_retries,
-        "default_retry_delay": handler.policy.default_retry_delay,
-        "ignore_result": handler.ignore_result,
         "time_limit": handler.time_limit,
         "soft_time_limit": handler.soft_time_limit,
         "rate_limit": handler.rate_limit,
@@ -389,6 +391,7 @@ def new_task(app: Celery, handler: Handler) -> HandlerTask:
 
     Raises:
         ConfigurationError: another task of the app has the name of the handler.
+        TypeError: its class has no hash.
     """
     known = app.tasks.get(handler.name)
     if known is not None and not isinstance(known, HandlerTask):
@@ -396,7 +399,9 @@ def new_task(app: Celery, handler: Handler) -> HandlerTask:
             f"handler {handler.name!r} has the name of the Celery task {type(known).__module__}."
             f"{handler.name.rpartition('.')[2]}. Rename one of them."
         )
-    return task_class(handler)()
+    task = task_class(handler)()
+    hash(task)  # else signals of Celery raise for each event
+    return task
 
 
 def task_for(name: str) -> HandlerTask:

@@ -10,6 +10,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_amqp_events import (
     ConfigurationError,
@@ -19,6 +21,7 @@ from django_amqp_events import (
     handler,
 )
 from django_amqp_events.decorators import Event, HandlerFunction, Publishable
+from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
 from tests.doubles.broker import Broker
 
@@ -146,11 +149,18 @@ def test_using_names_unknown_database(order_created: Event[...]):
 
 
 def test_apublish_keeps_the_thread_of_synchronous_code_free(
-    memory: Broker, order_created: Event[...], settings: Any
+    db: None, memory: Broker, order_created: Event[...], settings: Any
 ):
     """A confirm that does not come would hold up all of Django's synchronous code."""
     threads: list[threading.Thread] = []
-    memory.answer = lambda _: threads.append(threading.current_thread())
+    used: list[BaseDatabaseWrapper] = []
+
+    def answer(_: Message) -> None:
+        threads.append(threading.current_thread())
+        connections["default"].ensure_connection()  # as a contract or receiver that queries
+        used.append(connections["default"])
+
+    memory.answer = answer
 
     async def publish() -> None:
         for ready in (order_created, order_created.using(mode="immediate")):
@@ -163,6 +173,7 @@ def test_apublish_keeps_the_thread_of_synchronous_code_free(
     sensitive = SyncToAsync.single_thread_executor._threads
     assert len(threads) == 8
     assert not set(threads) & set(sensitive)
+    assert [one.connection for one in used] == [None] * 8, "no request ends in these threads"
 
 
 def test_handlers_are_functions_that_are_no_tasks(order_created: Event[...]):

@@ -238,10 +238,12 @@ def test_structlogs_own_loggers(backend: MemoryBackend) -> None:
 
 
 def test_a_filter_keeps_the_fields_that_a_record_has() -> None:
-    record = logging.makeLogRecord({"event_id": "1", "attempt": 3})
-    assert EventFilter().filter(record)
-    assert vars(record)["event_id"] == "1"
-    assert "handler" not in vars(record)
+    for own in ({"event_id": "1", "attempt": 3}, {"correlation_id": "request-77"}):
+        record = logging.makeLogRecord(own)
+        assert EventFilter().filter(record)
+        assert {name: vars(record)[name] for name in event_fields(None)} == {
+            **event_fields(None), **own
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize("package", ["archive", "publish", "worker"])

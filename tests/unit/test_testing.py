@@ -16,7 +16,7 @@ from celery import Task
 from django.conf import settings as django_settings
 from django.contrib.auth.models import Group
 from django.db import transaction
-from django.test import SimpleTestCase, TestCase
+from django.test import SimpleTestCase, TestCase, override_settings
 
 from django_amqp_events import (
     ConfigurationError,
@@ -220,9 +220,11 @@ class MemoryInsideTestCase(TestCase):
     def test_the_backend_of_a_whole_suite_too(self) -> None:
         with override_events(BACKEND="memory"):
             publish_event("a.b", {"n": 1})
+            with override_settings(DEBUG=True):
+                publish_event("a.b", {"n": 2}, options=NOW)
             backend: Any = publisher.backend(get_settings())
-            assert backend.run() == 1
-        assert self.seen == [{"n": 1}]
+            assert backend.run() == 2
+        assert self.seen == [{"n": 2}, {"n": 1}]
 
     def test_callbacks_are_not_executed_twice(self) -> None:
         with memory_events() as broker:

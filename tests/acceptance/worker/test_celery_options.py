@@ -43,7 +43,7 @@ class Row:
 
 
 ALL: Final = ("prefork", "threads", "solo")
-#: Annotations that would ack a lost event, or run it as a task.
+#: Annotations that would ack a lost event, run it as a task, or change its retries or result.
 DANGER: Final = {
     "acks_late": False,
     "reject_on_worker_lost": False,
@@ -52,6 +52,9 @@ DANGER: Final = {
     "autoretry_for": [],
     "Request": "celery.worker.request:Request",
     "Strategy": "celery.worker.strategy:default",
+    "default_retry_delay": 3600,
+    "ignore_result": True,
+    "max_retries": 0,
 }
 #: Options of the run and its result, none of which should be seen.
 RUN: Final = {

@@ -27,6 +27,7 @@ from django_amqp_events.exceptions import (
 )
 from django_amqp_events.models import ArchivedEvent, Replay, State
 from django_amqp_events.reasons import Reason
+from django_amqp_events.testing import capture_events
 from tests import archive_rows
 from tests.archive_rows import NOW, Clock, again, build, make, seen
 from tests.commands import run_command
@@ -392,6 +393,8 @@ def test_a_backend_without_a_broker_is_refused(billing: Any) -> None:
         with pytest.raises(ConfigurationError, match="to be 'amqp'"):
             run(row)
     assert again(row).state == State.ARCHIVED
+    with capture_events():
+        assert run(row).published == [row.pk], "the backend of the block publishes it"
 
 
 def test_the_lease_is_longer_than_a_publish_may_take() -> None:

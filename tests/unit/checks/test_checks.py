@@ -210,6 +210,9 @@ CASES: dict[str, list[dict[str, Any]]] = {
         *of_celery("task_default_queue", OURS, "billing:archive", "events"),
         *of_celery("task_default_exchange", "events", "billing:archive"),
         {"EXCHANGE": "celery"},
+        *of_celery("result_backend", "nowhere://"),
+        *of_celery("task_default_rate_limit", "often", "1/y"),
+        *of_celery("task_annotations", {"billing.handler": {"rate_limit": "1/y"}}),
         *of_each(
             "by_position generator asynchronous_generator celery_task NoTask TaskWithoutRun "
             "StaticTask"
@@ -426,6 +429,8 @@ def test_time_limits_that_do_not_fit_into_the_consumer_timeout(run: Check, optio
         limited = handling("fits", **{option.upper(): limit})
         assert run(HANDLERS=limited, CONSUMER_TIMEOUT=timeout) == expected
         assert run(celery={f"task_{option}": limit}, CONSUMER_TIMEOUT=timeout) == expected
+        annotations = {"task_annotations": {"billing.handler": {option: limit}}}
+        assert run(celery=annotations, CONSUMER_TIMEOUT=timeout) == expected
     # A hard limit ends what a soft one may not.
     assert run(HANDLERS=handling("fits", SOFT_TIME_LIMIT=1100, TIME_LIMIT=1201)) == ["W026"]
 
@@ -434,6 +439,8 @@ def test_rate_limits_that_a_worker_cannot_keep(run: Check) -> None:
     for pace, expected in (("24/h", []), ("23/h", ["E042"]), (0.001, ["E042"]), (None, [])):
         assert run(HANDLERS=handling("fits", RATE_LIMIT=pace)) == expected
         assert run(HANDLERS=handling("fits"), celery={"task_default_rate_limit": pace}) == expected
+        annotations = {"task_annotations": {"*": {"rate_limit": pace}}}
+        assert run(HANDLERS=handling("fits"), celery=annotations) == expected
     assert run(HANDLERS=handling("fits", RATE_LIMIT="23/h"), CONSUMER_TIMEOUT=3600) == []
 
 
@@ -548,6 +555,12 @@ class Unbound(Task):
     def run(self, order_id: int) -> None: ...
 
 
+class UnhashableTask(Task):
+    __hash__ = None  # type: ignore[assignment]
+
+    def run(self, order_id: int) -> None: ...
+
+
 def fits(order_id: int) -> None: ...
 
 
@@ -562,6 +575,7 @@ def fits(order_id: int) -> None: ...
         (NeedsArguments, {}, "E013"),
         (Picky, {}, "E013"),
         (Unbound, {}, "E013"),
+        (UnhashableTask, {}, "E013"),
         (fits, {"name": "celery.chord"}, "E013"),
         (fits, {"name": "project.tasks.send"}, "E013"),
         *(

@@ -175,6 +175,7 @@ def inline(declared: None) -> Iterator[InlineBackend]:
         backend = publisher.backend(get_settings())
         assert isinstance(backend, InlineBackend)
         yield backend
+        backend.failed.clear()
 
 
 def test_inline_runs_handlers_and_retries_immediately(inline: InlineBackend) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from django.contrib.auth.models import Group
 from django.db import connections, transaction
 
 from django_amqp_events import (
@@ -158,6 +159,29 @@ def test_signals_report_results(outcomes: Broker):
         publish_many(NAME, [{}] * 3)
     ids = [message.event_id for message in outcomes.messages]
     assert seen == [("published", ids[0], "shop"), ("unrouted", ids[1], "shop")]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_database_error_of_a_receiver_leaves_the_transaction_of_the_publisher(
+    outcomes: Broker, caplog: pytest.LogCaptureFixture, broken: bool
+):
+    def audit(**_: Any) -> None:
+        with transaction.atomic(durable=True):  # the transaction of this test is none
+            Group.objects.create(name="order")
+
+    def again(**_: Any) -> None:
+        Group.objects.create(name="order")
+
+    with connected(audit, event_published), connected(again, event_published):
+        publish_event(NAME, {})
+        assert "IntegrityError" in caplog.text
+        with transaction.atomic():
+            transaction.set_rollback(broken)
+            publish_event(NAME, {})
+            if not broken:
+                Group.objects.create(name="of the publisher")
+    assert Group.objects.filter(name="of the publisher").exists() is not broken
 
 
 def test_a_receiver_that_ends_the_process_ends_no_thread(caplog: pytest.LogCaptureFixture):

@@ -39,6 +39,7 @@ from django_amqp_events.worker.celery_internals import hear_soft_limit
 from django_amqp_events.worker.task import (
     HandlerTask,
     _EventTask,
+    new_task,
     register,
     task_class,
     utc_now,
@@ -170,6 +171,13 @@ def test_a_handler_is_not_run_like_a_task(app: Celery) -> None:
             call()
     assert task(order_id=3) is None
     assert calls == [3]
+    # What decides a verdict, and whether a result is stored, is the handler's.
+    other = Celery("annotating", set_as_current=False)
+    other.conf.task_annotations = {"*": {"max_retries": 0, "ignore_result": True, "priority": 7}}
+    annotated = new_task(other, HANDLER)
+    annotated.bind(other)
+    assert annotated.priority == 7
+    assert (annotated.max_retries, annotated.ignore_result) == (HANDLER.policy.max_retries, False)
 
 
 ran: list[object] = []
