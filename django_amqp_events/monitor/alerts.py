@@ -8,12 +8,13 @@ constraint. The process that inserts or closes the row sends the signal, and the
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.core.mail import mail_admins
-from django.db import IntegrityError, router, transaction
+from django.db import IntegrityError, connections, router, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import override
@@ -55,6 +56,8 @@ OF_GROUPS: Final = ("group_new", "group_back")
 #: cause many.
 NEW_AGE: Final = timedelta(hours=1)
 GROUPS: Final = 10
+#: Seconds to wait for the e-mail backend; Django's own has no time limit by default.
+MAIL_SECONDS: Final = 10.0
 #: A problem: its kind and key.
 Which = tuple[str, str]
 
@@ -321,10 +324,26 @@ def _notify(alert: Alert, settings: Settings) -> None:
     lines = [text, runbook(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
+    sender = threading.Thread(
+        target=_mail,
+        args=(subject, "\n".join(lines)),
+        name="amqp-events-alert-mail",
+        daemon=True,
+    )
+    sender.start()
+    sender.join(MAIL_SECONDS)
+    if sender.is_alive():
+        logger.warning("the e-mail about an alert is not sent after %g s", MAIL_SECONDS)
+
+
+def _mail(subject: str, text: str) -> None:
     try:
-        mail_admins(subject, "\n".join(lines))
+        mail_admins(subject, text)
     except Exception:
         logger.exception("cannot send the e-mail about an alert")
+    finally:
+        # A backend may write to a database.
+        connections.close_all()
 
 
 def above(value: float | None, limit: float | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -431,7 +432,15 @@ def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> No
     with override_settings(ADMINS=ADMINS):
         assert alerts.update_alert("abyss", "q", "x", now=NOW, settings=read(MAIL=True))
     assert "no mail today" in caplog.text
-    assert Alert.objects.count() == 2
+    # A mail server that accepts a connection and does not answer.
+    answered = threading.Event()
+    monkeypatch.setattr(EmailBackend, "send_messages", lambda *_: answered.wait(60))
+    monkeypatch.setattr(alerts, "MAIL_SECONDS", 0.05)
+    with override_settings(ADMINS=ADMINS):
+        assert alerts.update_alert("abyss", "r", "x", now=NOW, settings=read(MAIL=True))
+    answered.set()
+    assert "is not sent after 0.05 s" in caplog.text
+    assert Alert.objects.count() == 3
 
 
 @ONE
