@@ -19,7 +19,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import override
 
-from .. import signals
+from .. import databases, signals
 from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
@@ -27,6 +27,7 @@ from ..models import (
     LENGTH,
     Alert,
     ArchivedEvent,
+    OutboxEvent,
     clean,
     visible,
 )
@@ -205,18 +206,27 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
 def gone(document: Mapping[str, Any], settings: Settings) -> dict[Which, Reason | None]:
     """Return the open alerts about databases and queues that the service no longer has, as ended.
 
-    Makes one query.
+    Makes one query, and one for each open alert about an outbox.
     """
-    outboxes = outbox_rows.aliases(settings) if settings.backend == "amqp" else ()
     # Empty while RabbitMQ is unreachable.
     queues = document["queues"]
     conditions: dict[Which, Reason | None] = {}
     for kind, key in open_alerts(settings.service).values_list("kind", "key"):
-        if (kind == "outbox_lag" and key not in outboxes) or (
+        if (kind == "outbox_lag" and not _may_be_outbox(key, settings)) or (
             kind == "abyss" and queues and key not in queues
         ):
             conditions[kind, key] = None
     return conditions
+
+
+def _may_be_outbox(alias: str, settings: Settings) -> bool:
+    """Return True if a database has an outbox, or is one of the service's and unreachable."""
+    if settings.backend != "amqp" or alias not in outbox_rows.aliases(settings):
+        return False
+    try:
+        return databases.has_table(alias, OutboxEvent)
+    except Exception:  # noqa: BLE001 - drivers raise errors of their own
+        return True
 
 
 def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | None]:
