@@ -25,10 +25,9 @@ from django.urls import URLPattern
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext_lazy
 
-from ..archive import tables
 from ..archive.eligibility import Skipped
 from ..archive.states import REASON_CHARACTERS, Seen
-from ..databases import parts
+from ..databases import clock, parts
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
@@ -194,7 +193,7 @@ def as_listed(request: HttpRequest, rows: QuerySet[Any], changed: Any) -> QueryS
     try:
         listed = datetime.fromisoformat(request.POST.get("listed_at", "")).astimezone(UTC)
     except (ValueError, OverflowError):
-        listed = tables.clock()
+        listed = clock(rows.db)
     since: QuerySet[Any] = rows.alias(came=changed).filter(came__lte=listed)
     shown = request.POST.get("listed", "")
     count = int(shown) if re.fullmatch("[0-9]{1,9}", shown) else CAP

@@ -30,9 +30,8 @@ from django.urls import URLPattern, URLResolver, path, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from ..archive import tables
 from ..archive.selection import parse_uuid, starts_with
-from ..databases import error_line, is_passing, non_atomic, reason_of
+from ..databases import clock, error_line, is_passing, non_atomic, reason_of
 from ..exceptions import AmqpEventsError
 from ..models import LENGTH, clean
 from ..reasons import Reason
@@ -49,12 +48,7 @@ WAITING_SECONDS: Final = 5
 class ListActionForm(ActionForm):
     """The choice of an action, when the list was made, and how many rows it counted."""
 
-    listed_at = forms.CharField(
-        label="",
-        required=False,
-        widget=forms.HiddenInput,
-        initial=lambda: tables.clock().isoformat(),
-    )
+    listed_at = forms.CharField(label="", required=False, widget=forms.HiddenInput)
     listed = forms.CharField(label="", required=False, widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -216,7 +210,10 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         response = super().changelist_view(request, {**context, **(extra_context or {})})
         shown = getattr(response, "context_data", None) or {}
         if (form := shown.get("action_form")) is not None:
-            form.initial["listed"] = shown["cl"].result_count
+            listed = shown["cl"]
+            # Of the clock that writes these rows.
+            form.initial["listed_at"] = clock(listed.queryset.db).isoformat()
+            form.initial["listed"] = listed.result_count
         return response
 
     def response_action(

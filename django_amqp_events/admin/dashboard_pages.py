@@ -262,8 +262,11 @@ class DashboardAdmin(Pages):
 
 def _earliest(event: LocatedEvent) -> str:
     """Return since when the history is read for an event, with its offset."""
-    # The state of an archived event may have changed since.
-    times = [getattr(record.row, "first_failed_at", record.at) for record in event.records]
+    times = [record.at for record in event.records]
+    for record in event.records:
+        # Its state may have changed since.
+        if isinstance(record.row, ArchivedEvent):
+            times.append(record.row.published_at or record.row.first_failed_at)
     times += [event.past] if event.past else []
     return (min(times) - backfill_pages.BEFORE).isoformat() if times else ""
 

@@ -91,10 +91,13 @@ def filters(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: no event declares the path of a search.
     """
+    since, until = options["since"], options["until"]
+    if since and until and since >= until:
+        raise CommandError("--since is not before --until", returncode=2)
     check_handlers(options["handler"])
     search_values.check_paths(SearchTerm.parse(text).path for text in options["match"])
     given = {f"{name}s": options[name] for name in _FILTERS} | {"search": options["match"]}
-    given |= {name: options[name] for name in ("since", "until")}
+    given |= {"since": since, "until": until}
     return {name: value for name, value in given.items() if value}
 
 

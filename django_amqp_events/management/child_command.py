@@ -106,8 +106,15 @@ def _program() -> list[str]:
     """
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in get_commands() and name in sys.orig_argv:
-        return sys.orig_argv[1 : sys.orig_argv.index(name)]
+        words = sys.orig_argv[1 : sys.orig_argv.index(name)]
+        return [_script() if word == sys.argv[0] else word for word in words]
     return ["-P", *(f"-W{option}" for option in sys.warnoptions), "-m", "django"]
+
+
+def _script() -> str:
+    """Return the path of the program; absolute, since a project may change its directory."""
+    main, typed = getattr(sys.modules["__main__"], "__file__", None) or "", sys.argv[0]
+    return main if Path(main).name == Path(typed).name else typed
 
 
 def _path() -> list[str]:
@@ -116,7 +123,7 @@ def _path() -> list[str]:
     Celery puts the working directory first. Unless the program lies there, it moves to the end:
     a project's ``celery.py`` would be imported instead of Celery.
     """
-    here, program = Path.cwd(), Path(sys.argv[0]).absolute().parent
+    here, program = Path.cwd(), Path(_script()).absolute().parent
     path = [entry for entry in sys.path if entry]
     if here == program:
         return path

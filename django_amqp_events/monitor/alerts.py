@@ -8,17 +8,18 @@ constraint. The process that inserts or closes the row sends the signal, and the
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.core.mail import mail_admins
-from django.db import IntegrityError, router, transaction
+from django.db import IntegrityError, connections, router, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import override
 
-from .. import signals
+from .. import databases, signals
 from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
@@ -27,6 +28,7 @@ from ..models import (
     LENGTH,
     Alert,
     ArchivedEvent,
+    OutboxEvent,
     clean,
     visible,
 )
@@ -56,6 +58,8 @@ OF_GROUPS: Final = ("group_new", "group_back")
 #: cause many.
 NEW_AGE: Final = timedelta(hours=1)
 GROUPS: Final = 10
+#: Seconds to wait for the e-mail backend; Django's own has no time limit by default.
+MAIL_SECONDS: Final = 10.0
 #: A problem: its kind and key.
 Which = tuple[str, str]
 
@@ -203,18 +207,27 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Rea
 def gone(document: Mapping[str, Any], settings: Settings) -> dict[Which, Reason | None]:
     """Return the open alerts about databases and queues that the service no longer has, as ended.
 
-    Makes one query.
+    Makes one query, and one for each open alert about an outbox.
     """
-    outboxes = outbox_rows.aliases(settings) if settings.backend == "amqp" else ()
     # Empty while RabbitMQ is unreachable.
     queues = document["queues"]
     conditions: dict[Which, Reason | None] = {}
     for kind, key in open_alerts(settings.service).values_list("kind", "key"):
-        if (kind == "outbox_lag" and key not in outboxes) or (
+        if (kind == "outbox_lag" and not _may_be_outbox(key, settings)) or (
             kind == "abyss" and queues and key not in queues
         ):
             conditions[kind, key] = None
     return conditions
+
+
+def _may_be_outbox(alias: str, settings: Settings) -> bool:
+    """Return True if a database has an outbox, or is one of the service's and unreachable."""
+    if settings.backend != "amqp" or alias not in outbox_rows.aliases(settings):
+        return False
+    try:
+        return databases.has_table(alias, OutboxEvent)
+    except Exception:  # noqa: BLE001 - drivers raise errors of their own
+        return True
 
 
 def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | None]:
@@ -322,10 +335,26 @@ def _notify(alert: Alert, settings: Settings) -> None:
     lines = [text, runbook(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
+    sender = threading.Thread(
+        target=_mail,
+        args=(subject, "\n".join(lines)),
+        name="amqp-events-alert-mail",
+        daemon=True,
+    )
+    sender.start()
+    sender.join(MAIL_SECONDS)
+    if sender.is_alive():
+        logger.warning("the e-mail about an alert is not sent after %g s", MAIL_SECONDS)
+
+
+def _mail(subject: str, text: str) -> None:
     try:
-        mail_admins(subject, "\n".join(lines))
+        mail_admins(subject, text)
     except Exception:
         logger.exception("cannot send the e-mail about an alert")
+    finally:
+        # A backend may write to a database.
+        connections.close_all()
 
 
 def above(value: float | None, limit: float | None) -> bool:

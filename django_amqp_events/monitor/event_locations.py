@@ -7,6 +7,7 @@ the inbox is found by its event's id.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -186,12 +187,18 @@ def _add_past(
     by_value: bool,
 ) -> int:
     """Add the events that the history has; return how many were read."""
-    selection = PastSelection(ids=tuple(ids), since=since)
+    selections = [PastSelection(ids=tuple(ids))]
     if by_value:
+        # An id may have an equals sign, too.
         with suppress(ValueError):
-            selection = PastSelection(search=(value,), since=since)
-    scan = Scan(settings=settings, selection=selection, budget=PAST)
-    for record in islice(scan.records(), ROWS):
+            selections.append(PastSelection(search=(value,)))
+    scan = Scan(settings=settings, selection=PastSelection(since=since), budget=PAST)
+    found = (
+        record
+        for record in scan.records()
+        if any(each.matches(record, range(sys.maxsize)) for each in selections)
+    )
+    for record in islice(found, ROWS):
         key = (record.event.id, record.event.name) if record.event else ("", "")
         event = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
         event.in_history, event.past = True, record.at

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+from celery import current_task
 from celery import signals as celery_signals
 from django.db import Error, close_old_connections, connections
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server, values
@@ -173,6 +174,8 @@ def _replayed(handler: str, event: ReceivedEvent, **_: Any) -> None:
 def _skipped(handler: str, event: ReceivedEvent, superseded: bool, **_: Any) -> None:
     if superseded:
         SUPERSEDED.labels(*_labels(handler, event)).inc()
+    if current_task:
+        current_task.request.amqp_started = None  # the handler is not called
 
 
 def _started(task: Any, **_: Any) -> None:
@@ -187,9 +190,9 @@ def _started(task: Any, **_: Any) -> None:
 def _ended(task: Any, state: str | None = None, **_: Any) -> None:
     if not isinstance(task, HandlerTask) or (event := event_of(task)) is None:
         return
-    began = getattr(task.request, "amqp_started", None)
-    if began is not None:
-        SECONDS.labels(task.name).observe(perf_counter() - began)
+    if (began := getattr(task.request, "amqp_started", None)) is None:
+        return
+    SECONDS.labels(task.name).observe(perf_counter() - began)
     if state in _HANDLED:
         HANDLED.labels(*_labels(task.name, event)).inc()
 

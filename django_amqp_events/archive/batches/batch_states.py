@@ -181,6 +181,8 @@ def check(*, reason: str, rate: float | None, canary: int | None, threshold: int
     low, high = RATES
     if not reason.strip():
         raise ValueError("a batch needs a reason, which is recorded in the history of its events")
+    if len(reason.strip()) > states.REASON_CHARACTERS:
+        raise ValueError(f"the reason has more than {states.REASON_CHARACTERS} characters")
     if rate is not None and not low <= rate <= high:
         raise ValueError(f"the rate is {rate!r}; it is from {low:g} to {high:g} events per second")
     if canary is not None and not 1 <= canary <= 1_000_000:

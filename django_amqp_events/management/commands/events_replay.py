@@ -153,7 +153,6 @@ class Command(ReportCommand):
         if options["group"]:
             filters["groups"] = options["group"]
         narrowed = bool(options["ids"] or filters)
-        since, until = filters.get("since"), filters.get("until")
         comment = options["comment"].strip()
         decides = options["decision"] != "replay"
         of_batches = [
@@ -173,7 +172,6 @@ class Command(ReportCommand):
             (options["force"] and (filters or not options["ids"]),
              "--force takes ids and no filters: check each event first"),
             (options["force"] and options["background"], "--background goes without --force"),
-            (since and until and since >= until, "--since is not before --until"),
             (not options["background"] and of_batches,
              f"{', '.join(of_batches)}: only with --background"),
         ):  # fmt: skip

@@ -72,7 +72,10 @@ def test_rows_are_shown_with_links() -> None:
         assert found.fields["q"] == value
 
 
-def test_a_past_event_is_searched_since_it_was_published(settings: Any) -> None:
+@pytest.mark.parametrize("waited", [None, timedelta(), timedelta(days=3)])
+def test_a_past_event_is_searched_since_it_was_published(
+    settings: Any, waited: timedelta | None
+) -> None:
     """Not since its state has changed; also in the hour that clocks repeat."""
     settings.AMQP_EVENTS, settings.TIME_ZONE = (
         {**EVENTS, "HISTORY": {"MAX_AGE": "1d"}},
@@ -80,7 +83,10 @@ def test_a_past_event_is_searched_since_it_was_published(settings: Any) -> None:
     )
     failed_at = datetime(2026, 10, 26, 0, 30, tzinfo=UTC)
     row = make(
-        State.SUCCEEDED, first_failed_at=failed_at, state_since=failed_at + timedelta(days=9)
+        State.SUCCEEDED,
+        first_failed_at=failed_at,
+        state_since=failed_at + timedelta(days=9),
+        published_at=None if waited is None else failed_at - waited,
     )
     client = staff(*EVERYTHING, "bulk_replay_archivedevent")
     found = client.get(reverse("admin:django_amqp_events_dashboard_find"), {"q": row.event_id})
@@ -88,7 +94,7 @@ def test_a_past_event_is_searched_since_it_was_published(settings: Any) -> None:
     data = {"handler": "send_invoice", "id": event.id, "since": since}
     form = BackfillForm(data, searches=True)
     assert form.is_valid(), form.errors
-    assert form.cleaned_data["since"] == failed_at - timedelta(days=1)
+    assert form.cleaned_data["since"] == failed_at - (waited or timedelta()) - timedelta(days=1)
 
 
 def test_nothing_is_found() -> None:

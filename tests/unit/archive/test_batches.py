@@ -208,6 +208,7 @@ def test_invalid_options_are_refused() -> None:
     values: dict[str, Any]
     for values in (
         {"reason": "  "},
+        {"reason": "x" * 1_001},
         {"rate": 0},
         {"rate": -1},
         {"rate": float("nan")},
@@ -216,7 +217,7 @@ def test_invalid_options_are_refused() -> None:
         {"threshold": 0},
         {"threshold": 101},
     ):
-        with pytest.raises(ValueError, match=r"a batch needs|it is"):
+        with pytest.raises(ValueError, match=r"a batch needs|it is|more than 1000"):
             batch_states.start(batch.pk, by="ada", **({"reason": "fixed"} | values))
         assert again(batch).state == "draft"
 

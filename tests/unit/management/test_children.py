@@ -25,6 +25,7 @@ from tests.waiting import until
 
 #: Prepares what a plain `python -m django` would not have, as django-configurations does.
 MANAGE = """
+import os
 import sys
 from django.conf import settings
 from django.core import management
@@ -38,6 +39,7 @@ def create_parser(self, prog_name, subcommand):
     return parser
 
 BaseCommand.create_parser = create_parser
+os.chdir(os.environ["WHERE"])
 settings.configure(INSTALLED_APPS=["django_amqp_events", "shop"], AMQP_EVENTS={"SERVICE": "shop"})
 if __name__ == "__main__":
     management.execute_from_command_line(sys.argv)
@@ -70,19 +72,21 @@ class Command(EventsCommand):
 
 
 @pytest.mark.parametrize(
-    ("where", "how"),
+    ("where", "to", "how"),
     [
-        (".", ["{program}"]),
-        ("..", ["-X", "dev", "-W", "error", "{program}"]),
-        ("..", ["-m", "control"]),
+        (".", ".", ["{program}"]),
+        ("..", ".", ["-X", "dev", "-W", "error", "{program}"]),
+        ("..", "project", ["{program}"]),
+        ("..", ".", ["-m", "control"]),
         (
             "..",
+            ".",
             ["-c", "import sys, control as c; c.management.execute_from_command_line(sys.argv)"],
         ),
     ],
-    ids=["program", "options", "module", "code"],
+    ids=["program", "options", "moving", "module", "code"],
 )
-def test_a_child_starts_as_its_parent(tmp_path: Path, where: str, how: list[str]) -> None:
+def test_a_child_starts_as_its_parent(tmp_path: Path, where: str, to: str, how: list[str]) -> None:
     project = tmp_path / "project"
     commands = project / "shop" / "management" / "commands"
     commands.mkdir(parents=True)
@@ -97,6 +101,7 @@ def test_a_child_starts_as_its_parent(tmp_path: Path, where: str, how: list[str]
     if how[0] in ("-m", "-c"):
         path.append(str(project))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "DJANGO_SETTINGS_MODULE": ""}
+    env["WHERE"] = str((here / to).resolve())
     ended = run_program(sys.executable, *command, "events_parent", cwd=here, env=env)
     assert "born Dev" in ended.stdout, ended.stderr
     assert ended.stdout.endswith("[]\n"), ended.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import django
 import pytest
 from django.core import mail
 from django.core.mail.backends.locmem import EmailBackend
+from django.db import connections
 from django.test import override_settings
 
 from django_amqp_events import conf, signals
@@ -28,7 +30,7 @@ from django_amqp_events.monitor.snapshots import SnapshotTaker
 from django_amqp_events.reasons import Reason
 from tests.archive_rows import make_group, make_outbox
 from tests.celery_app import app as celery_app
-from tests.conftest import ONE, Database, routed_by
+from tests.conftest import ONE, ArchiveRouter, Database, routed_by
 from tests.doubles.receivers import connected
 
 from ..admin.admin_world import make
@@ -249,6 +251,22 @@ def test_alerts_about_what_is_gone_end(heard: Any, settings: Any) -> None:
     assert look() == [("ended", "outbox_lag", "default")]
 
 
+@ONE
+@DATABASES
+def test_an_outbox_whose_table_is_gone_is_no_longer_behind(monkeypatch: Any) -> None:
+    entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    entries = connections.configure_settings({**connections.databases, "orders": entry})
+    monkeypatch.setattr(ArchiveRouter, "allow_migrate", lambda *_, **__: True)
+    with monkeypatch.context() as patched:
+        patched.setitem(connections.databases, "orders", entries["orders"])
+        alerts.update_alert("outbox_lag", "orders", "x", now=NOW, settings=read())
+        assert alerts.gone(document(), read()) == {("outbox_lag", "orders"): None}
+        patched.setattr(connections["orders"], "cursor", None)  # it is unreachable
+        assert alerts.gone(document(), read()) == {}
+    connections["orders"].close()
+    del connections["orders"]
+
+
 @DATABASES
 def test_a_group_is_new_when_it_is_mirrored(heard: Any) -> None:
     """After a night without a mirror, and with a worker whose clock is wrong."""
@@ -431,7 +449,15 @@ def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> No
     with override_settings(ADMINS=ADMINS):
         assert alerts.update_alert("abyss", "q", "x", now=NOW, settings=read(MAIL=True))
     assert "no mail today" in caplog.text
-    assert Alert.objects.count() == 2
+    # A mail server that accepts a connection and does not answer.
+    answered = threading.Event()
+    monkeypatch.setattr(EmailBackend, "send_messages", lambda *_: answered.wait(60))
+    monkeypatch.setattr(alerts, "MAIL_SECONDS", 0.05)
+    with override_settings(ADMINS=ADMINS):
+        assert alerts.update_alert("abyss", "r", "x", now=NOW, settings=read(MAIL=True))
+    answered.set()
+    assert "is not sent after 0.05 s" in caplog.text
+    assert Alert.objects.count() == 3
 
 
 @ONE

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from django_amqp_events import conf
-from django_amqp_events.archive import search_values, tables
+from django_amqp_events.archive import history, search_values, tables
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.selection import Selection
+from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -51,6 +53,23 @@ def find(value: str, **options: Any) -> tuple[LocatedEvent, ...]:
 
 def kinds(found: tuple[LocatedEvent, ...]) -> list[tuple[str, str, str]]:
     return [(row.kind, row.handler, row.state) for each in found for row in each.records]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [("e1", ["e1"]), ("cart=7", ["cart=7", "e2"]), ("order_id=7", ["e1"]), ("cart=9", [])],
+)
+def test_past_events_are_found_by_id_and_by_value(
+    monkeypatch: pytest.MonkeyPatch, value: str, found: list[str]
+) -> None:
+    payloads = {"e1": {"order_id": 7}, "cart=7": {"order_id": 8}, "e2": {"cart": 7}}
+    past = [
+        SimpleNamespace(event=ReceivedEvent(id=event_id, name=PAID, service="shop"), at=NOW)
+        for event_id in payloads
+    ]
+    monkeypatch.setattr(history.Scan, "records", lambda _: iter(past))
+    monkeypatch.setattr(history, "shown_payload", lambda record: payloads[record.event.id])
+    assert [event.id for event in find(value, since=NOW)] == found
 
 
 def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:

@@ -7,14 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from celery import signals as celery_signals
 from django.core.management import CommandError
 from django.db import OperationalError
+from prometheus_client import REGISTRY
 
-from django_amqp_events.context import ReceivedEvent
+from django_amqp_events import signals
 from django_amqp_events.management.commands import events_companion
 from django_amqp_events.models import Snapshot
 from django_amqp_events.monitor import METRICS_FOLDER, metrics, snapshots
+from django_amqp_events.publish.publisher import Options, publish_event
+from django_amqp_events.testing import memory_events, override_events
 from tests.commands import run_python
+from tests.doubles.receivers import connected
 
 
 def test_without_a_database_the_counters_remain(
@@ -114,13 +119,43 @@ def test_metrics_of_a_project_keep_their_files(tmp_path: Path) -> None:
     assert 'amqp_events_published_total{event="a long name"} 1.0' in ended.stdout
 
 
-def test_only_superseded_events_are_counted_as_such() -> None:
-    event = ReceivedEvent(id="1", name="a.b", service="shop")
-    counter = metrics.SUPERSEDED.labels("", "superseding.handler")
-    for superseded, total in ((False, 0), (True, 1)):
-        metrics._skipped(handler="superseding.handler", event=event, superseded=superseded)
-        [sample] = [s for m in counter.collect() for s in m.samples if s.name.endswith("_total")]
-        assert sample.value == total
+def pay(order: int, version: int) -> None: ...
+
+
+def counted() -> list[float]:
+    of_event = {"event": "shop.paid", "handler": "pay"}
+    return [
+        REGISTRY.get_sample_value(f"amqp_events_{name}", labels) or 0.0
+        for name, labels in (
+            ("handled_total", of_event),
+            ("superseded_total", of_event),
+            ("handler_seconds_count", {"handler": "pay"}),
+        )
+    ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_event_that_is_skipped_is_no_run() -> None:
+    handler = {
+        "EVENTS": ["shop.paid"],
+        "HANDLER": f"{__name__}.pay",
+        "NEWEST": ["order", "version"],
+    }
+    before = counted()
+    with (
+        override_events(
+            SERVICE="billing", BACKEND="memory", PUBLISH="immediate", HANDLERS={"pay": handler}
+        ),
+        memory_events() as broker,
+        connected(metrics._skipped, signals.event_skipped),
+        connected(metrics._started, celery_signals.task_prerun),
+        connected(metrics._ended, celery_signals.task_postrun),
+    ):
+        for event_id, version in (("b", 2), ("a", 1), ("b", 2)):
+            options = Options(event_id=event_id)
+            publish_event("shop.paid", {"order": 7, "version": version}, options=options)
+        broker.run()
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 1, 1]
 
 
 STARTED = """
