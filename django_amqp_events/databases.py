@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache, wraps
 from itertools import count
@@ -134,11 +135,19 @@ def with_table(model: type[Model], *own: str) -> list[str]:
 
 
 def has_table(alias: str, model: type[Model]) -> bool:
-    """Return True if a database has a model's table."""
-    connection = connections[alias]
-    with connection.cursor() as cursor:
-        table = model._meta.db_table  # noqa: SLF001 - Django's documented name for it
-        return table in connection.introspection.table_names(cursor)
+    """Return True if a query of a model's table succeeds.
+
+    Introspection may know less, such as one schema of several that are searched.
+    """
+    try:
+        # A savepoint: an error would end a transaction that is open.
+        with transaction.atomic(using=alias):
+            model._default_manager.using(alias).order_by().exists()  # noqa: SLF001 - a public name
+    except Error as exc:
+        if table_missing(exc):
+            return False
+        raise
+    return True
 
 
 def may_have_table(alias: str, model: type[Model]) -> bool:
@@ -147,9 +156,7 @@ def may_have_table(alias: str, model: type[Model]) -> bool:
     until, answer = _has_table.get(key, (0.0, False))
     if time.monotonic() >= until:
         try:
-            # A savepoint: an error would end a transaction that is open.
-            with transaction.atomic(using=alias):
-                answer = has_table(alias, model)
+            answer = has_table(alias, model)
         except Exception as exc:  # noqa: BLE001 - its driver is missing, or raises errors of its own
             name = model._meta.object_name  # noqa: SLF001
             level = logging.WARNING if answer or not until else logging.DEBUG
@@ -448,3 +455,46 @@ def _delete_statement(vendor: str, alias: str, model: type[Model]) -> tuple[str,
     order = f" ORDER BY {column} LIMIT {{2}}" if vendor == "mysql" else ""
     delete = f"DELETE FROM {table} WHERE {column} IN ({{0}}){{1}}{order}"  # noqa: S608 - our names
     return delete, meta.pk.get_db_prep_value
+
+
+@contextmanager
+def user_code() -> Iterator[None]:
+    """Run user code that raises nothing, in a thread or transaction that is not its own.
+
+    It gets a savepoint in each open transaction, which its errors would break. Connections that it
+    has lost are closed: the thread may be one of ours, in which no request ends, and each later
+    query would fail too.
+    """
+    try:
+        with _savepoints():
+            yield
+    finally:
+        _close_broken()
+
+
+@contextmanager
+def _savepoints() -> Iterator[None]:
+    with ExitStack() as stack:
+        for connection in connections.all(initialized_only=True):
+            if connection.in_atomic_block:
+                savepoint: Any = transaction.atomic(using=connection.alias)
+                # To user code, a test's transaction is none, as to Django's durable=True.
+                savepoint._from_testcase = not in_transaction(connection)  # noqa: SLF001
+                stack.enter_context(suppress(Error))
+                with suppress(Error):  # the transaction is broken already
+                    stack.enter_context(savepoint)
+        yield
+
+
+def _close_broken() -> None:
+    """Close this thread's broken connections, on all databases."""
+    for connection in connections.all(initialized_only=True):
+        # One in a transaction belongs to the caller.
+        held = connection.in_atomic_block or not connection.autocommit
+        if held or connection.connection is None or not connection.errors_occurred:
+            continue
+        # As Django does at the end of a request.
+        if connection.is_usable():
+            connection.errors_occurred = False
+        else:
+            connection.close()

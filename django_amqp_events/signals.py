@@ -38,16 +38,12 @@ do not run where the sending thread has an event loop, as in ``publish()`` witho
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from django import dispatch
-from django.db import Error, connections, transaction
 
-from .databases import in_transaction
-
+from .databases import user_code
 from .logs import get_logger
 
 logger = get_logger(__name__)
@@ -61,7 +57,7 @@ class Signal(dispatch.Signal):
         if not self.has_listeners(sender):
             return []
         try:
-            with savepoints():
+            with user_code():
                 responses = super().send_robust(sender, **named)
         except RuntimeError:
             # Django runs async receivers through async_to_sync.
@@ -76,44 +72,11 @@ class Signal(dispatch.Signal):
             # It would end no more than this thread, such as that of the relay, and silently.
             logger.exception("a receiver of a signal raised SystemExit")
             return []
-        _close_broken()
         for _receiver, response in responses:
             # It is meant for the handler that publishes, and comes only once.
             if isinstance(response, SoftTimeLimitExceeded):
                 raise response
         return responses
-
-
-@contextmanager
-def savepoints() -> Iterator[None]:
-    """Give user code a savepoint in each open transaction, which its errors would break."""
-    with ExitStack() as stack:
-        for connection in connections.all(initialized_only=True):
-            if connection.in_atomic_block:
-                savepoint: Any = transaction.atomic(using=connection.alias)
-                # To user code, a test's transaction is none, as to Django's durable=True.
-                savepoint._from_testcase = not in_transaction(connection)  # noqa: SLF001
-                stack.enter_context(suppress(Error))
-                with suppress(Error):  # the transaction is broken already
-                    stack.enter_context(savepoint)
-        yield
-
-
-def _close_broken() -> None:
-    """Close this thread's connections that receivers have lost, on all databases.
-
-    The thread may be one of ours, in which no request ends: each later query would fail too.
-    """
-    for connection in connections.all(initialized_only=True):
-        # One in a transaction belongs to the caller.
-        held = connection.in_atomic_block or not connection.autocommit
-        if held or connection.connection is None or not connection.errors_occurred:
-            continue
-        # As Django does at the end of a request.
-        if connection.is_usable():
-            connection.errors_occurred = False
-        else:
-            connection.close()
 
 
 event_published = Signal()

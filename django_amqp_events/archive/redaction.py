@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 
 from .. import conf
 from ..callables import unrun
-from ..databases import error_line
+from ..databases import error_line, user_code
 from ..logs import event_fields, get_logger
 from ..reasons import Reason
 
@@ -38,19 +38,20 @@ def redact(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
     path = conf.load()[0].redact
     if not path:
         return payload
-    try:
-        redacted: Mapping[str, Any] = import_string(path)(name, deepcopy(dict(payload)))
-        if unrun(redacted) or not isinstance(redacted, Mapping):
-            raise TypeError("it did not return a dict")
-    except Exception as exc:  # noqa: BLE001 - a project's own code
-        # The text of the exception may quote the payload.
-        kind = type(exc).__name__
-        about = {**event_fields(None), "event_name": name}
-        logger.error(  # noqa: TRY400
-            "AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind, extra=about
-        )
-        return Reason("redaction-failed", hook=path, error=kind)
-    return redacted
+    with user_code():
+        try:
+            redacted: Mapping[str, Any] = import_string(path)(name, deepcopy(dict(payload)))
+            if unrun(redacted) or not isinstance(redacted, Mapping):
+                raise TypeError("it did not return a dict")
+        except Exception as exc:  # noqa: BLE001 - a project's own code
+            # The text of the exception may quote the payload.
+            kind = type(exc).__name__
+            about = {**event_fields(None), "event_name": name}
+            logger.error(  # noqa: TRY400
+                "AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind, extra=about
+            )
+            return Reason("redaction-failed", hook=path, error=kind)
+        return redacted
 
 
 def redact_json(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:

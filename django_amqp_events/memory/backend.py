@@ -17,6 +17,7 @@ from ..broker import history
 from ..conf import get_settings
 from ..context import ReceivedEvent
 from ..coroutines import has_event_loop
+from ..databases import user_code
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, ConfigurationError, Malformed, PublishError
@@ -26,7 +27,6 @@ from ..message.archive_message import Archived, Outcome
 from ..message.text import counted
 from ..message.types import Message, Received
 from ..publish.pending import Backend, Pending
-from ..signals import savepoints
 from ..worker.outgoing import ANNOUNCED, announce, needs_message
 from ..worker.pool_job import Engine
 from ..worker.reading import Reading
@@ -185,7 +185,7 @@ class MemoryBackend(Backend):
         """Handle and settle one delivery, as a pool process does."""
         reading = world.dispatcher.open(stored.received())
         # In a worker no transaction is open. Here, there may be that of the test or publisher.
-        with savepoints():
+        with user_code():
             verdict = world.decide(reading, now=self.now, wait=self._pass_time, eager=True)
         self._settle(world, stored, reading, verdict)
 

@@ -94,6 +94,13 @@ def test_which_databases_are_written(
             assert databases.written(model, *own) == expected
 
 
+@pytest.mark.django_db
+def test_a_table_that_introspection_does_not_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """django-tenants lists the tenant's schema alone, and queries find the tables of both."""
+    monkeypatch.setattr(connections["default"].introspection, "table_names", lambda *_: [])
+    assert databases.has_table("default", OutboxEvent)
+
+
 @pytest.mark.parametrize("aliases", [{"default": SQLITE, "replica": SQLITE}], indirect=True)
 def test_no_event_is_published_where_no_relay_would_find_it(aliases: None) -> None:
     with (

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connections
 
 from django_amqp_events.archive import (
     replay,
@@ -159,6 +160,19 @@ def test_what_is_redacted_is_not_stored(billing: Any) -> None:
     assert values() == {("order_id", "1"), ("tags", "open")}
     make(2, {"order_id": 2, "broken": True})
     assert len(values()) == 2
+
+
+def query(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+    with connections[tables.database()].cursor() as cursor:
+        cursor.execute("SELECT * FROM nowhere")
+    return payload
+
+
+def test_a_hook_whose_query_fails_keeps_no_event_out(billing: Any) -> None:
+    """On PostgreSQL it breaks the transaction in which the events are stored."""
+    billing.AMQP_EVENTS = {**SETTINGS, "REDACT": f"{__name__}.query"}
+    store([taken(archived(received(name=PAID)))])
+    assert (tables.rows().count(), values()) == (1, set())
 
 
 @ONE
