@@ -95,7 +95,7 @@ class EventsCommand(BaseCommand):
 
     requires_system_checks = ()
     #: Exit code for wrong arguments or settings, and for an unreachable broker or database.
-    error_code: ClassVar[int] = 2
+    error_code = 2
     piped = False
     verbosity = 1
     stopping = False
@@ -236,7 +236,7 @@ class ServiceCommand(EventsCommand):
         name: begins each line of output.
     """
 
-    error_code: ClassVar[int] = 1
+    error_code = 1
     name: ClassVar[str]
 
     def add_arguments(self, parser: ArgumentParser) -> None:

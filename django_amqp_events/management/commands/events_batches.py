@@ -13,9 +13,8 @@ at once, and events_worker starts one. With an action it does that and ends:
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-done: no batch is running; or the action
      is done
-  1  wrong settings; an action: no such batch, the batch is in another state, or
-     the database is unreachable
-  2  wrong arguments
+  1  wrong settings; an action: no such batch, or it is in another state
+  2  wrong arguments; an action: wrong settings, or the database is unreachable
 
 While RabbitMQ or the database is unreachable, the command logs it and waits.
 """
@@ -32,7 +31,12 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.selection import parse_uuid
 from django_amqp_events.broker import connection
-from django_amqp_events.management.base import ServiceCommand, columns, requested_by
+from django_amqp_events.management.base import (
+    EventsCommand,
+    ServiceCommand,
+    columns,
+    requested_by,
+)
 from django_amqp_events.message.text import counted
 from django_amqp_events.models import Replay, ReplayBatch
 
@@ -76,6 +80,7 @@ class Command(ServiceCommand):
             )
         if action == "run":
             return super().run(options)
+        self.error_code = EventsCommand.error_code
         service = conf.get_settings().service
         if action == "list":
             return self._list(service)
@@ -88,7 +93,7 @@ class Command(ServiceCommand):
         if now is None:
             return self._finish(document(batch), [f"deleted {describe(batch)}"])
         if not done:
-            raise self.wrong(f"it is {now.get_state_display()}: {describe(now)}")
+            raise CommandError(f"it is {now.get_state_display()}: {describe(now)}")
         return self._finish(document(now), [describe(now)])
 
     def serve(self, options: dict[str, Any]) -> None:
@@ -115,7 +120,7 @@ class Command(ServiceCommand):
         pk, batches = parse_uuid(text), batch_states.rows().filter(service=service)
         batch = None if pk is None else batches.filter(pk=pk).first()
         if batch is None:
-            raise self.wrong(f"there is no batch {text!r}; see `events_batches list`")
+            raise CommandError(f"there is no batch {text!r}; see `events_batches list`")
         return batch
 
     def _show(self, batch: ReplayBatch) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser
-from typing import Any, ClassVar
+from typing import Any
 
 from django_amqp_events.broker.connection import broker_app
 from django_amqp_events.broker.topology import Names
@@ -25,7 +25,7 @@ from django_amqp_events.worker.reaper import IDLE_SECONDS, ReaperStep
 
 class Command(EventsCommand):
     help = __doc__
-    error_code: ClassVar[int] = 1
+    error_code = 1
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(

@@ -46,8 +46,8 @@ class Command(ReportCommand):
             nargs="?",
             const=2.0,
             metavar="SECONDS",
-            help="Ask the workers for their prefetch counts; wait this long for answers (default: "
-            "%(const)g).",
+            help="Ask the workers for their prefetch counts; wait this long for each answer "
+            "(default: %(const)g).",
         )
         super().add_arguments(parser)
 

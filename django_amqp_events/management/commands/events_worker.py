@@ -15,7 +15,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db import connections
 
@@ -39,7 +39,7 @@ class Command(EventsCommand):
     # No system checks: two of them are errors about settings that this command sets itself, and
     # the worker reports the others when it starts.
     help = __doc__
-    error_code: ClassVar[int] = 1
+    error_code = 1
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(

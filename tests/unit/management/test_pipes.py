@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError
+from django.db import OperationalError, connection
 
 from django_amqp_events.archive import eligibility, tables
 from django_amqp_events.archive.batches import batch_states
@@ -123,6 +124,24 @@ def test_exit_codes_whoever_reads(
     assert run(filled(arguments), io.StringIO(), io.StringIO()) == code
     with closed_pipe() as out, closed_pipe() as err:
         assert run(filled(arguments), out, err) == code
+
+
+@pytest.mark.parametrize("arguments", [run for _, run in RUNS], ids=" ".join)
+def test_exit_codes_without_a_database(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """Nothing is known then, but that such a text is no id of a batch."""
+
+    def away(*_: object) -> None:
+        raise OperationalError("connection refused")
+
+    settings.AMQP_EVENTS = world.EVENTS
+    given, out, err = filled(arguments), io.StringIO(), io.StringIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "cursor", away)
+        code = run(given, out, err)
+    known = {"events_catalogue": 0, "events_batches show MISSING": 1}
+    assert code == known.get(" ".join(arguments), 2), out.getvalue()
 
 
 @pytest.mark.parametrize(
