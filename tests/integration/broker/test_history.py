@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import amqp
 import pytest
@@ -122,6 +123,22 @@ def test_other_limits_are_drift(billing: Service, service: Callable[..., Service
     code, _out, err = other.command("events_declare", recreate_empty=True)
     assert code == 1
     assert "restore the limits of HISTORY" in err
+
+
+@pytest.mark.parametrize(
+    "placed", [{"x-initial-cluster-size": 1}, {"x-queue-leader-locator": "least-leaders"}]
+)
+def test_members_that_another_owner_has_placed(
+    service: Callable[..., Service], fresh_vhost: Vhost, placed: dict[str, Any]
+) -> None:
+    made = service(fresh_vhost, HISTORY=HISTORY)
+    [ours] = [queue for queue in made.topology.queues if queue.name == made.names.history]
+    arguments = {**ours.arguments, **placed}
+    made.channel().queue_declare(ours.name, durable=True, auto_delete=False, arguments=arguments)
+    made.declare()
+    for exact in (True, False):
+        (item,) = [each for each in made.inspect(exact=exact).items if each.name == ours.name]
+        assert (item.state, next(iter(placed)) in item.note) == ("ok", True)
 
 
 def test_a_policy_that_cuts_the_history_is_an_error(billing: Service) -> None:
