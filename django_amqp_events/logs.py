@@ -20,6 +20,8 @@ from .message.types import Message
 
 #: Longest time in seconds to wait for log handlers when a worker stops.
 STOPPING_SECONDS: Final = 5.0
+#: Longest time in seconds that a fork waits for one; it waits for the network, if not for a file.
+FORK_SECONDS: Final = 0.2
 
 
 def event_fields(event: ReceivedEvent | None, handler: str | None = None) -> dict[str, Any]:
@@ -45,13 +47,19 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 class LoopRecords:
-    """Has a thread handle the records of an event loop, which must not wait for a log handler."""
+    """Has a thread handle the records of an event loop, which must not wait for a log handler.
+
+    A process is not forked while a record is written to a file: its child would wait for ever for
+    the file's lock.
+    """
 
     #: The loops that run in this process, by their thread.
     running: ClassVar[dict[int, LoopRecords]] = {}
+    _held: ClassVar[list[LoopRecords]] = []
 
     def __init__(self) -> None:
         self._records: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
+        self._handling = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="amqp-events-log", daemon=True)
 
     def start(self) -> None:
@@ -71,13 +79,28 @@ class LoopRecords:
     def _run(self) -> None:
         while (record := self._records.get()) is not None:
             try:
-                logging.getLogger(record.name).handle(record)
+                with self._handling:
+                    logging.getLogger(record.name).handle(record)
             except Exception:  # noqa: BLE001 - a handler or filter of the project may raise anything
                 traceback.print_exc()
 
+    @classmethod
+    def before_fork(cls) -> None:
+        loops = list(cls.running.values())
+        cls._held = [loop for loop in loops if loop._handling.acquire(timeout=FORK_SECONDS)]  # noqa: SLF001
 
-# A pool process has no such thread.
-os.register_at_fork(after_in_child=LoopRecords.running.clear)
+    @classmethod
+    def after_fork(cls) -> None:
+        for loop in cls._held:
+            loop._handling.release()  # noqa: SLF001
+
+
+os.register_at_fork(
+    before=LoopRecords.before_fork,
+    after_in_parent=LoopRecords.after_fork,
+    # A pool process has no such thread.
+    after_in_child=LoopRecords.running.clear,
+)
 
 
 class _RecordLogger(logging.Logger):

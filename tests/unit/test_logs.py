@@ -27,6 +27,7 @@ from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import capture_events, memory_events, override_events
 from tests.commands import run_python
+from tests.waiting import until
 
 from .test_docs import blocks
 
@@ -106,17 +107,34 @@ def test_records_of_an_event_loop_wait_for_no_handler() -> None:
     assert [each[3] for each in told] == [False, False, False, False, True]
 
 
-def test_a_forked_process_handles_its_own_records() -> None:
-    records = LoopRecords()
+@pytest.mark.parametrize("hangs", [False, True])
+def test_no_process_is_forked_while_a_record_is_written(hangs: bool) -> None:
+    """A child could never write to the same file; it does not wait for a handler that hangs."""
+    told: list[str] = []
+    go = threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append("begun")
+            go.wait(30 if hangs else 0.05)
+            told.append("written")
+
+    named, handler, records = logging.getLogger("shop.fork"), Slow(), LoopRecords()
+    named.addHandler(handler)
     records.start()
     try:
+        get_logger("shop.fork").warning("a record")
+        until(lambda: told, "it is being written")
         pid = os.fork()
         if not pid:
-            os._exit(bool(LoopRecords.running))
+            os._exit(bool(LoopRecords.running) or (told[-1] != "written") is not hangs)
         assert os.waitpid(pid, 0)[1] == 0
         assert LoopRecords.running
+        go.set()
     finally:
         records.stop()
+        named.removeHandler(handler)
+    get_logger("shop.fork").warning("after it")
 
 
 def fail_once(backend: MemoryBackend) -> str:
