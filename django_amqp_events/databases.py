@@ -480,10 +480,21 @@ def _savepoints() -> Iterator[None]:
                 savepoint: Any = transaction.atomic(using=connection.alias)
                 # To user code, a test's transaction is none, as to Django's durable=True.
                 savepoint._from_testcase = not in_transaction(connection)  # noqa: SLF001
-                stack.enter_context(suppress(Error))
+                stack.enter_context(_undone(connection))
                 with suppress(Error):  # the transaction is broken already
                     stack.enter_context(savepoint)
         yield
+
+
+@contextmanager
+def _undone(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Suppress a database error that a savepoint has undone; not the end of a transaction."""
+    before = connection.needs_rollback
+    try:
+        yield
+    except Error:
+        if connection.needs_rollback and not before:
+            raise
 
 
 def _close_broken() -> None:

@@ -55,7 +55,7 @@ class LoopRecords:
 
     #: The loops that run in this process, by their thread.
     running: ClassVar[dict[int, LoopRecords]] = {}
-    _held: ClassVar[list[LoopRecords]] = []
+    _held: ClassVar[dict[int, list[LoopRecords]]] = {}
 
     def __init__(self) -> None:
         self._records: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
@@ -82,16 +82,17 @@ class LoopRecords:
                 with self._handling:
                     logging.getLogger(record.name).handle(record)
             except Exception:  # noqa: BLE001 - a handler or filter of the project may raise anything
-                traceback.print_exc()
+                _print_error()
 
     @classmethod
     def before_fork(cls) -> None:
         loops = list(cls.running.values())
-        cls._held = [loop for loop in loops if loop._handling.acquire(timeout=FORK_SECONDS)]  # noqa: SLF001
+        held = [loop for loop in loops if loop._handling.acquire(timeout=FORK_SECONDS)]  # noqa: SLF001
+        cls._held[threading.get_ident()] = held
 
     @classmethod
     def after_fork(cls) -> None:
-        for loop in cls._held:
+        for loop in cls._held.pop(threading.get_ident(), ()):
             loop._handling.release()  # noqa: SLF001
 
 
@@ -129,8 +130,13 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
         except SoftTimeLimitExceeded:
             raise  # of the run, which a signal handler has interrupted
         except Exception:  # noqa: BLE001 - a handler or filter of the project may raise anything
-            with suppress(Exception):
-                traceback.print_exc()
+            _print_error()
+
+
+def _print_error() -> None:
+    # A worker's stderr is a logger.
+    with suppress(Exception):
+        traceback.print_exc()
 
 
 def get_logger(name: str) -> logging.LoggerAdapter[logging.Logger]:

@@ -171,14 +171,18 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
         ConfigurationError: the broker URL is not RabbitMQ's, or py-amqp is not supported.
     """
     amqp_internals.check()
+    urls = broker_urls(app.conf.broker_write_url)
     end = time.monotonic() + timeout
+    failed: list[Exception] = []
 
     def timely(amqp: Any, on_method: Callable[..., Any]) -> Callable[..., Any]:
         """Return py-amqp's reader of frames, for a handshake that ends in time as a whole."""
         handle: Callable[..., Any] = frame_handler(amqp, on_method)
+        # The URLs after this one get their shares.
+        until = end - timeout * (len(urls) - 1 - len(failed)) / len(urls)
 
         def read(frame: object) -> Any:
-            left = end - time.monotonic()
+            left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError("timed out")
             # py-amqp's is for the next read.
@@ -200,13 +204,13 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             socket.TCP_USER_TIMEOUT: int(timeout * 1000),
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
         }
-    urls = broker_urls(app.conf.broker_write_url)
     addresses = count_addresses(*(urlsplit(url).hostname or "localhost" for url in urls))
     connection = build_connection(
         app, connect_timeout=timeout / addresses, transport_options=options
     )
     try:
         connection.ensure_connection(
+            errback=lambda exc, _: failed.append(exc),
             max_retries=len(urls) - 1,
             interval_start=0,
             interval_step=0,

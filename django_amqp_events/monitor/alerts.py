@@ -341,8 +341,11 @@ def _notify(alert: Alert, settings: Settings) -> None:
         name="amqp-events-alert-mail",
         daemon=True,
     )
+    hangs = any(thread.name == sender.name for thread in threading.enumerate())
     sender.start()
-    sender.join(MAIL_SECONDS)
+    # Waited for once, however many alerts there are.
+    if not hangs:
+        sender.join(MAIL_SECONDS)
     if sender.is_alive():
         logger.warning("the e-mail about an alert is not sent after %g s", MAIL_SECONDS)
 

@@ -53,6 +53,8 @@ ALTERNATE: Final = (
 _GUARD: Final = {"x-max-age": "never-created"}
 # The same for streams.
 _STREAM_GUARD: Final = {"x-message-ttl": "never-created"}
+#: Arguments of a stream that say where it is stored.
+_PLACING: Final = frozenset({"x-initial-cluster-size", "x-queue-leader-locator"})
 T = TypeVar("T")
 #: What is asked of the broker on a channel.
 Request = Callable[[amqp.Channel], object]
@@ -265,7 +267,7 @@ def _refused_redeclare(entity: Exchange | Queue, exc: amqp_errors.ChannelError) 
     if entity.role == "events" and argument.argument == "alternate-exchange":
         return Item(entity=entity, state="ok", note=ALTERNATE)
     # Its owner may have placed its members; other services share it.
-    if entity.role == "history" and argument.declared == "none":
+    if entity.role == "history" and argument.argument in _PLACING:
         return Item(entity=entity, state="ok", note=str(argument))
     return Item(entity=entity, state="different", differences=(argument,))
 

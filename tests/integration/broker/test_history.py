@@ -141,6 +141,18 @@ def test_members_that_another_owner_has_placed(
         assert (item.state, next(iter(placed)) in item.note) == ("ok", True)
 
 
+def test_a_limit_that_another_owner_has_set(
+    service: Callable[..., Service], fresh_vhost: Vhost
+) -> None:
+    made = service(fresh_vhost, HISTORY={"MAX_AGE": "14d"})
+    [ours] = [queue for queue in made.topology.queues if queue.name == made.names.history]
+    arguments = {**ours.arguments, "x-max-length-bytes": 10**9}
+    made.channel().queue_declare(ours.name, durable=True, auto_delete=False, arguments=arguments)
+    for exact in (True, False):
+        (item,) = [each for each in made.inspect(exact=exact).items if each.name == ours.name]
+        assert item.state == "different"
+
+
 def test_a_policy_that_cuts_the_history_is_an_error(billing: Service) -> None:
     billing.set_policy("short", "^events", {"max-age": "1s"})
     (trouble,) = billing.inspect().errors

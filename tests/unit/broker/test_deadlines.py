@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,39 +71,51 @@ def test_a_time_out_is_for_the_whole(
     assert len(tried) == addresses * len(urls)
 
 
+class Dripping:
+    """Servers that answer without end, each time within the time-out."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack, self.accepted = stack, 0
+
+    def serve(self, first: bytes, then: bytes) -> str:
+        """Start one, and return its address."""
+        listener = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=self._drip, args=(listener, first, then), daemon=True).start()
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    def _drip(self, listener: socket.socket, first: bytes, then: bytes) -> None:
+        with suppress(OSError):
+            client, _ = listener.accept()
+            self.accepted += 1
+            with client:
+                client.recv(65536)
+                client.sendall(first)
+                while True:
+                    time.sleep(TIMEOUT / 8)
+                    client.sendall(then)
+
+
 @pytest.fixture
-def dripping() -> Iterator[Callable[[bytes, bytes], str]]:
-    """A server that answers without end, each time within the time-out; returns its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve(first: bytes, then: bytes) -> None:
-            with suppress(OSError):
-                client, _ = listener.accept()
-                with client:
-                    client.recv(65536)
-                    client.sendall(first)
-                    while True:
-                        time.sleep(TIMEOUT / 2)
-                        client.sendall(then)
-
-        def start(first: bytes, then: bytes) -> str:
-            threading.Thread(target=serve, args=(first, then), daemon=True).start()
-            return f"127.0.0.1:{listener.getsockname()[1]}"
-
-        yield start
+def dripping() -> Iterator[Dripping]:
+    with ExitStack() as stack:
+        yield Dripping(stack)
 
 
 @pytest.mark.timeout(60)
-def test_a_handshake_without_end(dripping: Callable[[bytes, bytes], str]) -> None:
+@pytest.mark.parametrize("urls", [1, 2])
+def test_a_handshake_without_end(dripping: Dripping, urls: int) -> None:
+    """Each URL has its share of the time."""
     heartbeat = b"\x08\0\0\0\0\0\0\xce"
-    app = Celery(broker=f"amqp://{dripping(heartbeat, heartbeat)}", set_as_current=False)
+    app = Celery(set_as_current=False)
+    app.conf.broker_url = [f"amqp://{dripping.serve(heartbeat, heartbeat)}" for _ in range(urls)]
     with pytest.raises(AmqpEventsError, match="no connection"):
         connect(app, timeout=TIMEOUT)
+    assert dripping.accepted == urls
 
 
 @pytest.mark.timeout(60)
-def test_a_response_without_end(dripping: Callable[[bytes, bytes], str]) -> None:
-    address = dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" ")
+def test_a_response_without_end(dripping: Dripping) -> None:
+    address = dripping.serve(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" ")
     api = ManagementApi(f"http://{address}", vhost="/", timeout=TIMEOUT)
     with pytest.raises(ManagementApiError, match="no whole response"):
         api.queues()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from django.contrib.auth.models import Group
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -33,6 +33,7 @@ from django_amqp_events.declare.contracts import bind_contract
 from django_amqp_events.declare.validation import REMEMBERED
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.message.types import Message
+from django_amqp_events.monitor import metrics
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import Signal, event_published, event_unrouted
@@ -327,3 +328,34 @@ def test_a_connection_that_a_receiver_has_lost_is_closed(
     monkeypatch.setattr(type(connections["default"]), "is_usable", lambda _: state == "usable")
     with connected(receiver, SIGNALS[name]), ThreadPoolExecutor(1) as pool:
         assert pool.submit(send).result() == ([] if state == "" else ["default"])
+
+
+@pytest.mark.django_db
+def test_a_transaction_that_ends_within_a_receiver_is_told(
+    outcomes: Broker, monkeypatch: pytest.MonkeyPatch
+):
+    """Its savepoint is gone too, and Django would roll back silently at the end."""
+
+    def lost(*_: object) -> None:
+        raise OperationalError("the connection is lost")
+
+    def lose(**_: object) -> None:
+        monkeypatch.setattr(connections["default"], "savepoint_commit", lost)
+        monkeypatch.setattr(connections["default"], "savepoint_rollback", lost)
+
+    with (
+        connected(lose, event_published),
+        transaction.atomic(),
+        pytest.raises(OperationalError, match="is lost"),
+    ):
+        publish_event(NAME, {})
+    monkeypatch.undo()
+
+
+@pytest.mark.django_db
+def test_metrics_cost_no_query(outcomes: Broker, django_assert_num_queries: Any):
+    signal = Signal()
+    for receiver, queries in ((metrics._published, 0), (lambda **_: None, 2)):
+        signal.connect(receiver, weak=False)
+        with django_assert_num_queries(queries):
+            signal.send_robust("shop", name="shop.order.created")
