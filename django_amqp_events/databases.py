@@ -459,7 +459,7 @@ def _delete_statement(vendor: str, alias: str, model: type[Model]) -> tuple[str,
 
 @contextmanager
 def user_code() -> Iterator[None]:
-    """Run user code that raises nothing, in a thread or transaction that is not its own.
+    """Run user code whose errors are caught within the block, in a thread or transaction of others.
 
     It gets a savepoint in each open transaction, which its errors would break. Connections that it
     has lost are closed: the thread may be one of ours, in which no request ends, and each later
@@ -488,13 +488,20 @@ def _savepoints() -> Iterator[None]:
 
 @contextmanager
 def _undone(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Suppress a database error that a savepoint has undone; not the end of a transaction."""
-    before = connection.needs_rollback
+    """Suppress a database error that a savepoint has undone.
+
+    Raises:
+        TransactionManagementError: the transaction ended; Django would roll back silently.
+    """
+    before, error = connection.needs_rollback, None
     try:
         yield
-    except Error:
-        if connection.needs_rollback and not before:
-            raise
+    except Error as exc:
+        error = exc
+    if connection.needs_rollback and not before:
+        raise transaction.TransactionManagementError(
+            "a receiver or hook ended the open transaction; nothing of it is committed"
+        ) from error
 
 
 def _close_broken() -> None:

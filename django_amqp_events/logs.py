@@ -20,7 +20,8 @@ from .message.types import Message
 
 #: Longest time in seconds to wait for log handlers when a worker stops.
 STOPPING_SECONDS: Final = 5.0
-#: Longest time in seconds that a fork waits for one; it waits for the network, if not for a file.
+#: Longest time in seconds that a fork waits until a record is written. A handler that takes longer
+#: uses the network, not a file.
 FORK_SECONDS: Final = 0.2
 
 
@@ -47,9 +48,9 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 class LoopRecords:
-    """Has a thread handle the records of an event loop, which must not wait for a log handler.
+    """Handle the records of an event loop in a thread: the loop must not wait for a log handler.
 
-    A process is not forked while a record is written to a file: its child would wait for ever for
+    A process is not forked while a record is written to a file: its child would wait forever for
     the file's lock.
     """
 
@@ -113,6 +114,9 @@ class _RecordLogger(logging.Logger):
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - its name in logging
         return self._named.isEnabledFor(level)
+
+    def makeRecord(self, *args: Any, **options: Any) -> logging.LogRecord:  # noqa: N802
+        return self._named.makeRecord(*args, **options)
 
     def handle(self, record: logging.LogRecord) -> None:
         loop = LoopRecords.running.get(threading.get_ident())

@@ -53,20 +53,15 @@ logger = get_logger(__name__)
 class Signal(dispatch.Signal):
     """A signal about what has happened: no receiver can undo it, so no error of one is raised."""
 
-    #: Whether receivers beside the metrics were connected.
-    _has_others = False
-
-    def connect(self, receiver: Any, *args: Any, **options: Any) -> None:
-        module = getattr(receiver, "__module__", "")
-        self._has_others = self._has_others or module != f"{__package__}.monitor.metrics"
-        super().connect(receiver, *args, **options)
+    #: How many receivers use no database: those of the metrics.
+    quiet = 0
 
     def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """Call the receivers; log their errors."""
         if not self.has_listeners(sender):
             return []
         try:
-            with user_code() if self._has_others else nullcontext():
+            with user_code() if len(self.receivers) > self.quiet else nullcontext():
                 responses = super().send_robust(sender, **named)
         except RuntimeError:
             # Django runs async receivers through async_to_sync.

@@ -105,7 +105,8 @@ def replay(
 ) -> Report:
     """Replay archived events, each once however many callers ask for it at a time.
 
-    An unreachable broker, or an unreachable or locked database, ends it: :attr:`Report.stopped`.
+    An unreachable broker, a queue that confirms nothing, or an unreachable or locked database ends
+    it: :attr:`Report.stopped`.
 
     Args:
         force: replay events whose replay is overdue instead; their handlers may run twice.
@@ -314,8 +315,9 @@ def _publish(claimed: list[Replay], report: Report) -> None:
     if sent and all(error is not None and error.scope in _GENERAL for error in answers):
         report.stopped = report.returned[-len(sent)].why
     # A queue may confirm nothing, as without a leader; each further chunk would wait for it.
-    for late in (error for error in answers if isinstance(error, PublishTimeoutError)):
-        report.stopped = late.reason
+    late = [error for error in answers if isinstance(error, PublishTimeoutError)]
+    if late:
+        report.stopped = late[0].reason
 
 
 def _message(replay: Replay) -> Message | Reason:

@@ -189,8 +189,9 @@ def _plain(value: Any) -> Any:
             # mask or round it.
             if not _same(value, adapter.validate_python(dumped)):
                 raise ValueError(
-                    f"{kind.__name__} does not read its fields as it writes them; give each one "
-                    f"alias for both and no serializer that changes it, or publish a dict"
+                    f"{kind.__name__} does not read its fields as it writes them; use one alias "
+                    f"to read and write each field, remove serializers that change its value, or "
+                    f"publish a dict"
                 )
         return _plain(dumped)
     written = to_jsonable_python(value)

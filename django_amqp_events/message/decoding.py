@@ -245,12 +245,14 @@ def _identity(headers: Mapping[str, Any], key: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > MAX_ID:
-        raise Malformed(f"its {key} is {value!r:.80}, not a text of at most {MAX_ID} characters")
+        raise Malformed(
+            f"the message's {key} is {value!r:.80}, not a text of at most {MAX_ID} characters"
+        )
     if not value.isascii() and has_surrogates(value):
-        raise Malformed(f"its {key} is {value!r:.80}, which has a lone surrogate")
+        raise Malformed(f"the message's {key} is {value!r:.80}, which has a lone surrogate")
     if "\0" in value and key in IDENTITY_HEADERS and key not in (EVENT_NAME, "task"):
         # PostgreSQL stores none, so a replay would have another id than the event.
-        raise Malformed(f"its {key} is {value!r:.80}, which has a NUL")
+        raise Malformed(f"the message's {key} is {value!r:.80}, which has a NUL")
     return value
 
 

@@ -305,6 +305,9 @@ def alert_text(alert: Alert) -> str:
     return visible(translated(alert.details or ""), 2_000)
 
 
+_sender: threading.Thread | None = None
+
+
 def _notify(alert: Alert, settings: Settings) -> None:
     """Send the signal and e-mail of an alert; errors are only logged."""
     over = alert.ended is not None
@@ -335,19 +338,23 @@ def _notify(alert: Alert, settings: Settings) -> None:
     lines = [text, runbook(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
-    sender = threading.Thread(
+    global _sender  # noqa: PLW0603 - of this process
+    if _sender is not None and _sender.is_alive():
+        logger.warning("no e-mail about this alert: an earlier one is still being sent")
+        return
+    _sender = threading.Thread(
         target=_mail,
         args=(subject, "\n".join(lines)),
         name="amqp-events-alert-mail",
         daemon=True,
     )
-    hangs = any(thread.name == sender.name for thread in threading.enumerate())
-    sender.start()
-    # Waited for once, however many alerts there are.
-    if not hangs:
-        sender.join(MAIL_SECONDS)
-    if sender.is_alive():
-        logger.warning("the e-mail about an alert is not sent after %g s", MAIL_SECONDS)
+    _sender.start()
+    _sender.join(MAIL_SECONDS)
+    if _sender.is_alive():
+        logger.warning(
+            "the mail server has not answered within %g s; the alert's e-mail is sent when it does",
+            MAIL_SECONDS,
+        )
 
 
 def _mail(subject: str, text: str) -> None:

@@ -136,6 +136,8 @@ def connect() -> None:
         (celery_signals.task_postrun, _ended),
     ):
         signal.connect(receiver, dispatch_uid=f"django_amqp_events.{receiver.__name__}")
+        if isinstance(signal, signals.Signal):
+            signal.quiet = 1
 
 
 def _event(handler: str, name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Final
@@ -275,7 +275,7 @@ class Relay:
         self._publish(fresh)
         again = self._claim(ALONE, failed=True)
         # Their queue may confirm nothing, as without a leader, while RabbitMQ takes other rows.
-        with suppress(BrokerUnavailableError):
+        with suppress(BrokerUnavailableError) if fresh else nullcontext():
             self._publish(again, windows=[[index] for index in range(len(again))])
         # Unreadable rows were due too, and are not among those claimed.
         return bool(fresh or again) or outbox_rows.due(self.alias, self.settings.service)

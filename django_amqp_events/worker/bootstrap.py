@@ -208,8 +208,8 @@ def check_queues(app: Celery, topology: Topology) -> None:
             both.add(exchange.name)
     if both:
         raise AmqpEventsError(
-            f"Celery's task_queues, task_default_queue or task_default_exchange names what "
-            f"AMQP_EVENTS declares ({', '.join(sorted(both))}), and Celery would declare it with "
-            f"other arguments; choose another name there, or remove a handler's queue, which "
-            f"workers consume anyway"
+            f"Celery's task_queues, task_default_queue or task_default_exchange names queues or "
+            f"exchanges of this service ({', '.join(sorted(both))}), which Celery would declare "
+            f"with other arguments. Choose other names; remove handlers' queues, since workers "
+            f"consume them anyway"
         )

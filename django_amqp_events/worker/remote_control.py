@@ -56,7 +56,7 @@ def shutdown(state: Any, msg: str = "Got shutdown from remote", **_: Any) -> Non
     """Shutdown worker(s)."""
     logger.warning("%s", msg)
     if threading.current_thread() is not threading.main_thread():
-        # The state is that of the process, whose other workers go on.
+        # The state belongs to the process: its other workers must keep running.
         raise WorkerShutdown(EX_OK)
     stop = partial(setattr, worker_state, "should_stop", EX_OK)
     jobs = next((jobs for jobs in all_jobs if jobs.c is state.consumer), None)

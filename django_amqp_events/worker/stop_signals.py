@@ -55,13 +55,13 @@ class StopSignals:
         return self._waiting is not None
 
     def deliver(self) -> None:
-        """Stop the worker, if that waits."""
+        """Call the pending stop, if any."""
         if self._waiting is not None:
             stop, self._waiting = self._waiting, None
             stop()
 
     def stop(self, stop: Callable[[], object]) -> None:
-        """Have *stop* called in the event loop; at once, if it has ended or another one waits."""
+        """Call *stop* in the event loop; at once if the loop has ended or a stop is pending."""
         if self._loop_runs and not self.waiting:
             self._waiting = stop
             self._wake()

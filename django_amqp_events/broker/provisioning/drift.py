@@ -140,7 +140,7 @@ class Report:
 def policy_hurts(key: str, value: object, arguments: Mapping[str, Any]) -> bool:
     """Return True if a policy's key changes how a queue with these arguments handles events.
 
-    RabbitMQ takes the lower of a policy's and an argument's number, and of others the argument's.
+    Of two numbers RabbitMQ takes the lower one; otherwise the argument wins over the policy.
     """
     argument = arguments.get(f"x-{key}")
     if key not in POLICY_CONFLICTS:

@@ -121,8 +121,11 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
             names, binding.exchange
         )
         left_over = binding not in declared_bindings or arguments
-        if binding.queue in declared_queues and ours and left_over:
-            seen.append(Item(entity=binding, state="stale", note=STALE))
+        if binding.queue in declared_queues and left_over:
+            if ours:
+                seen.append(Item(entity=binding, state="stale", note=STALE))
+            else:
+                seen.append(Item(entity=binding, state="ok", note="bound by others"))
     for name, queue in queues.items():
         arguments = queue.get("arguments") or {}
         if name not in declared_queues and drift.left_over_queue(names, name, arguments):

@@ -94,8 +94,10 @@ class ManagementApi:
                 # Its time-out is for each read.
                 while piece := response.read1(_PIECE):
                     body += piece
-                    if time.monotonic() > end:
+                    if response.length and time.monotonic() > end:
                         raise TimeoutError(f"no whole response within {self.timeout:g} s")
+                if response.length:
+                    raise http.client.IncompleteRead(bytes(body), response.length)
                 return json.loads(body)
         except urllib.error.HTTPError as exc:
             with exc:

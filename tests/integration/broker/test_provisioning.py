@@ -357,7 +357,9 @@ class TestStale:
             arguments={"x-dead-letter-exchange": "billing.mail:graveyard",
                        "x-dead-letter-routing-key": "billing.mail.send"},
         )  # fmt: skip
-        assert names(smaller.inspect().having("stale")) == STALE
+        report = smaller.inspect()
+        assert names(report.having("stale")) == STALE
+        assert "bound by others" in [item.note for item in report.having("ok")]
 
 
 class TestManagementApi:

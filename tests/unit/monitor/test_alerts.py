@@ -455,9 +455,11 @@ def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> No
     monkeypatch.setattr(alerts, "MAIL_SECONDS", 0.05)
     with override_settings(ADMINS=ADMINS):
         assert alerts.update_alert("abyss", "r", "x", now=NOW, settings=read(MAIL=True))
+        assert alerts.update_alert("abyss", "s", "x", now=NOW, settings=read(MAIL=True))
     answered.set()
-    assert "is not sent after 0.05 s" in caplog.text
-    assert Alert.objects.count() == 3
+    assert "has not answered within 0.05 s" in caplog.text
+    assert "an earlier one is still being sent" in caplog.text
+    assert Alert.objects.count() == 4
 
 
 @ONE
