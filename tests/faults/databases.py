@@ -188,7 +188,7 @@ def database_failover(world: World) -> None:
     mirror = world.mirror()
     with fails_over(world):
         relay = world.command(*RELAY)
-        paused(world, relay, "relaying the outbox")
+        until(lambda: pauses(world, relay, "relaying the outbox"), DEADLINE, "it is paused")
     until(lambda: resumed(mirror, MIRRORING), DEADLINE, "the mirror has resumed")
     until(lambda: not pending(world), DEADLINE, "what was left is published")
     # As in production, it outlasts a failover, so that no relay publishes again.
@@ -215,14 +215,14 @@ def refused(world: World) -> None:
 
 
 def paused(world: World, process: Worker, work: str) -> None:
-    """Wait until a process says that this part of its work is paused now."""
+    """Wait until a process says once more that this part of its work is paused."""
+    before = pauses(world, process, work)
+    until(lambda: pauses(world, process, work) > before, DEADLINE, f"{process.name} is paused")
+
+
+def pauses(world: World, process: Worker, work: str) -> int:
     why = "is read-only" if world.grounds.server else "is locked"
-
-    def number() -> int:
-        return len(re.findall(f"{work}.* is paused.*{why}", process.log))
-
-    before = number()
-    until(lambda: number() > before, DEADLINE, f"{process.name} is paused")
+    return len(re.findall(f"{work}.* is paused.*{why}", process.log))
 
 
 def resumed(process: Worker, work: str) -> bool:
