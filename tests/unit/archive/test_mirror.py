@@ -159,10 +159,6 @@ class Taken:
         self.last = len(messages)
 
 
-def batch(*messages: Any) -> Any:
-    return Taken(*messages)
-
-
 class Acks:
     def __init__(self) -> None:
         self.acked: list[Any] = []
@@ -186,8 +182,8 @@ def test_unstorable_message_is_put_aside(monkeypatch, kind):
     said: list[str] = []
     intake: Any = Acks()
     mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
-    mirroring._mirror(intake, batch(*(archived(received(f"{n}")) for n in range(7))))
-    mirroring._mirror(intake, batch(archived(received("7"))))
+    mirroring._mirror(intake, Taken(*(archived(received(f"{n}")) for n in range(7))))
+    mirroring._mirror(intake, Taken(archived(received("7"))))
     # Not all up to the last one any more, which would ack it too.
     assert intake.acked == [[0, 1, 2, 4, 5, 6], [0]]
     assert (mirroring.aside, ArchivedEvent.objects.count()) == (1, 7)
@@ -207,7 +203,7 @@ def test_a_database_that_stores_nothing_is_an_error(monkeypatch):
     mirroring = Mirror(app=None, settings=conf.get_settings())
     number = MAX_ASIDE + 1
     with pytest.raises(OperationalError, match="No space"):
-        mirroring._mirror(intake, batch(*(archived(received(f"{n}")) for n in range(number))))
+        mirroring._mirror(intake, Taken(*(archived(received(f"{n}")) for n in range(number))))
     assert not intake.acked
 
 
@@ -273,11 +269,6 @@ def test_counts_of_deliveries_are_in_no_identity_and_no_row():
     assert again.identity("billing") == identity(one) is not None
     copy = {"event-archive": '{"reason": "failed", "copy": "1"}'}
     assert len({identity(one), identity(one, b"y"), identity(copy)}) == 3
-
-
-def test_nothing_tells_a_message_without_an_id_from_an_equal_one():
-    assert identity({"a": 1}) is None
-    assert identity({}, unreadable="why") is None
 
 
 def test_events_of_one_id_are_told_apart_by_name_and_body():

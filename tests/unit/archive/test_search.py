@@ -289,14 +289,7 @@ def test_the_title_of_a_batch_does_not_contain_the_value() -> None:
 
 
 @ONE
-@pytest.mark.parametrize(
-    ("term", "why"),
-    [
-        ("17", "is not a search such as order_id=17"),
-        ("orders_id=17", "no event has 'orders_id' in its SEARCH; did you mean 'order_id'?"),
-    ],
-)
-def test_commands_refuse_a_search_that_finds_nothing_ever(term: str, why: str) -> None:
-    code, _, err = run_command("events_replay", "--match", term)
+def test_commands_refuse_a_search_that_finds_nothing_ever() -> None:
+    code, _, err = run_command("events_replay", "--match", "orders_id=17")
     assert code == 2
-    assert why in err
+    assert "no event has 'orders_id' in its SEARCH; did you mean 'order_id'?" in err
