@@ -414,15 +414,6 @@ def test_a_configuration_that_cannot_be_read(
     assert "no.such.module" in text() or "No module named" in text()
 
 
-def test_dangerous_celery_options_are_reported(
-    settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://me@rabbit.example//")
-    monkeypatch.setattr(project, "app", app)
-    settings.AMQP_EVENTS = correct()
-    assert ids() == ["E018", "W003"]
-
-
 @pytest.mark.parametrize("option", ["time_limit", "soft_time_limit"])
 def test_time_limits_that_do_not_fit_into_the_consumer_timeout(run: Check, option: str) -> None:
     for limit, timeout, expected in ((1200, 1800, []), (1201, 1800, ["W026"]), (1201, 3600, [])):
@@ -576,6 +567,7 @@ def fits(order_id: int) -> None: ...
         (Picky, {}, "E013"),
         (Unbound, {}, "E013"),
         (UnhashableTask, {}, "E013"),
+        (project.unknown_type, {"validate": True}, "E080"),
         (fits, {"name": "celery.chord"}, "E013"),
         (fits, {"name": "project.tasks.send"}, "E013"),
         *(

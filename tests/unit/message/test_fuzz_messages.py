@@ -31,7 +31,6 @@ from django_amqp_events.message.headers import (
     MAX_HEADERS,
     table_size,
 )
-from django_amqp_events.message.text import compact_json
 from django_amqp_events.message.types import (
     Failure,
     Message,
@@ -406,22 +405,6 @@ def test_retry_and_replay_round_trip(
             assert retried.replay_forced is (forced and replay_id is not None)
             # A publisher may write what it likes.
             assert not decoding.identify(copy, trusted=False)[0].replay_forced
-
-
-@fuzz
-@given(received, failures)
-def test_history_stays_bounded(delivery: Received, failure: Failure | None) -> None:
-    _, progress = identified(delivery, trusted=True)
-    history = progress.history
-    for attempt in range(3):
-        history = encoding.add_to_history(
-            replace(progress, history=history, attempt=attempt + 1),
-            failure or Failure(exception="E"),
-            at=NOW,
-            worker="w",
-        )
-    assert len(history) <= encoding.MAX_HISTORY_ENTRIES
-    assert len(compact_json(list(history))) <= MAX_HEADERS
 
 
 @fuzz
