@@ -351,23 +351,6 @@ def test_failure_threshold_pauses_and_resets_on_resume(
 
 
 @ONE
-def test_a_few_failures_do_not(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "CHUNK", 5)
-    monkeypatch.setattr(runner, "INTERVAL", 0.0)
-    seen = Counter[str]()
-
-    def report(message: Message) -> Replay.State:
-        seen["n"] += 1
-        return FAIL if seen["n"] % 6 == 0 else SUCCEED
-
-    broker.report = report
-    batch = started(36, threshold=20)
-    run()
-    found = again(batch)
-    assert (found.state, found.failed, found.succeeded) == ("done", 6, 30)
-
-
-@ONE
 def test_failed_canary_pauses_the_batch(broker: Broker) -> None:
     outcomes = iter([SUCCEED, FAIL, SUCCEED])
     broker.report = lambda message: next(outcomes, SUCCEED)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,10 +154,8 @@ def test_unreachable_database_blames_no_message(monkeypatch, error):
     assert not ArchivedEvent.objects.exists()
 
 
-class Taken:
-    def __init__(self, *messages: Any) -> None:
-        self.messages = [taken(message) for message in messages]
-        self.last = len(messages)
+def batch(*messages: Any) -> Any:
+    return SimpleNamespace(messages=[taken(each) for each in messages], last=len(messages))
 
 
 class Acks:
@@ -182,8 +181,8 @@ def test_unstorable_message_is_put_aside(monkeypatch, kind):
     said: list[str] = []
     intake: Any = Acks()
     mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
-    mirroring._mirror(intake, Taken(*(archived(received(f"{n}")) for n in range(7))))
-    mirroring._mirror(intake, Taken(archived(received("7"))))
+    mirroring._mirror(intake, batch(*(archived(received(f"{n}")) for n in range(7))))
+    mirroring._mirror(intake, batch(archived(received("7"))))
     # Not all up to the last one any more, which would ack it too.
     assert intake.acked == [[0, 1, 2, 4, 5, 6], [0]]
     assert (mirroring.aside, ArchivedEvent.objects.count()) == (1, 7)
@@ -203,7 +202,7 @@ def test_a_database_that_stores_nothing_is_an_error(monkeypatch):
     mirroring = Mirror(app=None, settings=conf.get_settings())
     number = MAX_ASIDE + 1
     with pytest.raises(OperationalError, match="No space"):
-        mirroring._mirror(intake, Taken(*(archived(received(f"{n}")) for n in range(number))))
+        mirroring._mirror(intake, batch(*(archived(received(f"{n}")) for n in range(number))))
     assert not intake.acked
 
 

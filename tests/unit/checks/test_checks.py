@@ -25,7 +25,6 @@ from pytest_django import Settings as DjangoSettings
 import django_amqp_events
 from django_amqp_events import checks, conf, handler
 from django_amqp_events.apps import CHECKS
-from django_amqp_events.archive import tables
 from django_amqp_events.checks import project as checks_project
 from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
@@ -304,13 +303,6 @@ def test_metrics_need_prometheus_client(run: Check, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert run(METRICS=True) == ["E090"]
     assert run() == []
-
-
-def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run() == []
-    monkeypatch.setattr(tables, "database", lambda: "nowhere")
-    assert run() == ["W014"]
-    assert run(HANDLERS={}) == []
 
 
 class Keeping:
