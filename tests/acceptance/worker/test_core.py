@@ -71,6 +71,8 @@ CASES = [
     Case("KeyboardInterrupt", ACT, ("interrupt", "ok"), 2, finished=1),
     Case("unpicklable", ONCE, ("unpicklable",), 1, "exhausted", "Unpicklable"),
     Case("unspeakable", ONCE, ("unspeakable",), 1, "exhausted", "Unspeakable"),
+    Case("frozen", ACT, ("frozen_dataclass", "ok"), 2, finished=1),
+    Case("frozen used up", ONCE, ("frozen_dataclass",), 1, "exhausted", "OutOfStock"),
     Case("attributes looked up", ONCE, ("looked_up",), 1, "exhausted", "LookedUp"),
     Case("a megabyte of words", ONCE, ("big",), 1, "exhausted", "ValueError"),
     Case("soft limit", LIMITED, ("sleep:30", "ok"), 2, finished=1, pools=("prefork",)),

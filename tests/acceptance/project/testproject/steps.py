@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ class Unpicklable(Exception):
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} and {two}")
         self.hook = lambda: one
+
+
+@dataclass(frozen=True)
+class OutOfStock(Exception):
+    """Nothing can be set on it, a traceback neither."""
+
+    sku: str = "S-1"
 
 
 class LookedUp(Exception):
@@ -149,6 +157,7 @@ STEPS: dict[str, Any] = {
     "deep": _deep,
     "big": _raiser(lambda: ValueError("x" * 1_000_000)),
     "unspeakable": _raiser(Unspeakable),
+    "frozen_dataclass": _raiser(OutOfStock),
     "looked_up": _raiser(LookedUp),
     "unpicklable": _raiser(lambda: Unpicklable("one", "two")),
     "never": _raiser(lambda: Never("never again")),
