@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -31,11 +29,9 @@ def note(name: str) -> Callable[..., None]:
     return handler
 
 
-once, first, second, star, hashed, mail_a, mail_b, effect, replayed, every_version = map(
-    note,
-    ("once", "first", "second", "star", "hashed", "mail_a", "mail_b", "effect", "replayed",
-     "every_version"),
-)  # fmt: skip
+once, first, second, star, hashed, mail_a, mail_b, effect, replayed = map(
+    note, ("once", "first", "second", "star", "hashed", "mail_a", "mail_b", "effect", "replayed")
+)
 
 
 def third() -> None:
@@ -60,12 +56,6 @@ def countdown(self: HandlerTask, seconds: float) -> None:
     if _attempt() == 1:
         self.retry(countdown=seconds)
         raise AssertionError("retry() raises")
-
-
-def requeue() -> None:
-    ledger.write("requeue")
-    if len(ledger.lines("requeue", _id())) == 1:
-        raise Reject("once more", requeue=True)
 
 
 def poison() -> None:
@@ -105,24 +95,6 @@ def effect_seen(**payload: Any) -> None:
 def replay_fails() -> None:
     ledger.write("replay_fails")
     raise RefusedError("still no")
-
-
-@dataclass
-class Line:
-    sku: str
-    price: Decimal
-
-
-@event("case.typed", validate=True)
-def typed_event(order_id: int, lines: list[Line], day: date) -> None:
-    """Its hints are enforced at the publish."""
-
-
-def typed(order_id: int, lines: list[Line], day: date) -> None:
-    total = sum(line.price for line in lines)
-    ledger.write("typed", order_id=order_id, lines=repr(lines), day=repr(day), total=total)
-    if _attempt() == 1:
-        raise RuntimeError("once")
 
 
 def versioned(total: Decimal, currency: str, country: str) -> None:
@@ -192,7 +164,6 @@ HANDLERS = _declare(
     backoff={"RETRY_BACKOFF": 1, "MAX_RETRIES": 3},
     exhausted={"MAX_RETRIES": 2, "RETRY_BACKOFF": 1},
     countdown=BOUND,
-    requeue={},
     poison={},
     bound=BOUND,
     star={"EVENTS": ["case.pattern.*"]},
@@ -203,9 +174,7 @@ HANDLERS = _declare(
     effect_seen={"EVENTS": ["case.effect"]},
     replayed={},
     replay_fails=NO,
-    typed={"VALIDATE": True, **QUICK},
     versioned={"EVENTS": ["case.version.v3"], "VALIDATE": True, **QUICK},
-    every_version={"EVENTS": ["case.version.#"]},
 )
 
 AMQP_EVENTS: dict[str, Any] = {

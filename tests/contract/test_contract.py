@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import datetime
 
 import pytest
 
@@ -23,7 +22,6 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     ExchangeMissingError,
-    InvalidEventError,
     UnroutableError,
 )
 from django_amqp_events.message import encoding, text
@@ -32,7 +30,6 @@ from django_amqp_events.message.types import Message, task_id
 from django_amqp_events.testing import override_events
 from tests.event_messages import delivered, published
 
-from .handlers import Line
 from .worlds import World, memory_world, rabbit_world
 
 Case = Callable[[World], Generator[None]]
@@ -176,14 +173,6 @@ def retry_with_countdown(world: World) -> Generator[None]:
 
 
 @case
-def reject_with_requeue_comes_again_as_the_same_attempt(world: World) -> Generator[None]:
-    event = world.publish("case.requeue")
-    yield
-    assert attempts(world, "requeue", event) == [1, 1]
-    assert world.archived(event) == []
-
-
-@case
 def what_is_requeued_for_ever_ends_in_the_graveyard(world: World) -> Generator[None]:
     event = world.publish("case.poison")
     yield
@@ -238,15 +227,6 @@ def an_event_that_nobody_on_the_queue_handles(world: World) -> Generator[None]:
     found = one(world, "unknown-1")
     assert (found.reason, found.handler) == ("unknown", None)
     assert found.body == message.body
-
-
-@case
-def unrouted_raise(world: World) -> Generator[None]:
-    with override_events(UNROUTED="raise"), pytest.raises(UnroutableError) as caught:
-        world.publish("nobody.listens", event_id="unrouted-1")
-    assert caught.value.event_id == "unrouted-1"
-    assert caught.value.published is False
-    yield
 
 
 @case
@@ -379,31 +359,7 @@ def an_ordinary_success_is_not_reported(world: World) -> Generator[None]:
     assert world.outcomes(event) == []
 
 
-# -- formats ------------------------------------------------------------------------------
-
-
-# -- types and versions -------------------------------------------------------------------
-
-
-@case
-def typed_arguments_arrive_as_their_types_in_each_attempt(world: World) -> Generator[None]:
-    line = {"sku": "a", "price": "1.10"}
-    wire = {"order_id": 1, "lines": [line, {"sku": "b", "price": "2"}], "day": "2026-03-01"}
-    event = world.publish(
-        "case.typed",
-        {"order_id": "1", "lines": [Line("a", Decimal("1.10")), {"sku": "b", "price": 2}],
-         "day": date(2026, 3, 1)},
-    )  # fmt: skip
-    with pytest.raises(InvalidEventError, match=r"lines\.0\.price: Input should be a"):
-        world.publish("case.typed", {**wire, "lines": [Line("a", "x")]})  # type: ignore[arg-type]
-    yield
-    runs = world.runs("typed", event)
-    assert [run["attempt"] for run in runs] == [1, 2]
-    for run in runs:
-        lines = [Line("a", Decimal("1.10")), Line("b", Decimal(2))]
-        assert (run["lines"], run["day"]) == (repr(lines), "datetime.date(2026, 3, 1)")
-        assert (run["order_id"], run["total"]) == (1, "3.10")
-    assert world.archived(event) == []
+# -- versions -----------------------------------------------------------------------------
 
 
 @case
@@ -422,15 +378,6 @@ def an_older_version_is_upcast_in_each_attempt(world: World) -> Generator[None]:
             assert run["total"] == "Decimal('9.90')"
         assert world.archived(event) == []
     assert [run["name"] for run in world.runs("versioned", events[0])] == ["case.version"] * 2
-
-
-@case
-def a_pattern_receives_each_version_as_it_is(world: World) -> Generator[None]:
-    payload = {"total": "1", "note": "as it is"}
-    event = world.publish("case.version", payload)
-    yield
-    (run,) = world.runs("every_version", event)
-    assert (run["name"], run["payload"]) == ("case.version", payload)
 
 
 @case

@@ -172,8 +172,8 @@ def _settings(where: Path) -> Iterator[None]:
     before = os.environ.get(ledger.PATH)
     os.environ[ledger.PATH] = str(where / "ledger.jsonl")
     try:
-        handlers, events = list(AMQP_EVENTS["HANDLERS"]), ["case.typed", *VERSIONS]
-        with override_events(handlers=handlers, events=events, **AMQP_EVENTS):
+        handlers = list(AMQP_EVENTS["HANDLERS"])
+        with override_events(handlers=handlers, events=VERSIONS, **AMQP_EVENTS):
             yield
     finally:
         if before is None:

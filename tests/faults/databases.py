@@ -197,8 +197,7 @@ def database_failover(world: World) -> None:
         slowly(world, times, mode="outbox", size=1, lasting=lasting(world))
         until(lambda: pending(world), DEADLINE, "events whose transaction waits")
         with fails_over(world):
-            # Attempts that fail meanwhile end in the archive.
-            paused(world, mirror, MIRRORING)
+            # Attempts that fail meanwhile end in the archive, if one was in progress.
             refused(world)
     relayed(world)
     mirrored(world, exactly=False)
@@ -212,12 +211,6 @@ def refused(world: World) -> None:
 
     before = number()
     until(lambda: number() > before, DEADLINE, "a publisher's transaction fails")
-
-
-def paused(world: World, process: Worker, work: str) -> None:
-    """Wait until a process says once more that this part of its work is paused."""
-    before = pauses(world, process, work)
-    until(lambda: pauses(world, process, work) > before, DEADLINE, f"{process.name} is paused")
 
 
 def pauses(world: World, process: Worker, work: str) -> int:

@@ -103,22 +103,13 @@ def test_a_service_reaches_a_database_again_that_only_its_receivers_use(
     assert told == ["0"]
 
 
-def test_texts_that_differ_in_case() -> None:
-    store(*(archived(received(each)) for each in ("Order-1", "order-1", "ördér-1", "order-😀")))
-    for each in ("Order-1", "order-1", "ördér-1", "order-😀"):
-        assert [row.event_id for row in Selection(ids=[each]).queryset()] == [each]
-    starts = selection.starts_with("event_id", "order-")
-    found = ArchivedEvent.objects.filter(starts).values_list("event_id", flat=True)
-    assert set(found) == {"order-1", "order-😀"}
-
-
-def test_texts_that_differ_in_blanks_and_begin_alike() -> None:
+def test_texts_that_differ_in_case_or_blanks_and_begin_alike() -> None:
     ids = ["order", "order ", "order\t1", "order\n1", "order\x1f", "order 1", "order1"]
+    ids += ["Order", "Order1", "ördér1", "order😀"]
     for number, each in enumerate(ids):
         make(number, event_id=each)
     for each in ids:
-        found = ArchivedEvent.objects.filter(event_id=each).values_list("event_id", flat=True)
-        assert list(found) == [each]
+        assert [row.event_id for row in Selection(ids=[each]).queryset()] == [each]
         starts = ArchivedEvent.objects.filter(selection.starts_with("event_id", each))
         wanted = {other for other in ids if other.startswith(each)}
         assert set(starts.values_list("event_id", flat=True)) == wanted

@@ -41,13 +41,6 @@ def problem(**keys: Any) -> options.Problem:
     return problems[0]
 
 
-@pytest.mark.parametrize("raw", [None, {}])
-def test_absent_is_dormant(raw: object) -> None:
-    settings, problems = parse(raw)
-    assert settings.service == ""
-    assert [problem.code for problem in problems] == ["W001"]
-
-
 def test_defaults() -> None:
     assert read() == Settings(service="billing")
     assert read().publish == "outbox"
@@ -160,7 +153,6 @@ EXCHANGES = ("amq.topic", "billing:archive", "facts\x07", "facts\ud800")
 @pytest.mark.parametrize(
     ("raw", "found"),
     [
-        *((raw, "E003") for raw in ("billing", 5, ["billing"], object())),
         ({"EXCHANGE": "facts"}, "E001"),
         *(({"SERVICE": name}, "E003 E004") for name in (5, None)),
         *(({"SERVICE": name}, "") for name in SERVICES),
@@ -269,11 +261,6 @@ def test_ages_of_retention() -> None:
     assert parse({"SERVICE": "a", "RETENTION": {"BATCHES": None}})[0].retention.batches is None
     assert problem(RETENTION={"BATCHES": "old"}).code == "E003"
     assert problem(RETENTION={"ARCHIVED": 5}).code == "E002"
-
-
-def test_autodiscover_imports_nothing_when_it_is_wrong() -> None:
-    assert parse({"SERVICE": "a", "AUTODISCOVER": "events"})[0].autodiscover == ()
-    assert read(AUTODISCOVER=[]).autodiscover == ()
 
 
 def test_each_name_on_the_broker_fits() -> None:

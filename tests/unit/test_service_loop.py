@@ -48,10 +48,6 @@ def run(*results: float | Exception | None, stop_after: int = 100) -> tuple[list
     return reports, loop
 
 
-def test_steps_until_one_is_the_last() -> None:
-    assert run(0.0, 0.0, None)[0] == []
-
-
 def test_steps_until_stopped() -> None:
     began = time.monotonic()
     assert run(0.0, 60.0, stop_after=2)[0] == []

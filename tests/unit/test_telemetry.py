@@ -205,17 +205,20 @@ def test_a_provider_that_the_environment_names() -> None:
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-def test_the_package_works_without_opentelemetry() -> None:
+def test_the_package_works_without_optional_packages() -> None:
+    """Such as pydantic, which only VALIDATE imports."""
     code = (
-        "import sys; sys.modules['opentelemetry'] = None\n"
+        "import sys; sys.modules['opentelemetry'] = sys.modules['pydantic'] = None\n"
         "from django.conf import settings\n"
         "settings.configure(INSTALLED_APPS=['django_amqp_events'],\n"
         "    AMQP_EVENTS={'SERVICE': 't', 'BACKEND': 'inline', 'PUBLISH': 'immediate'})\n"
         "import django; django.setup()\n"
-        "from django_amqp_events import handler, publish_event, telemetry\n"
+        "from django_amqp_events import event, handler, telemetry\n"
+        "@event('a.b')\n"
+        "def happened(number: int): ...\n"
         "@handler('a.b', name='t.act')\n"
-        "def act(number): print('ran', number)\n"
-        "publish_event('a.b', {'number': 1})\n"
+        "def act(number: int): print('ran', number)\n"
+        "happened(1)\n"
         "assert not telemetry.active()\n"
     )
     assert run_python(code).stdout == "ran 1\n"

@@ -98,22 +98,6 @@ def test_single_acks_before_the_end_are_not_lost(billing: Service, private_node:
     assert billing.ready(QUEUE) == 1
 
 
-def test_a_message_that_is_left_out_stays_in_its_queue(billing: Service) -> None:
-    """Later batches that are acked as a whole do not ack it."""
-    for number in range(21):
-        billing.publish("", QUEUE, b"%d" % number)
-    with closing(BatchReader(billing.app, QUEUE, billing.settings, size=64)) as reader:
-        sizes = []
-        for left_out in (0, 1, 0):
-            batch = reader.batch(wait=20)
-            assert batch is not None
-            sizes.append(len(batch.messages))
-            reader.ack(batch, range(left_out, len(batch.messages)))
-    assert sizes == [1, 4, 16]
-    assert billing.take(QUEUE).body == b"1"
-    assert not billing.take_all(QUEUE)
-
-
 def test_a_silence_of_rabbitmq_is_not_the_end_of_the_records(
     billing: Service,
     service: Callable[..., Service],

@@ -134,15 +134,6 @@ def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
     failure()
 
 
-def test_login_refused(wire: Wire):
-    host = wire.url.rpartition("@")[2]
-    wire.configure(url=f"amqp://nobody:secret@{host}")
-    error = failure()
-    assert type(error) is BrokerUnavailableError
-    assert "Login was refused" in str(error)
-    assert "secret" not in str(error)
-
-
 def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     """A replay to two handlers publishes one event id under two routing keys."""
     wire.unbind()
@@ -278,19 +269,6 @@ def test_many_open_files(wire: Wire):
 
 
 # -- no channel is used again after a failure -------------------------------------------------
-
-
-def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
-    proxy = wire.proxy()
-    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=3)
-    proxy.hold = {ACK}
-    thread, results = publishing(wire, [wire.message() for _ in range(3)])
-    link = held_link(proxy, last=3)
-    for number in (1, 2, 3):
-        thread.join(1.4)
-        link.write(ack(number))
-    finished(thread)
-    assert results == [None] * 3
 
 
 @pytest.mark.parametrize("events", [1, 3])

@@ -111,15 +111,3 @@ def test_a_property_that_a_stream_never_has(refused: Refused) -> None:
     )
     assert isinstance(exc, amqp_errors.PreconditionFailed)
     assert reply_texts.is_invalid_property(exc)
-
-
-def test_a_limit_and_a_missing_vhost(fresh_vhost: Vhost, refused: Refused) -> None:
-    limit = f"/api/vhost-limits/{fresh_vhost.path}/max-queues"
-    fresh_vhost.node.http("PUT", limit, {"value": 0})
-    exc = refused(lambda channel: channel.queue_declare("own", durable=True))
-    assert reply_texts.limit_reached(exc)
-    fresh_vhost.node.http("DELETE", limit)
-    with pytest.raises(amqp_errors.NotAllowed) as caught:
-        raw_connection(f"{fresh_vhost.url.rpartition('/')[0]}/there-is-none")
-    assert reply_texts.vhost_missing(caught.value)
-    assert not reply_texts.limit_reached(caught.value)

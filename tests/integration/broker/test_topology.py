@@ -7,13 +7,10 @@ import pytest
 
 from django_amqp_events.broker.provisioning.amqp_api import (
     session,
-    to_declare,
 )
 from django_amqp_events.broker.topology import (
     NO_LIMIT,
     POWER_DELAYS,
-    Exchange,
-    Queue,
 )
 from django_amqp_events.monitor import queue_status
 from django_amqp_events.options import LONGEST_TTL
@@ -177,48 +174,6 @@ def test_longest_time_to_live(service, fresh_vhost):
     longer = {"x-message-ttl": (LONGEST_TTL + 1) * 1000}
     with pytest.raises(amqp.PreconditionFailed):
         made.channel().queue_declare("longer", durable=True, auto_delete=False, arguments=longer)
-
-
-def test_each_inspected_entity_has_its_own_result(service, fresh_vhost):
-    """A missing or different entity closes the channel."""
-    entities: list[Exchange | Queue] = []
-    expected = []
-    made = service(fresh_vhost)
-    with made.active(), session(made.app, made.settings) as look:
-        for number in range(9):
-            state = ("missing", "ok", "different")[number % 3]
-            classic = {"x-queue-type": "classic"}
-            queue = Queue(name=f"q{number}", arguments=classic)
-            exchange = Exchange(name=f"x{number}", type="direct")
-            if state == "ok":
-                look.carry_out(to_declare(queue), to_declare(exchange))
-            elif state == "different":
-                other = Queue(name=queue.name, arguments=classic | {"x-expires": 9000})
-                look.carry_out(
-                    to_declare(other), to_declare(Exchange(name=exchange.name, type="topic"))
-                )
-            entities += [exchange, queue]
-            expected += [state, state]
-        items = look.inspect(entities)
-        assert [item.entity for item in items] == entities
-        assert [item.state for item in items] == expected
-        for item in items:
-            if item.state == "different":
-                [difference] = item.differences
-                assert difference.argument == ("x-expires" if item.kind == "queue" else "type")
-        # Nothing was created on the way.
-        assert [item.state for item in look.inspect(entities)] == expected
-
-
-def test_figures_of_an_idle_quorum_queue_are_renewed(billing):
-    """Each tick raises the reductions, which tells new figures from old ones."""
-    seen = set()
-
-    def twice() -> bool:
-        seen.add((billing.api.queue("billing.book") or {}).get("reductions"))
-        return len(seen - {None}) >= 3
-
-    wait_until(twice, "three different numbers of reductions", 30)
 
 
 def test_stuck_dead_letter_shows_in_the_total_only(billing):

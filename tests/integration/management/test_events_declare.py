@@ -78,10 +78,6 @@ def add_binding(billing: Service) -> None:
     billing.channel().queue_bind("billing.book", "events", "crm.#")
 
 
-def add_policy(billing: Service) -> None:
-    billing.set_policy("short", "^billing", {"max-length": 10})
-
-
 def test_check_names_manual_changes_that_are_repaired(billing):
     billing.declare()
     assert billing.command("events_declare", "--check")[0] == 0
@@ -102,7 +98,6 @@ def test_check_names_manual_changes_that_are_repaired(billing):
     [
         (change_queue, "x-delivery-limit is 7, declared is 5"),
         (add_binding, "binding events → billing.book [crm.#]  stale"),
-        (add_policy, "policy 'short' sets max-length"),
     ],
 )
 def test_check_names_manual_changes_that_stay(billing, change, named):
@@ -241,7 +236,6 @@ def test_errors_are_one_sentence_without_a_password(service, vhost, keys, change
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "1 s, 2 s, 4 s … 512 s, total 17 min 3 s; max 10 retries"),
         ({"max_retries": 0}, "none: the first failure is archived"),
         ({"max_retries": 1}, "1 s, total 1 s; max 1 retry"),
         ({"max_retries": 3, "retry_jitter": True},

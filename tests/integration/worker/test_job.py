@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -134,23 +133,3 @@ def test_a_receiver_that_raises_voids_no_outcome(
         items = deliver(counting, "retry", "", "retry")
         outcomes = run_job(JobOptions(worker="w"), items)
     assert kinds(outcomes) == ["published", "ack", "published"]
-
-
-def test_a_log_handler_that_raises_decides_nothing(counting: Service) -> None:
-    class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise OSError("its server is down")
-
-    logger, broken = logging.getLogger("django_amqp_events"), Broken()
-    level = logger.level
-    logger.addHandler(broken)
-    logger.setLevel(logging.INFO)
-    try:
-        items = deliver(counting, "retry", "", "archive")
-        outcomes = run_job(JobOptions(worker="w"), items[:2])
-        archived = run_job(JobOptions(worker="w"), items[2:])
-    finally:
-        logger.removeHandler(broken)
-        logger.setLevel(level)
-    assert kinds(outcomes) == ["published", "ack"]
-    assert kinds(archived) == ["published"]

@@ -515,18 +515,6 @@ def test_the_outcome_of_a_superseded_replay_says_so(archive_database: Database) 
         assert [outcome.outcome for outcome in broker.outcomes] == ["superseded"]
 
 
-def test_a_failed_run_does_not_count(writer: Handler) -> None:
-    def fail() -> None:
-        update(1, 9)
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        once(writer, received("1-9"), fail, Version("1", 9, is_time=False))
-    assert not LatestVersion.objects.using(ALIAS).exists()
-    assert handle(writer, 1, 5) == "written"
-    assert orders() == {1: 5}
-
-
 def test_every_order_ends_at_its_newest_version(writer: Handler) -> None:
     """Threads handle the versions in any order; each run that is not skipped fails once."""
     versions = [(order, version) for order in range(4) for version in range(20)]

@@ -69,10 +69,6 @@ def ada():
     return client_of(user(*PERMISSIONS))
 
 
-def row_in(state: State) -> ArchivedEvent:
-    return overdue() if state == State.REPLAYING else make(state)
-
-
 # -- list
 
 
@@ -291,7 +287,7 @@ def decided(row: ArchivedEvent) -> bool:
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_each_action_needs_its_permission(decision, allowed, broker):
     """With `view`, its own permission is enough, and all others together are not."""
-    row = row_in(BEFORE[decision])
+    row = overdue() if BEFORE[decision] == State.REPLAYING else make(BEFORE[decision])
     right = RIGHTS.get(decision, decision)
     others = [each for each in PERMISSIONS if each not in ("view", right)]
     somebody = client_of(user("view", *([right] if allowed else others)))

@@ -97,11 +97,6 @@ def test_a_past_event_is_searched_since_it_was_published(
     assert form.cleaned_data["since"] == failed_at - (waited or timedelta()) - timedelta(days=1)
 
 
-def test_nothing_is_found() -> None:
-    found = find(staff(*EVERYTHING), "order_id=99")
-    assert "No row that you may view has this id or value." in found.words
-
-
 def test_tables_that_a_user_may_not_view_are_left_out() -> None:
     row = stored()
     found = find(staff("view_dashboard", "view_outboxevent"), row.event_id)

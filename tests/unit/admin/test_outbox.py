@@ -154,14 +154,6 @@ def test_detail_page_explains_the_state(ada, kind):
     assert ("the shop has closed" in words) is (kind == "discarded")
 
 
-BODIES = (b"", b"null", b"[[],[],{}]", b'[[], {"a": "\\ud800\\u0000"}, {}]')
-
-
-def test_no_row_breaks_its_page(ada):
-    for body in BODIES:
-        page(ada.get(url("change", make(body=body, attempts=1).pk)))
-
-
 # -- who may do what
 
 

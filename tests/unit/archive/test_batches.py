@@ -311,17 +311,6 @@ def test_a_runner_does_not_pause_what_a_user_has_resumed(broker: Broker) -> None
 
 
 @ONE
-def test_the_rate_is_kept(broker: Broker, clock: Clock) -> None:
-    broker.report = lambda message: SUCCEED
-    batch = started(20, rate=5)
-    began = clock.at
-    run()
-    assert again(batch).state == "done"
-    assert [len(window) for window in broker.windows] == [5, 5, 5, 5]
-    assert clock.at - began >= 3.0
-
-
-@ONE
 def test_a_slow_batch_does_not_hold_up_another(broker: Broker, clock: Clock) -> None:
     broker.report = lambda message: SUCCEED
     slow = started(10, rate=0.1)
@@ -358,41 +347,6 @@ def test_failure_threshold_pauses_and_resets_on_resume(
     broker.report = lambda message: SUCCEED
     batch_states.resume(batch.pk, by="ada")
     run()
-    assert again(batch).state == "done"
-
-
-@ONE
-def test_a_few_failures_do_not(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "CHUNK", 5)
-    monkeypatch.setattr(runner, "INTERVAL", 0.0)
-    seen = Counter[str]()
-
-    def report(message: Message) -> Replay.State:
-        seen["n"] += 1
-        return FAIL if seen["n"] % 6 == 0 else SUCCEED
-
-    broker.report = report
-    batch = started(36, threshold=20)
-    run()
-    found = again(batch)
-    assert (found.state, found.failed, found.succeeded) == ("done", 6, 30)
-
-
-@ONE
-def test_canary_runs_first(broker: Broker) -> None:
-    batch = started(8, canary=3)
-    waits = Counter[str]()
-
-    def stop() -> bool:
-        waits["looks"] += 1
-        if waits["looks"] == 20:
-            for each in Replay.objects.filter(state="published"):
-                end(each.pk, SUCCEED)
-            broker.report = lambda message: SUCCEED
-        return False
-
-    run(until=stop)
-    assert [len(window) for window in broker.windows] == [3, 5]
     assert again(batch).state == "done"
 
 

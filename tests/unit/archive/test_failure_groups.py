@@ -433,29 +433,6 @@ def test_groups_that_are_merged_keep_what_people_wrote() -> None:
     assert failure_groups.prune(service=conf.get_settings().service) == 1
 
 
-@ONE
-@database
-def test_an_event_that_has_not_failed_gets_no_group() -> None:
-    keep(archived(received("1"), failure=failure(), at=NOW))
-    ArchivedEvent.objects.update(group=None, reason="backfill", exception="", location="")
-    assert failure_groups.rebuild().seen == 0
-
-
-@database
-def test_empty_group_is_deleted_unless_it_has_notes() -> None:
-    keep(archived(received("1"), failure=failure(), at=NOW))
-    keep(archived(received("2"), failure=failure("LateError"), at=NOW))
-    keep(archived(received("3"), failure=failure("OtherError"), at=NOW))
-    noted = FailureGroup.objects.get(exception="billing.errors.LateError").pk
-    failure_groups.write(noted, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
-    service = conf.get_settings().service
-    ArchivedEvent.objects.exclude(event_id="3").delete()
-    assert failure_groups.prune(service="other") == 0
-    assert failure_groups.prune(service=service) == 1
-    left = FailureGroup.objects.values_list("exception", flat=True)
-    assert set(left) == {"billing.errors.LateError", "billing.errors.OtherError"}
-
-
 # -- what people write ------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,14 +154,8 @@ def test_unreachable_database_blames_no_message(monkeypatch, error):
     assert not ArchivedEvent.objects.exists()
 
 
-class Taken:
-    def __init__(self, *messages: Any) -> None:
-        self.messages = [taken(message) for message in messages]
-        self.last = len(messages)
-
-
 def batch(*messages: Any) -> Any:
-    return Taken(*messages)
+    return SimpleNamespace(messages=[taken(each) for each in messages], last=len(messages))
 
 
 class Acks:
@@ -273,11 +268,6 @@ def test_counts_of_deliveries_are_in_no_identity_and_no_row():
     assert again.identity("billing") == identity(one) is not None
     copy = {"event-archive": '{"reason": "failed", "copy": "1"}'}
     assert len({identity(one), identity(one, b"y"), identity(copy)}) == 3
-
-
-def test_nothing_tells_a_message_without_an_id_from_an_equal_one():
-    assert identity({"a": 1}) is None
-    assert identity({}, unreadable="why") is None
 
 
 def test_events_of_one_id_are_told_apart_by_name_and_body():

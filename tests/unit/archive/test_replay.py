@@ -106,32 +106,36 @@ def test_unreplayable_event_has_a_reason(
     assert len(broker.messages) == 1
 
 
-def test_deleted_row_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_row_is_reported() -> None:
     nobody = uuid4()
     report = replay.replay({nobody: 0}, by="ada")
     assert (report.skipped[0].id, why(report)) == (nobody, Reason("deleted"))
-    row = make()
-    claim = states.claim
-
-    def too_late(*args: Any, **options: Any) -> Any:
-        ArchivedEvent.objects.all().delete()
-        return claim(*args, **options)
-
-    monkeypatch.setattr(states, "claim", too_late)
-    assert why(run(row)) == Reason("deleted")
 
 
-def test_lost_race_is_reported(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> None:
+def discarded(row: ArchivedEvent) -> None:
+    states.discard(seen(row), by="bob", reason="by hand", now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("faster", "reason"),
+    [
+        (discarded, Reason("changed", state=Reason("state-discarded"))),
+        (ArchivedEvent.delete, Reason("deleted")),
+    ],
+)
+def test_lost_race_is_reported(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, faster: Callable[..., Any], reason: Reason
+) -> None:
     """Between the selection and the claim."""
     row = make()
     claim = states.claim
 
-    def faster(*args: Any, **options: Any) -> Any:
-        states.discard(seen(row), by="bob", reason="by hand", now=NOW)
+    def late(*args: Any, **options: Any) -> Any:
+        faster(again(row))
         return claim(*args, **options)
 
-    monkeypatch.setattr(states, "claim", faster)
-    assert why(run(row)) == Reason("changed", state=Reason("state-discarded"))
+    monkeypatch.setattr(states, "claim", late)
+    assert why(run(row)) == reason
     assert not broker.windows
 
 
@@ -176,42 +180,43 @@ def test_resolve_discards_only_overdue_events() -> None:
 # -- what the broker says -----------------------------------------------------------------
 
 
+def away(kind: type[PublishError]) -> list[PublishError | None]:
+    return [None, None, kind("no"), kind("no")]
+
+
+def some(kind: type[PublishError]) -> list[PublishError | None]:
+    return [kind("no"), kind("no"), None, None, BrokerUnavailableError("hm"), None]
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [BrokerUnavailableError, ExchangeMissingError, PublishTimeoutError, PublishInterruptedError],
+    ("errors", "published", "returned"),
+    [
+        (away(BrokerUnavailableError), 2, 2),
+        (away(ExchangeMissingError), 2, 2),
+        (away(PublishTimeoutError), 2, 2),
+        (away(PublishInterruptedError), 2, 2),
+        # A queue that confirms nothing is waited for once.
+        ([None, PublishTimeoutError("no")], 1, 1),
+        # An error of some events does not keep the others.
+        (some(UnroutableError), 3, 3),
+        (some(PublishNackedError), 3, 3),
+    ],
 )
 def test_unreachable_broker_leaves_the_rest_untouched(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: type[PublishError]
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    errors: list[PublishError | None],
+    published: int,
+    returned: int,
 ) -> None:
     monkeypatch.setattr(replay, "CHUNK", 2)
     rows = [make(number) for number in range(6)]
-    broker.errors = [None, None, kind("it is away"), kind("it is away")]
+    broker.errors = [*errors]
     report = run(*rows)
-    assert str(report.stopped) == "it is away"
-    assert (len(report.published), len(report.returned), report.done) == (2, 2, 4)
-    assert [again(row).version for row in rows[4:]] == [0, 0]
-
-
-def test_a_queue_that_confirms_nothing_is_waited_for_once(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replay, "CHUNK", 2)
-    rows = [make(number) for number in range(6)]
-    broker.errors = [None, PublishTimeoutError("late")]
-    report = run(*rows)
-    assert (str(report.stopped), len(report.published), len(report.returned)) == ("late", 1, 1)
-    assert [again(row).version for row in rows[2:]] == [0] * 4
-
-
-@pytest.mark.parametrize("kind", [UnroutableError, PublishNackedError])
-def test_an_error_of_some_events_does_not_keep_the_others(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: type[PublishError]
-) -> None:
-    monkeypatch.setattr(replay, "CHUNK", 2)
-    rows = [make(number) for number in range(6)]
-    broker.errors = [kind("no"), kind("no"), None, None, BrokerUnavailableError("hm"), None]
-    report = run(*rows)
-    assert (report.stopped, len(report.published), len(report.returned)) == (None, 3, 3)
+    assert (len(report.published), len(report.returned)) == (published, returned)
+    assert report.done == published + returned
+    assert str(report.stopped) == ("None" if report.done == 6 else "no")
+    assert [again(row).version for row in rows[report.done :]] == [0] * (6 - report.done)
 
 
 def test_unencodable_row_blocks_no_other(broker: Broker) -> None:

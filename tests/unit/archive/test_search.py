@@ -271,6 +271,11 @@ def test_a_stopped_index_keeps_what_it_has_stored(monkeypatch: pytest.MonkeyPatc
 def test_commands_match_by_value(broker: Broker) -> None:
     row = make(17)
     make(18)
+    asked = ("--background", "--match", "order_id=17", "--comment", "fixed")
+    assert run_command("events_replay", *asked)[0] == 0
+    batch = ReplayBatch.objects.get()
+    # The title does not contain the value.
+    assert (batch.total, str(batch.title)) == (1, "All with a value of order_id")
     code, out, _ = run_command("events_archive", "export", "--match", "order_id=17")
     assert code == 0
     assert [json.loads(line)["event"]["id"] for line in out.splitlines()] == [str(row.pk)]
@@ -280,23 +285,7 @@ def test_commands_match_by_value(broker: Broker) -> None:
 
 
 @ONE
-def test_the_title_of_a_batch_does_not_contain_the_value() -> None:
-    make(17)
-    asked = ("--background", "--match", "order_id=17", "--comment", "fixed")
-    code, _, _ = run_command("events_replay", *asked)
-    batch = ReplayBatch.objects.get()
-    assert (code, batch.total, str(batch.title)) == (0, 1, "All with a value of order_id")
-
-
-@ONE
-@pytest.mark.parametrize(
-    ("term", "why"),
-    [
-        ("17", "is not a search such as order_id=17"),
-        ("orders_id=17", "no event has 'orders_id' in its SEARCH; did you mean 'order_id'?"),
-    ],
-)
-def test_commands_refuse_a_search_that_finds_nothing_ever(term: str, why: str) -> None:
-    code, _, err = run_command("events_replay", "--match", term)
+def test_commands_refuse_a_search_that_finds_nothing_ever() -> None:
+    code, _, err = run_command("events_replay", "--match", "orders_id=17")
     assert code == 2
-    assert why in err
+    assert "no event has 'orders_id' in its SEARCH; did you mean 'order_id'?" in err

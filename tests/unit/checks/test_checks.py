@@ -25,7 +25,6 @@ from pytest_django import Settings as DjangoSettings
 import django_amqp_events
 from django_amqp_events import checks, conf, handler
 from django_amqp_events.apps import CHECKS
-from django_amqp_events.archive import tables
 from django_amqp_events.checks import project as checks_project
 from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
@@ -306,13 +305,6 @@ def test_metrics_need_prometheus_client(run: Check, monkeypatch: pytest.MonkeyPa
     assert run() == []
 
 
-def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run() == []
-    monkeypatch.setattr(tables, "database", lambda: "nowhere")
-    assert run() == ["W014"]
-    assert run(HANDLERS={}) == []
-
-
 class Keeping:
     """A router that keeps our tables out, or only that of one model."""
 
@@ -412,15 +404,6 @@ def test_a_configuration_that_cannot_be_read(
     settings.AMQP_EVENTS = correct()
     assert ids() == ["E015"]
     assert "no.such.module" in text() or "No module named" in text()
-
-
-def test_dangerous_celery_options_are_reported(
-    settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://me@rabbit.example//")
-    monkeypatch.setattr(project, "app", app)
-    settings.AMQP_EVENTS = correct()
-    assert ids() == ["E018", "W003"]
 
 
 @pytest.mark.parametrize("option", ["time_limit", "soft_time_limit"])
@@ -576,6 +559,7 @@ def fits(order_id: int) -> None: ...
         (Picky, {}, "E013"),
         (Unbound, {}, "E013"),
         (UnhashableTask, {}, "E013"),
+        (project.unknown_type, {"validate": True}, "E080"),
         (fits, {"name": "celery.chord"}, "E013"),
         (fits, {"name": "project.tasks.send"}, "E013"),
         *(

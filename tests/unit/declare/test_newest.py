@@ -64,26 +64,22 @@ def test_a_missing_value_is_named(payload: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("newest", "wrong"),
+    "newest",
     [
-        ("order_id", "two paths"),
-        (("order_id",), "two paths"),
-        (("order_id", "version", "x"), "two paths"),
-        (("order id", "version"), "two paths"),
-        (("order_id", 1), "two paths"),
-        (("order_id", "revision"), "has no argument 'revision'"),
+        "order_id",
+        ("order_id",),
+        ("order_id", "version", "x"),
+        ("order id", "version"),
+        ("order_id", 1),
     ],
 )
-def test_a_wrong_declaration_is_an_error(newest: Any, wrong: str) -> None:
+def test_a_wrong_declaration_is_an_error(newest: Any) -> None:
     with override_events(SERVICE="billing", AUTODISCOVER=[]):
 
-        @event("shop.order.updated")
-        def updated(order_id: int, version: int, total: float, flag: bool) -> None: ...
-
-        @handler(updated, name="books.newest", newest=newest)
+        @handler("shop.order.updated", name="books.newest", newest=newest)
         def books(**payload: Any) -> None: ...
 
-        with pytest.raises(ConfigurationError, match=wrong):
+        with pytest.raises(ConfigurationError, match="two paths"):
             get_registry()
 
 

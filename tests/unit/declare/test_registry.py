@@ -221,8 +221,12 @@ def test_an_event_may_be_given_as_the_object() -> None:
     assert handlers["billing.invoice"].patterns == ("shop.#",)
 
 
-def test_an_event_with_options_stands_for_its_contract() -> None:
-    found = put_together(EVENTS={"shop.order.created": {"CONTRACT": f"{HERE}.urgent_event"}})
+@pytest.mark.parametrize("name", ["declared_event", "urgent_event"])
+def test_an_event_with_options_stands_for_its_contract(name: str) -> None:
+    found = put_together(
+        events=(EventDeclaration(name="shop.order.created", contract=contract),),
+        EVENTS={"shop.order.created": {"CONTRACT": f"{HERE}.{name}"}},
+    )
     assert found.problems == ()
     assert found.events["shop.order.created"].contract is contract
     nothing = {"EVENTS": ["a.b"], "HANDLER": f"{HERE}.event_without_contract"}
@@ -327,15 +331,6 @@ def test_events_by_decorator_and_by_settings() -> None:
         "a.c": contract,
         "a.d": None,
     }
-
-
-def test_settings_may_name_the_declared_event() -> None:
-    found = put_together(
-        events=(EventDeclaration(name="shop.order.created", contract=contract),),
-        EVENTS={"shop.order.created": {"CONTRACT": f"{HERE}.declared_event"}},
-    )
-    assert found.problems == ()
-    assert found.events["shop.order.created"].contract is contract
 
 
 def test_one_event_with_two_contracts() -> None:

@@ -187,12 +187,3 @@ def test_a_declared_delay_takes_one_hop(policy: RetryPolicy) -> None:
         assert hop(delay, delays) == delay
         # The failure travels from the pool before its copy is built.
         assert hop(delay - 0.2, delays) == delay
-
-
-def test_hops_of_a_long_countdown() -> None:
-    assert hop(100, POWER_DELAYS) == 64
-    assert hop(3600, POWER_DELAYS) == 2048
-    assert hop(0.2, POWER_DELAYS) == 1
-    assert hop(1.7, POWER_DELAYS) == 1
-    assert hop(1.9, POWER_DELAYS) == 2
-    assert hop(100_000, POWER_DELAYS) == 4096

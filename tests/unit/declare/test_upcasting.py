@@ -8,11 +8,9 @@ import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from django_amqp_events import ConfigurationError, conf, event
-from django_amqp_events.broker import topology
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import Handler, Registry, build
 from django_amqp_events.decorators import Event
-from django_amqp_events.testing import override_events
 from django_amqp_events.worker.binding import upcast
 from django_amqp_events.worker.verdict import ContractViolated
 
@@ -83,17 +81,6 @@ def test_a_handler_receives_older_versions(
     assert {name: steps(handler, name) for name in expected} == expected
 
 
-def test_the_queue_is_bound_to_older_names_and_finds_its_handler() -> None:
-    versions()
-    found = registry(V3)
-    declared = topology.build(conf.Settings(service="billing"), found)
-    keys = {each.routing_key for each in declared.bindings if each.exchange == "events"}
-    assert keys == {V1, V2, V3}
-    for name in keys:
-        assert found.find("billing.m.h", name) is found.handlers["m.h"]
-    assert found.find("billing.m.h", "shop.order.paid") is None
-
-
 def test_handlers_of_one_queue_that_would_both_receive_an_older_version() -> None:
     versions()
     both = {
@@ -121,14 +108,6 @@ def test_declared_by_name_in_settings() -> None:
     assert found.problems == ()
     assert steps(found.handlers["m.h"], V1) == ["x"]
     assert found.events[V2].contract is handle
-
-
-def test_tests_may_choose_events_with_their_upcasters() -> None:
-    versions()
-    with override_events(SERVICE="billing", events=[V1, V2]):
-        kept, _ = declarations.snapshot()
-        assert {each.name for each in kept} == {V1, V2}
-        assert registry(V2).problems == ()
 
 
 def problem(*patterns: str) -> tuple[str, str]:

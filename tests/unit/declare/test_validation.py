@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import sys
 from collections import deque
@@ -19,10 +18,8 @@ from uuid import UUID
 
 import pydantic
 import pytest
-from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest_django import Settings as DjangoSettings
 from typing_extensions import TypedDict
 
 from django_amqp_events.declare.contracts import bind_contract
@@ -31,10 +28,8 @@ from django_amqp_events.declare.registry import Handler
 from django_amqp_events.declare.validation import MAX_ERRORS, Validator, Violation
 from django_amqp_events.exceptions import ConfigurationError, InvalidEventError
 from django_amqp_events.message.encoding import encode_payload
-from django_amqp_events.worker import bootstrap
 from django_amqp_events.worker.binding import bind
 from django_amqp_events.worker.verdict import ContractViolated
-from tests.commands import run_python
 
 T = TypeVar("T")
 ID = UUID("8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11")
@@ -361,9 +356,6 @@ def test_arguments_by_position() -> None:
         bind(handler_of(handler), [1, "2026-01-01", "x"], {})
 
 
-def no_schema(value: inspect.Signature) -> None: ...
-
-
 MODULE = """
 from dataclasses import dataclass, field, make_dataclass
 from decimal import Decimal
@@ -402,14 +394,6 @@ def test_annotations_that_are_evaluated_later(
         bind_contract("a.b", module.hidden, {"line": 1, "at": 2}, validate=True)
 
 
-def test_a_worker_does_not_start_with_such_hints(settings: DjangoSettings) -> None:
-    options = {"EVENTS": ["a.b"], "HANDLER": f"{__name__}.no_schema", "VALIDATE": True}
-    settings.AMQP_EVENTS = {"SERVICE": "shop", "HANDLERS": {"shop.h": options}}
-    app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://")
-    with pytest.raises(SystemExit, match="this worker does not start: The type hints of"):
-        bootstrap.install(SimpleNamespace(app=app, pool_cls="solo", options={}))
-
-
 def test_what_an_upcaster_made_may_have_python_values() -> None:
     def handler(total: Decimal, line: Line) -> None: ...
 
@@ -417,34 +401,6 @@ def test_what_an_upcaster_made_may_have_python_values() -> None:
     assert bind(handler_of(handler), (), payload)[1]["line"] == Line("s", Decimal(2))
     with pytest.raises(ContractViolated, match="not JSON serializable"):
         bind(handler_of(handler), (), {"total": 1, "line": object()})
-
-
-PROGRAM = """
-import sys
-from django.conf import settings
-settings.configure(AMQP_EVENTS={{"SERVICE": "shop", "BACKEND": "memory", "PUBLISH": "immediate",
-                                "AUTODISCOVER": [], "VALIDATE": {validate}}}, USE_TZ=True)
-from django_amqp_events import event
-from django_amqp_events.testing import memory_events
-
-@event("shop.paid")
-def paid(total: int): ...
-
-@paid.handler
-def count(total: int):
-    print("handled", total)
-
-with memory_events() as broker:
-    paid(total=5)
-    broker.run()
-print("pydantic" in sys.modules)
-"""
-
-
-def test_pydantic_is_imported_for_validation_only() -> None:
-    for validate in (False, True):
-        program = PROGRAM.format(validate=validate)
-        assert run_python(program).stdout == f"handled 5\n{validate}\n"
 
 
 # -- fields that are written under one name and read under another --------------------------------

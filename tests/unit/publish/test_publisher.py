@@ -119,12 +119,6 @@ def test_one_id_for_several_events(outcomes: Broker):
     assert len(outcomes.windows) == 1
 
 
-def test_without_settings(settings: Any):
-    settings.AMQP_EVENTS = None
-    with pytest.raises(ConfigurationError, match="AMQP_EVENTS"):
-        publish_event(NAME, {})
-
-
 def test_the_first_error_is_raised_and_names_the_others(
     outcomes: Broker, caplog: pytest.LogCaptureFixture
 ):

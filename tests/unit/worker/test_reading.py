@@ -64,9 +64,7 @@ def test_retry_returns_to_the_handlers_queue(exchange: str, header: str | None) 
     """A queue that it has left is still bound: run from both, each retry would make two."""
     assert handler_of(OWN, exchange, OWN, handler=header) == "m.moved"
     assert handler_of(MAIL, exchange, OWN, handler=header) == "unknown"
-
-
-def test_a_first_delivery_in_a_queue_that_the_handler_has_left() -> None:
+    # And at a first delivery.
     assert handler_of(OWN, "events", "shop.paid") == "m.moved"
     assert handler_of(MAIL, "events", "shop.paid") == "unknown"
     assert handler_of(MAIL, "events", "shop.sent") == "m.mail"

@@ -174,7 +174,6 @@ STEPS: dict[str, Any] = {
     "retry_new_exc": _retry_new_exc,
     "retry_limit": lambda task, argument: task.retry(max_retries=int(argument), countdown=1),
     "retry_args": lambda task, argument: task.retry(args=(1,)),
-    "retry_early": lambda task, argument: task.retry(countdown=0.2),
     "replace": lambda task, argument: task.replace(None),
     "chord": lambda task, argument: task.add_to_chord(None),
     "sleep": lambda task, argument: time.sleep(float(argument)),
