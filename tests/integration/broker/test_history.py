@@ -126,31 +126,24 @@ def test_other_limits_are_drift(billing: Service, service: Callable[..., Service
 
 
 @pytest.mark.parametrize(
-    "placed", [{"x-initial-cluster-size": 1}, {"x-queue-leader-locator": "least-leaders"}]
+    ("more", "state"),
+    [
+        ({"x-initial-cluster-size": 1}, "ok"),
+        ({"x-queue-leader-locator": "least-leaders"}, "ok"),
+        ({"x-max-length-bytes": 10**9}, "different"),
+    ],
 )
-def test_members_that_another_owner_has_placed(
-    service: Callable[..., Service], fresh_vhost: Vhost, placed: dict[str, Any]
+def test_arguments_that_another_owner_has_set(
+    service: Callable[..., Service], fresh_vhost: Vhost, more: dict[str, Any], state: str
 ) -> None:
-    made = service(fresh_vhost, HISTORY=HISTORY)
-    [ours] = [queue for queue in made.topology.queues if queue.name == made.names.history]
-    arguments = {**ours.arguments, **placed}
-    made.channel().queue_declare(ours.name, durable=True, auto_delete=False, arguments=arguments)
-    made.declare()
-    for exact in (True, False):
-        (item,) = [each for each in made.inspect(exact=exact).items if each.name == ours.name]
-        assert (item.state, next(iter(placed)) in item.note) == ("ok", True)
-
-
-def test_a_limit_that_another_owner_has_set(
-    service: Callable[..., Service], fresh_vhost: Vhost
-) -> None:
+    """They may place its members, and set no limit."""
     made = service(fresh_vhost, HISTORY={"MAX_AGE": "14d"})
     [ours] = [queue for queue in made.topology.queues if queue.name == made.names.history]
-    arguments = {**ours.arguments, "x-max-length-bytes": 10**9}
+    arguments = {**ours.arguments, **more}
     made.channel().queue_declare(ours.name, durable=True, auto_delete=False, arguments=arguments)
     for exact in (True, False):
         (item,) = [each for each in made.inspect(exact=exact).items if each.name == ours.name]
-        assert item.state == "different"
+        assert (item.state, next(iter(more)) in str(item)) == (state, True)
 
 
 def test_a_policy_that_cuts_the_history_is_an_error(billing: Service) -> None:
