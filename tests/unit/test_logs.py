@@ -12,6 +12,7 @@ import re
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,40 @@ def log_to(stream: io.StringIO, config: dict[str, Any]) -> None:
     logging.getLogger().handlers += before
 
 
+class Slow(logging.Handler):
+    """Waits, and then may raise."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(logging.WARNING)
+        self.seconds, self.go = seconds, threading.Event()
+        self.begun: list[str] = []
+        #: What was written: text, function, error, and whether in the main thread.
+        self.written: list[tuple[str, str, bool, bool]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, here = record.getMessage(), threading.current_thread() is threading.main_thread()
+        self.begun.append(text)
+        self.go.wait(self.seconds)
+        self.written.append((text, record.funcName, bool(record.exc_info), here))
+        if text in ("1", "here"):
+            raise ValueError("a handler of the project")
+
+
+@contextmanager
+def loop_records(slow: Slow) -> Iterator[Any]:
+    """Log as an event loop does."""
+    named, records = logging.getLogger("shop.loop"), LoopRecords()
+    named.addHandler(slow)
+    records.start()
+    try:
+        yield get_logger("shop.loop")
+        slow.go.set()
+        records.stop()
+        get_logger("shop.loop").warning("here")
+    finally:
+        named.removeHandler(slow)
+
+
 def test_records_of_an_event_loop_wait_for_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are handled in their order by a thread, all of them before it stops; later ones here.
 
@@ -78,72 +113,33 @@ def test_records_of_an_event_loop_wait_for_no_handler(monkeypatch: pytest.Monkey
         raise ValueError("stderr is a logger, with the same handler")
 
     monkeypatch.setattr(traceback, "print_exc", fail)
-    told: list[tuple[str, str, str, bool]] = []
-    go = threading.Event()
-
-    class Slow(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            go.wait(30)
-            here = threading.current_thread() is threading.main_thread()
-            told.append((record.getMessage(), record.funcName, str(bool(record.exc_info)), here))
-            if record.getMessage() in ("1", "here"):
-                raise ValueError("a handler of the project")
-
-    named, logger, name = logging.getLogger("shop.loop"), get_logger("shop.loop"), "test_records"
-    handler = Slow(logging.WARNING)
-    named.addHandler(handler)
-    records = LoopRecords()
-    try:
-        records.start()
-        named.setLevel(logging.ERROR)
-        logger.warning("not enabled")
-        named.setLevel(logging.WARNING)
-        for number in range(3):
+    slow, name = Slow(30), "test_records_of_an_event_loop_wait_for_no_handler"
+    with loop_records(slow) as logger:
+        logging.getLogger("shop.loop").setLevel(logging.WARNING)
+        logger.info("not enabled")
+        for number in range(2):
             logger.warning("%d", number)
-        try:
-            raise ValueError
-        except ValueError:
-            logger.exception("failed")
-        assert not told
-        go.set()
-        records.stop()
-        logger.warning("here")
-    finally:
-        named.removeHandler(handler)
-    assert [each[0] for each in told] == ["0", "1", "2", "failed", "here"]
-    assert {each[1][:12] for each in told} == {name}
-    assert [each[2] for each in told] == ["False", "False", "False", "True", "False"]
-    assert [each[3] for each in told] == [False, False, False, False, True]
+        logger.warning("failed", exc_info=ValueError())
+        assert not slow.written
+    assert slow.written == [
+        ("0", name, False, False),
+        ("1", name, False, False),
+        ("failed", name, True, False),
+        ("here", "loop_records", False, True),
+    ]
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_no_process_is_forked_while_a_record_is_written(hangs: bool) -> None:
     """A child could never write to the same file; it does not wait for a handler that hangs."""
-    told: list[str] = []
-    go = threading.Event()
-
-    class Slow(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            told.append("begun")
-            go.wait(30 if hangs else 0.05)
-            told.append("written")
-
-    named, handler, records = logging.getLogger("shop.fork"), Slow(), LoopRecords()
-    named.addHandler(handler)
-    records.start()
-    try:
-        get_logger("shop.fork").warning("a record")
-        until(lambda: told, "it is being written")
+    slow = Slow(30 if hangs else 0.05)
+    with loop_records(slow) as logger:
+        logger.warning("a record")
+        until(lambda: slow.begun, "it is being written")
         pid = os.fork()
         if not pid:
-            os._exit(bool(LoopRecords.running) or (told[-1] != "written") is not hangs)
+            os._exit(bool(LoopRecords.running) or bool(slow.written) is hangs)
         assert os.waitpid(pid, 0)[1] == 0
-        assert LoopRecords.running
-        go.set()
-    finally:
-        records.stop()
-        named.removeHandler(handler)
-    get_logger("shop.fork").warning("after it")
 
 
 def fail_once(backend: MemoryBackend) -> str:
