@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -235,8 +236,11 @@ def test_alerts_about_what_is_gone_end(heard: Any, settings: Any) -> None:
 
 @ONE
 @DATABASES
-def test_an_outbox_whose_table_is_gone_is_no_longer_behind(monkeypatch: Any) -> None:
-    entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+def test_an_outbox_whose_table_is_gone_is_no_longer_behind(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    # Django does not close a database in memory.
+    entry = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "orders")}
     entries = connections.configure_settings({**connections.databases, "orders": entry})
     monkeypatch.setattr(ArchiveRouter, "allow_migrate", lambda *_, **__: True)
     with monkeypatch.context() as patched:
