@@ -120,7 +120,10 @@ class _RecordLogger(logging.Logger):
 
     def handle(self, record: logging.LogRecord) -> None:
         loop = LoopRecords.running.get(threading.get_ident())
-        (loop.put if loop is not None else self._named.handle)(record)
+        if loop is None:
+            self._named.handle(record)
+        else:
+            loop.put(record)
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):

@@ -16,7 +16,7 @@ def count_risks(examined: Examined, *, forced: bool = False) -> dict[str, int | 
     """Count, among the events that would be replayed, those that need a warning.
 
     Args:
-        forced: a forced replay publishes the last revision, and runs although it is superseded.
+        forced: a forced replay publishes again what the one before it did, and is not skipped.
 
     Returns:
         ``poison``, ``unconfirmed`` (may already be published), ``succeeded`` (have a successful

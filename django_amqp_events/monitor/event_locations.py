@@ -193,12 +193,14 @@ def _add_past(
         with suppress(ValueError):
             selections.append(PastSelection(search=(value,)))
     scan = Scan(settings=settings, selection=PastSelection(since=since), budget=PAST)
-    found = (
+    # The scan has compared times and offsets.
+    anywhere = range(sys.maxsize)
+    matching = (
         record
         for record in scan.records()
-        if any(each.matches(record, range(sys.maxsize)) for each in selections)
+        if any(selection.matches(record, anywhere) for selection in selections)
     )
-    for record in islice(found, ROWS):
+    for record in islice(matching, ROWS):
         key = (record.event.id, record.event.name) if record.event else ("", "")
         event = by_key.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
         event.in_history, event.past = True, record.at

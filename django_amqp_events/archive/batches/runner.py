@@ -199,8 +199,10 @@ class Runner:
 
     def _due(self, batch: ReplayBatch) -> float:
         """Return when (monotonic) the rate allows the next chunk of a batch that begins here."""
+        if batch.rate is None:
+            return 0.0
         last = batch_states.last_tried(batch, 1)
-        if batch.rate is None or not last:
+        if not last:
             return 0.0
         age = tables.clock() - last[0][1]
         return time.monotonic() + _chunk(batch) / batch.rate - age.total_seconds()
