@@ -53,15 +53,13 @@ def apply(
     plan: Plan,
     *,
     api: ManagementApi | None = None,
-    progress: Callable[[PlanStep, int, int], object] | None = None,
-    notice: Callable[[str], object] = nothing,
+    progress: Callable[[str], object] = nothing,
 ) -> Applied:
     """Carry out a plan.
 
     Args:
         api: needed for steps that delete or recreate.
-        progress: called after each step with the step, its number and the number of steps.
-        notice: see :class:`Replacement`.
+        progress: called often, with a sentence about what is done.
 
     Raises:
         TopologyDriftError: the plan has refusals; nothing was changed.
@@ -81,8 +79,7 @@ def apply(
             refused.append((step, reason))
         else:
             done.append(step)
-        if progress is not None:
-            progress(step, len(done) + len(refused), len(plan.steps))
+        progress(f"{len(done) + len(refused)} of {len(plan.steps)} steps")
 
     with session(app, settings) as amqp:
         now = [step for step in plan.steps if step.action in ("declare", "bind")]
@@ -119,7 +116,7 @@ def apply(
                         f"AMQP_EVENTS['MANAGEMENT_URL']"
                     )
                 replacement = Replacement(
-                    topology=plan.report.topology, session=amqp, api=api, notice=notice
+                    topology=plan.report.topology, session=amqp, api=api, progress=progress
                 )
                 _replace(replacement, later, finish)
         except amqp_errors.ChannelError as exc:
