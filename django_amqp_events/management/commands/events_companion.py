@@ -35,8 +35,8 @@ from django_amqp_events.management.base import ServiceCommand
 from django_amqp_events.management.companion import (
     REAPER_GRACE,
     SERVICES,
-    Reaper,
     add_options,
+    run_reaper,
 )
 from django_amqp_events.monitor import METRICS_FOLDER
 from django_amqp_events.service_loop import POLL_INTERVAL, ServiceLoop, sleep
@@ -67,10 +67,8 @@ class Command(ServiceCommand):
             if options[f"no_{name}"]:
                 continue
             if name == "reaper":
-                loglevel = options["loglevel"]
-                services[name] = Reaper(
-                    app, settings, loglevel=loglevel, tell=self.tell, stop=self.stopped
-                ).run
+                arguments = (app, settings, options["loglevel"], self.tell, self.stopped)
+                services[name] = partial(run_reaper, *arguments)
             else:
                 command = load_command_class("django_amqp_events", f"events_{name}")
                 assert isinstance(command, ServiceCommand)  # noqa: S101 - for mypy
