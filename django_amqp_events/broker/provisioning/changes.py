@@ -12,7 +12,6 @@ from celery import Celery
 from ...callables import nothing
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
-from ..reply_texts import limit_reached
 from ..topology import Binding, Names
 from .amqp_api import (
     Amqp,
@@ -204,11 +203,6 @@ def _hint(exc: amqp_errors.ChannelError) -> str:
         return (
             "give this user the configure, write and read permissions, or declare as another user "
             'and set AMQP_EVENTS["TOPOLOGY"] to "external"'
-        )
-    if limit_reached(exc):
-        return (
-            f"delete queues that are not used, or raise the limit (rabbitmqctl set_vhost_limits), "
-            f"then {REMEDY} again"
         )
     return f"check the broker's log, then {REMEDY} again"
 

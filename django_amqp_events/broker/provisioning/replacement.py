@@ -76,11 +76,12 @@ class Replacement:
         """
         watched: list[_Watched] = []
         refused: dict[str, str] = {}
+        bindings = self.api.bindings()
         for name in queues:
             if reason := self._occupied(name, {}):
                 refused[name] = reason
             else:
-                watched.append(_Watched(name, self.api.bindings_of(name)))
+                watched.append(_Watched(name, [one for one in bindings if one[0].queue == name]))
         for queue in watched:
             self.session.carry_out(*(to_unbind(*binding) for binding in queue.bindings))
         for queue, occupied in self._vacated(watched):

@@ -211,7 +211,7 @@ def test_verbosity(billing):
         ({}, {"url": "PASSWORD"}, "Login was refused"),
         ({"MANAGEMENT_URL": "http://u:p@127.0.0.1:9"}, {},
          "management API at http://127.0.0.1:9 does not answer"),
-        ({"MANAGEMENT_URL": "PASSWORD"}, {}, "refused user"),
+        ({"MANAGEMENT_URL": "PASSWORD"}, {}, "with status 401"),
         ({"SERVICE": ""}, {}, "'SERVICE'"),
         ({"HANDLERS": {"x": {"EVENTS": ["a"], "HANDLER": "no.such.thing"}}}, {},
          "'no.such.thing' cannot be imported"),
