@@ -208,7 +208,7 @@ class TestWorkers:
         node, path = made.vhost.node, made.vhost.path
         queues = f"/api/vhost-limits/{path}/max-queues"
         node.http("PUT", queues, {"value": 3})
-        with pytest.raises(TopologyError, match="limit .* is reached") as caught:
+        with pytest.raises(TopologyError, match=r"limit .* is reached") as caught:
             made.declare()
         found = len(made.api.queues())
         assert found == 3
