@@ -225,20 +225,22 @@ class TestWorkers:
 
         with self._as_user(made, ".*") as limited:
             user = limited.vhost.url.partition("//")[2].partition(":")[0]
-            reached = "a limit of the vhost or the user is reached"
             for limit in (
                 f"/api/vhost-limits/{path}/max-connections",
                 f"/api/user-limits/{user}/max-connections",
                 f"/api/user-limits/{user}/max-channels",
             ):
                 node.http("PUT", limit, {"value": 0})
-                refused(limited, reached)
+                refused(limited, "limits of both")
                 node.http("DELETE", limit)
             limited.inspect(exact=False)
             node.http("DELETE", f"/api/permissions/{path}/{user}")
             refused(limited, "set_permissions")
             start, _, _ = limited.vhost.url.rpartition("/")
-            refused(replace(limited, vhost=replace(limited.vhost, url=f"{start}/x")), "add_vhost")
+            refused(
+                replace(limited, vhost=replace(limited.vhost, url=f"{start}/x")),
+                "name of the vhost",
+            )
             wrong = limited.vhost.url.replace(":secret@", ":wrong@")
             refused(replace(limited, vhost=replace(limited.vhost, url=wrong)), "check user and")
 
