@@ -92,12 +92,7 @@ class Publishable(Declared, Generic[P]):
             order_created.using(mode="immediate", event_id=…).publish(order_id=1)
         """
         changes: dict[str, Any] = {**options}
-        try:
-            return Publishable(self.name, self.contract, replace(self.options, **changes))
-        except TypeError as exc:
-            raise ConfigurationError(
-                f"event {self.name!r}: {exc}. Options are {', '.join(Options.__dataclass_fields__)}"
-            ) from exc
+        return Publishable(self.name, self.contract, replace(self.options, **changes))
 
     def publish(self, /, *args: P.args, **payload: P.kwargs) -> str:
         """Validate and publish; see :func:`publisher.publish_event`.

@@ -163,22 +163,15 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     # What to do about a refused connection.
     "remedy-broker": _("check that the broker runs and that the broker URL is right"),
-    "remedy-limit": _(
-        "a limit of the vhost or the user is reached; close connections, or raise the limit "
-        "(rabbitmqctl list_vhost_limits, list_user_limits)"
-    ),
     "remedy-login": _(
         "RabbitMQ refuses the login; check user and password in the broker URL, and that the user "
         "may log in from this machine (guest may only connect from localhost)"
     ),
-    "remedy-permission": _(
-        "RabbitMQ does not open the vhost for this user; give the user permissions on it "
-        "(rabbitmqctl set_permissions)"
-    ),
     "remedy-retry": _("check the broker, then try again"),
     "remedy-vhost": _(
-        "RabbitMQ does not have the vhost; correct it in the broker URL, or create it (rabbitmqctl "
-        "add_vhost)"
+        "RabbitMQ refuses this user; check the name of the vhost, the user's permissions on it "
+        "(rabbitmqctl set_permissions), and the limits of both (rabbitmqctl list_vhost_limits, "
+        "list_user_limits)"
     ),
     # -- batches
     "batch-backfill": _("Past events for %(handler)s: %(filters)s"),

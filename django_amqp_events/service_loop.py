@@ -124,14 +124,9 @@ class ServiceLoop:
             what = problem_text(cause)
         elif isinstance(cause, BrokerUnavailableError):
             what = "RabbitMQ is unreachable"
-        elif isinstance(cause, (ConfigurationError, ImproperlyConfigured)):
-            what = "the settings are invalid"
-        elif isinstance(cause, AmqpEventsError):
-            what = "RabbitMQ reports an error"
-        elif isinstance(exc, CommandError):
-            what = "it cannot start"
         else:
-            what = "an unexpected error occurred"
-            logger.error("%s failed", self.work, exc_info=exc)
+            what = "an error occurred"
+            if not isinstance(exc, (AmqpEventsError, ImproperlyConfigured, CommandError)):
+                logger.error("%s failed", self.work, exc_info=exc)
         self._told = f"{self.work} is paused: {what} ({text})"
         self.tell(f"{self._told}; nothing is lost, retrying at least every {BACKOFF.last:g} s")

@@ -24,7 +24,6 @@ from ..exceptions import (
 )
 from ..reasons import Reason
 from . import amqp_internals
-from .reply_texts import limit_reached, vhost_missing
 
 #: Errors that py-amqp and its sockets raise. Others come from elsewhere, such as Celery's
 #: SoftTimeLimitExceeded from a signal handler, and are not the broker's failure.
@@ -144,11 +143,7 @@ def login_refusal(exc: BaseException) -> Reason | None:
     """Explain why RabbitMQ refused the login and what to do; ``None`` for other errors."""
     if isinstance(exc, amqp_errors.AccessRefused):
         return Reason("remedy-login")
-    if isinstance(exc, amqp_errors.NotAllowed):
-        if limit_reached(exc):
-            return Reason("remedy-limit")
-        return Reason("remedy-vhost" if vhost_missing(exc) else "remedy-permission")
-    return None
+    return Reason("remedy-vhost") if isinstance(exc, amqp_errors.NotAllowed) else None
 
 
 def count_addresses(*hosts: str) -> int:

@@ -13,7 +13,6 @@ from amqp import exceptions as amqp_errors
 
 from ..message.types import Message
 
-_LIMIT: Final = re.compile(r"limit .*is reached|has reached the maximum")
 _SIZE: Final = re.compile(r"message size \d+ is larger than .*?(\d+)")
 _TOPIC: Final = re.compile(r"topic '(.*)' in exchange '(.*)' in")
 _INEQUIVALENT: Final = re.compile(
@@ -39,16 +38,6 @@ class Difference:
 def reply_text(exc: BaseException) -> str:
     """Return the text of a reply, or the text of another error."""
     return str(getattr(exc, "reply_text", "") or exc)
-
-
-def limit_reached(exc: BaseException) -> bool:
-    """Return True if a limit of a vhost or user is the reason, such as max-queues."""
-    return _LIMIT.search(reply_text(exc)) is not None
-
-
-def vhost_missing(exc: amqp_errors.NotAllowed) -> bool:
-    """Return True if a refused connection is to a vhost that does not exist."""
-    return "not found" in reply_text(exc)
 
 
 def is_too_large(exc: BaseException) -> bool:

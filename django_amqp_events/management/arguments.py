@@ -6,7 +6,6 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-from uuid import UUID
 
 from django.core.management.base import CommandError
 from django.utils import timezone
@@ -14,7 +13,7 @@ from django.utils import timezone
 from django_amqp_events import conf
 from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.batches import batch_states
-from django_amqp_events.archive.selection import SearchTerm, parse_uuid
+from django_amqp_events.archive.selection import SearchTerm
 from django_amqp_events.declare.patterns import pattern_problem
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.message.text import YEARS, valid_moment
@@ -54,7 +53,7 @@ def add_limit(parser: ArgumentParser, what: str, default: int | None = None) -> 
 def add_service(parser: ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--service",
-        type=service,
+        type=clean,
         metavar="NAME",
         help=f"{what} another service name, after this service was renamed.",
     )
@@ -235,13 +234,6 @@ def moment(text: str) -> datetime:
     return parsed
 
 
-def service(text: str) -> str:
-    """Read the name of a service."""
-    if not conf.SERVICE.fullmatch(text):
-        raise ArgumentTypeError(f"{text!r:.80}: a service's name is letters, digits, - and _")
-    return text
-
-
 def whole_name(text: str) -> str:
     """Read a name that is not a pattern."""
     if "*" in text or "#" in text:
@@ -256,12 +248,3 @@ def search_term(text: str) -> str:
     except ValueError as exc:
         raise ArgumentTypeError(str(exc)) from exc
     return text
-
-
-def group_id(text: str) -> UUID:
-    """Read the id of a failure group."""
-    if (parsed := parse_uuid(text)) is None:
-        raise ArgumentTypeError(
-            f"{text!r:.80} is not the id of a failure group; see `manage.py events_groups`"
-        )
-    return parsed

@@ -11,6 +11,7 @@ from celery import Celery
 
 from ..broker.batch_reader import HEARTBEAT
 from ..broker.provisioning.amqp_api import session
+from ..broker.queue_depth import Depth
 from ..broker.topology import Names
 from ..conf import Settings
 from ..service_loop import ServiceLoop, sleep
@@ -58,58 +59,43 @@ def command_line(options: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-class Reaper:
-    """Runs ``events_reaper`` while the graveyard or ``dead`` has messages and no consumer.
+def run_reaper(
+    app: Celery,
+    settings: Settings,
+    loglevel: str,
+    tell: Callable[[str], object],
+    stop: Callable[[], bool],
+) -> None:
+    """Run ``events_reaper`` while the graveyard or ``dead`` has messages and no consumer.
 
     Args:
         tell: receives reports, each a line of text.
         stop: polled often; returns True to end.
     """
+    names = Names.of(settings)
+    # Such as a missing permission; the other services continue.
+    errors = (Exception,)
+    work = "watching the graveyard"
+    loop = ServiceLoop(part="reaper", work=work, tell=tell, stop=stop, errors=errors)
+    line = ("events_reaper", "--until-empty", "--loglevel", loglevel)
+    command = ChildCommand(line=line, tell=tell, stop=loop.stop, grace=REAPER_GRACE)
 
-    def __init__(
-        self,
-        app: Celery,
-        settings: Settings,
-        *,
-        loglevel: str,
-        tell: Callable[[str], object],
-        stop: Callable[[], bool],
-    ) -> None:
-        self.app = app
-        self.settings = settings
-        self.tell = tell
-        self._loop = ServiceLoop(
-            part="reaper",
-            work="watching the graveyard",
-            tell=tell,
-            stop=stop,
-            errors=(Exception,),  # such as a missing permission; the other services continue
-        )
-        self._command = ChildCommand(
-            line=("events_reaper", "--until-empty", "--loglevel", loglevel),
-            tell=tell,
-            stop=self._loop.stop,
-            grace=REAPER_GRACE,
-        )
+    def step() -> float:
+        with session(app, settings, heartbeat=HEARTBEAT) as amqp:
+            # A busy quorum queue may be reported as empty, but not at each check. A reaper, also
+            # that of another companion, consumes both queues.
+            while not any(
+                _needs_consumer(amqp.depth(name)) for name in (names.graveyard, names.dead)
+            ):
+                loop.recovered()
+                sleep(CHECK_INTERVAL * random.uniform(0.5, 1.5), loop.stop)
+                if loop.stop():
+                    return 0.0
+        tell("isolated events wait; starting events_reaper")
+        return command.run()
 
-    def run(self) -> None:
-        self._loop.run(self._step)
+    loop.run(step)
 
-    def _step(self) -> float:
-        self._wait_for_messages()
-        if self._loop.stop():
-            return 0.0
-        self.tell("isolated events wait; starting events_reaper")
-        return self._command.run()
 
-    def _wait_for_messages(self) -> None:
-        names = Names.of(self.settings)
-        with session(self.app, self.settings, heartbeat=HEARTBEAT) as amqp:
-            while not self._loop.stop():
-                # A busy quorum queue may be reported as empty, but not at each check. A reaper,
-                # also that of another companion, consumes both queues.
-                depths = [amqp.depth(name) for name in (names.graveyard, names.dead)]
-                if any(depth and depth.ready and not depth.consumers for depth in depths):
-                    return
-                self._loop.recovered()
-                sleep(CHECK_INTERVAL * random.uniform(0.5, 1.5), self._loop.stop)
+def _needs_consumer(depth: Depth | None) -> bool:
+    return bool(depth and depth.ready and not depth.consumers)

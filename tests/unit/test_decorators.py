@@ -139,7 +139,7 @@ def test_using(memory: Broker, order_created: Event[...]):
 
 
 def test_using_names_unknown_database(order_created: Event[...]):
-    with pytest.raises(ConfigurationError, match="event_id"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'id'"):
         order_created.using(id=1)  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="on_commit, immediate"):
         order_created.using(mode="at once")  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from celery import Celery
 from ...callables import nothing
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
-from ..reply_texts import limit_reached
 from ..topology import Binding, Names
 from .amqp_api import (
     Amqp,
@@ -53,15 +52,13 @@ def apply(
     plan: Plan,
     *,
     api: ManagementApi | None = None,
-    progress: Callable[[PlanStep, int, int], object] | None = None,
-    notice: Callable[[str], object] = nothing,
+    progress: Callable[[str], object] = nothing,
 ) -> Applied:
     """Carry out a plan.
 
     Args:
         api: needed for steps that delete or recreate.
-        progress: called after each step with the step, its number and the number of steps.
-        notice: see :class:`Replacement`.
+        progress: called often, with a sentence about what is done.
 
     Raises:
         TopologyDriftError: the plan has refusals; nothing was changed.
@@ -81,8 +78,7 @@ def apply(
             refused.append((step, reason))
         else:
             done.append(step)
-        if progress is not None:
-            progress(step, len(done) + len(refused), len(plan.steps))
+        progress(f"{len(done) + len(refused)} of {len(plan.steps)} steps")
 
     with session(app, settings) as amqp:
         now = [step for step in plan.steps if step.action in ("declare", "bind")]
@@ -119,7 +115,7 @@ def apply(
                         f"AMQP_EVENTS['MANAGEMENT_URL']"
                     )
                 replacement = Replacement(
-                    topology=plan.report.topology, session=amqp, api=api, notice=notice
+                    topology=plan.report.topology, session=amqp, api=api, progress=progress
                 )
                 _replace(replacement, later, finish)
         except amqp_errors.ChannelError as exc:
@@ -207,11 +203,6 @@ def _hint(exc: amqp_errors.ChannelError) -> str:
         return (
             "give this user the configure, write and read permissions, or declare as another user "
             'and set AMQP_EVENTS["TOPOLOGY"] to "external"'
-        )
-    if limit_reached(exc):
-        return (
-            f"delete queues that are not used, or raise the limit (rabbitmqctl set_vhost_limits), "
-            f"then {REMEDY} again"
         )
     return f"check the broker's log, then {REMEDY} again"
 

@@ -121,20 +121,10 @@ class Report:
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
-    def drifted(self) -> bool:
-        """Whether anything is missing, different, stale or an error."""
-        return bool(self.errors or self.having("missing", "different", "stale"))
-
-    @property
-    def unknown(self) -> bool:
-        """Whether anything cannot be compared."""
-        return bool(self.having("unknown")) or len(self.problems) > len(self.errors)
-
-    @property
     def result(self) -> Literal["identical", "drift", "unknown"]:
-        if self.drifted:
+        if self.errors or self.having("missing", "different", "stale"):
             return "drift"
-        return "unknown" if self.unknown else "identical"
+        return "unknown" if self.problems or self.having("unknown") else "identical"
 
 
 def policy_hurts(key: str, value: object, arguments: Mapping[str, Any]) -> bool:

@@ -120,23 +120,17 @@ class ManagementApi:
         )
 
     def _refused(self, status: int, path: str) -> ManagementApiError:
-        if status == 401:
-            what = (
-                f"refused user {self.user!r} ({path}): user or password is wrong, or the user "
-                f"lacks the tag 'management' or may only connect from localhost; check the "
-                f"password, or run rabbitmqctl set_user_tags {self.user} monitoring"
-            )
-        elif status == 403:
-            what = f"does not let user {self.user!r} read {path}; give it the tag 'monitoring'"
-        elif status == 404:
-            what = (
-                f"has no {path}; check that MANAGEMENT_URL is that of the Celery app's broker, "
-                f"which uses vhost {self.vhost!r}"
-            )
-        else:
-            what = f"answered {path} with status {status}; check the broker's log"
+        hints = {
+            401: "check the password, and that the user has the tag 'management' (rabbitmqctl "
+            "set_user_tags) and may connect from this machine",
+            403: "give the user the tag 'monitoring'",
+            404: "check that MANAGEMENT_URL is that of the Celery app's broker",
+        }
         return ManagementApiError(
-            f"RabbitMQ's management API at {self.address} {what}", status=status
+            f"RabbitMQ's management API at {self.address} answered {path} with status {status} "
+            f"(user {self.user!r}, vhost {self.vhost!r}); "
+            f"{hints.get(status, 'check the log of the broker')}",
+            status=status,
         )
 
     def check_cluster(self, server: Mapping[str, Any]) -> None:
@@ -173,13 +167,18 @@ class ManagementApi:
 
     def bindings(self) -> list[FoundBinding]:
         """Return all bindings of queues, except those of the default exchange."""
-        return _bindings(self._list("bindings", self.vhost))
-
-    def bindings_of(self, queue: str) -> list[FoundBinding]:
-        """Return the same for one queue."""
-        with _ignore(404):
-            return _bindings(self._list("queues", self.vhost, queue, "bindings"))
-        return []
+        return [
+            (
+                Binding(
+                    exchange=binding["source"],
+                    queue=binding["destination"],
+                    routing_key=binding["routing_key"],
+                ),
+                binding.get("arguments") or {},
+            )
+            for binding in self._list("bindings", self.vhost)
+            if binding.get("source") and binding.get("destination_type") == "queue"
+        ]
 
     def policies(self) -> Sequence[dict[str, Any]] | None:
         """Return policies and operator policies (``"operator": True``).
@@ -223,21 +222,6 @@ def _ignore(*statuses: int) -> Iterator[None]:
     except ManagementApiError as exc:
         if exc.status not in statuses:
             raise
-
-
-def _bindings(answer: Sequence[Mapping[str, Any]]) -> list[FoundBinding]:
-    return [
-        (
-            Binding(
-                exchange=binding["source"],
-                queue=binding["destination"],
-                routing_key=binding["routing_key"],
-            ),
-            binding.get("arguments") or {},
-        )
-        for binding in answer
-        if binding.get("source") and binding.get("destination_type") == "queue"
-    ]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

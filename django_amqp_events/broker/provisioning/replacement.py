@@ -57,13 +57,13 @@ class Replacement:
     """Deletes and recreates queues of one topology.
 
     Args:
-        notice: called with a sentence about each wait.
+        progress: called often, with a sentence about what it waits for.
     """
 
     topology: Topology
     session: Amqp
     api: ManagementApi
-    notice: Callable[[str], object]
+    progress: Callable[[str], object]
 
     def delete(self, queues: Mapping[str, Queue | None]) -> dict[str, str]:
         """Delete queues that are empty and unused, and declare them again.
@@ -76,11 +76,12 @@ class Replacement:
         """
         watched: list[_Watched] = []
         refused: dict[str, str] = {}
+        bindings = self.api.bindings()
         for name in queues:
             if reason := self._occupied(name, {}):
                 refused[name] = reason
             else:
-                watched.append(_Watched(name, self.api.bindings_of(name)))
+                watched.append(_Watched(name, [one for one in bindings if one[0].queue == name]))
         for queue in watched:
             self.session.carry_out(*(to_unbind(*binding) for binding in queue.bindings))
         for queue, occupied in self._vacated(watched):
@@ -99,10 +100,9 @@ class Replacement:
         done: list[tuple[_Watched, str]] = []
         waiting = list(watched)
         started = time.monotonic()
-        if waiting:
-            names = some([queue.name for queue in waiting])
-            self.notice(f"waiting for fresh statistics of {names}")
         while waiting:
+            names = some([queue.name for queue in waiting])
+            self.progress(f"waiting for fresh statistics of {names}")
             elapsed = time.monotonic() - started
             for queue in list(waiting):
                 reason = self._verdict(queue, elapsed)

@@ -35,8 +35,8 @@ from django_amqp_events.management.base import ServiceCommand
 from django_amqp_events.management.companion import (
     REAPER_GRACE,
     SERVICES,
-    Reaper,
     add_options,
+    run_reaper,
 )
 from django_amqp_events.monitor import METRICS_FOLDER
 from django_amqp_events.service_loop import POLL_INTERVAL, ServiceLoop, sleep
@@ -67,10 +67,8 @@ class Command(ServiceCommand):
             if options[f"no_{name}"]:
                 continue
             if name == "reaper":
-                loglevel = options["loglevel"]
-                services[name] = Reaper(
-                    app, settings, loglevel=loglevel, tell=self.tell, stop=self.stopped
-                ).run
+                arguments = (app, settings, options["loglevel"], self.tell, self.stopped)
+                services[name] = partial(run_reaper, *arguments)
             else:
                 command = load_command_class("django_amqp_events", f"events_{name}")
                 assert isinstance(command, ServiceCommand)  # noqa: S101 - for mypy
@@ -101,12 +99,9 @@ class Command(ServiceCommand):
         self.tell("stopped")
 
     def _serve_metrics(self, service: str, port: int) -> None:
-        try:
-            from django_amqp_events.monitor import metrics
-        except ModuleNotFoundError as exc:
-            raise self.wrong(f"metrics need prometheus_client: {exc}") from exc
-        folder = os.environ.get(METRICS_FOLDER)
-        if not folder:
+        from django_amqp_events.monitor import metrics
+
+        if not os.environ.get(METRICS_FOLDER):
             self.tell(
                 f"{METRICS_FOLDER} is not set, so only the metrics of the snapshot are served; to "
                 f"serve a worker's counters too, set it to that worker's folder"
@@ -115,10 +110,6 @@ class Command(ServiceCommand):
             server, _ = metrics.serve(port, service)
         except OSError as exc:
             raise self.wrong(f"cannot listen on port {port}: {exc.strerror}") from exc
-        except ValueError as exc:
-            raise self.wrong(
-                f"{METRICS_FOLDER} is {folder!r}, which is not a directory; create it"
-            ) from exc
         while not self.stopped():
             sleep(1.0, self.stopped)
         server.shutdown()

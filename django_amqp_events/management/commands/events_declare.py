@@ -29,7 +29,7 @@ from django_amqp_events.broker.topology import Binding
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.management.base import SHOWN, ReportCommand, columns
+from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.message.text import counted
 from django_amqp_events.templatetags.amqp_events import duration
 
@@ -78,14 +78,7 @@ class Command(ReportCommand):
         elif options["dry_run"]:
             result, code = "planned", 0
         else:
-            applied = apply(
-                app,
-                settings,
-                plan,
-                api=api,
-                progress=self._show_step,
-                notice=self._notice,
-            )
+            applied = apply(app, settings, plan, api=api, progress=self.progress)
             # Policies that this user could not read are visible once the queues exist. A binding
             # that plain AMQP did not show before is not visible now either.
             if any(step.item.state != "unknown" for step in applied.done):
@@ -99,21 +92,6 @@ class Command(ReportCommand):
             self._show_result(plan, result, applied, after)
 
         return self.finish(code, _document(plan, result, applied, after), show)
-
-    # -- progress
-
-    def _show_step(self, step: drift.PlanStep, number: int, total: int) -> None:
-        if self.piped:
-            return
-        few = number <= SHOWN and step.item.state != "unknown"
-        if self.verbosity > 1 or few or step.action not in ("declare", "bind"):
-            self.tell(f"  [{number}/{total}] {step}")
-        elif number == SHOWN + 1:
-            self.tell(f"  and {total - SHOWN} more")
-
-    def _notice(self, text: str) -> None:
-        if not self.piped:
-            self.tell(f"  {text} …")
 
     # -- the topology
 
@@ -196,6 +174,9 @@ class Command(ReportCommand):
                 )
             planned = counted(len(visible), "change")
             return f"dry run: {planned} planned, nothing was changed", None
+        for step in applied.done:
+            if step.item.state != "unknown":
+                self.stdout.write(f"  {step}")
         if plan.refusals:
             return "refused: nothing was changed", bad
         if applied.refused:

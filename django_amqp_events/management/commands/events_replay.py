@@ -114,7 +114,7 @@ class Command(ReportCommand):
             "--group",
             action="append",
             default=[],
-            type=arguments.group_id,
+            type=UUID,
             metavar="ID",
             help="Failure group, as events_groups and the admin print it.",
         )

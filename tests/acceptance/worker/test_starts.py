@@ -81,7 +81,7 @@ def test_an_option_that_is_not_possible(
     ("what", "change", "says"),
     [
         ("worker", "password", "check user and password"),
-        ("events_worker", "vhost", "does not have the vhost"),
+        ("events_worker", "vhost", "check the name of the vhost"),
         ("events_worker", "permissions", "give this user the configure, write and read permission"),
         ("events_worker", "topology", "events_declare"),
         ("events_reaper", "password", "check user and password"),

@@ -1,6 +1,6 @@
 """Each text of RabbitMQ that decides something, as the broker of today words it.
 
-test_confirms.py has a body that is too large, test_provisioning.py the limits of users.
+test_confirms.py has a body that is too large.
 """
 
 from __future__ import annotations

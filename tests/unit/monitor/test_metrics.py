@@ -8,12 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 from celery import signals as celery_signals
-from django.core.management import CommandError
 from django.db import OperationalError
 from prometheus_client import REGISTRY
 
 from django_amqp_events import signals
-from django_amqp_events.management.commands import events_companion
 from django_amqp_events.models import Snapshot
 from django_amqp_events.monitor import METRICS_FOLDER, metrics, snapshots
 from django_amqp_events.publish.publisher import Options, publish_event
@@ -40,12 +38,6 @@ def test_a_snapshot_of_another_version_is_left_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(snapshots, "rows", lambda _: SimpleNamespace(first=lambda: newest))
     monkeypatch.setattr(snapshots, "clock", lambda: newest.at)
     assert list(metrics.SnapshotCollector("billing").collect()) == []
-
-
-def test_a_missing_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(METRICS_FOLDER, str(tmp_path / "missing"))
-    with pytest.raises(CommandError, match=r"missing', which is not a directory"):
-        events_companion.Command()._serve_metrics("billing", 9540)
 
 
 COUNTING = """
