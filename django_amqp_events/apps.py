@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from django.apps import AppConfig, apps
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage, Tags, register
 from django.utils.module_loading import module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
@@ -27,6 +27,7 @@ class DjangoAmqpEventsConfig(AppConfig):
         from .worker import celery_signals
 
         register(_later("check"), CHECKS)
+        register(_later("check_databases"), CHECKS, Tags.database)
         register(_later("check_deployment"), CHECKS, deploy=True)
         settings, _problems = conf.load()
         # Without a service nothing is published or handled, which the checks report.

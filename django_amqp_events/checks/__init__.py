@@ -52,6 +52,12 @@ def check_deployment(**_kwargs: Any) -> list[CheckMessage]:
     return _messages(settings.check_backend(project)) if project else []
 
 
+def check_databases(databases: Iterable[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
+    """Check database servers; for ``manage.py migrate`` and ``check --database``."""
+    project = _project()
+    return _messages(database.check_servers(project, databases or ())) if project else []
+
+
 def _project() -> Project | None:
     raw = getattr(django_settings, conf.SETTING, None)
     if not raw or not isinstance(raw, Mapping):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from django.db import connections, router
 from django.db.models import Model
 
 from ..archive import tables
+from ..conf import Settings
 from ..databases import exists
+from ..declare.registry import Registry
 from ..models.archive import ArchivedEvent
 from ..models.inbox_entry import InboxEntry, LatestVersion
 from ..models.outbox_event import OutboxEvent
@@ -68,6 +71,17 @@ def check_once(project: Project) -> Iterator[Problem]:
             )
 
 
+def used_databases(settings: Settings, registry: Registry) -> list[str]:
+    """Return the aliases of outbox, inbox and archive."""
+    handlers = registry.handlers.values()
+    used = [handler.using or settings.database for handler in handlers if handler.once]
+    if handlers:
+        used.append(tables.database())
+    if settings.publish == "outbox":
+        used.append(settings.database)
+    return list(dict.fromkeys(used))
+
+
 def check_outbox(project: Project) -> Iterator[Problem]:
     """An outbox without a table (E025)."""
     settings = project.settings
@@ -80,3 +94,18 @@ def check_outbox(project: Project) -> Iterator[Problem]:
             "Set DATABASE to an alias for which allow_migrate() returns True for "
             "django_amqp_events, or PUBLISH to 'immediate', which needs none.",
         )
+
+
+def check_servers(project: Project, aliases: Iterable[str]) -> Iterator[Problem]:
+    """Databases without transactions (E030)."""
+    used = used_databases(project.settings, project.registry)
+    for alias in (alias for alias in aliases if alias in used):
+        connection: Any = connections[alias]
+        name = f"The database {alias!r} ({connection.display_name})"
+        if connection.vendor == "mysql" and not connection.features.supports_transactions:
+            yield Problem(
+                "E030",
+                f"{name} creates tables without transactions (MyISAM), so events could be lost "
+                f"or doubled.",
+                "Set the server's default_storage_engine to InnoDB, and create the tables again.",
+            )

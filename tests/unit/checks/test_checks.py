@@ -30,6 +30,7 @@ from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare.registry import build, get_registry
 from django_amqp_events.worker import bootstrap
+from tests.conftest import Database, on
 
 from .. import project
 from ..test_fuzz_settings import nested
@@ -620,6 +621,23 @@ def test_a_worker_starts_if_no_check_objects(
 )
 def test_checks_never_raise(run: Check, keys: dict[str, Any], celery: dict[str, Any]) -> None:
     run(celery=celery, deploy=True, **keys)
+
+
+# -- database servers ------------------------------------------------------------------
+
+
+@on("mariadb")
+def test_a_mariadb_without_transactions(
+    archive_database: Database, settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alias = archive_database.alias
+    connection: Any = connections[alias]
+    settings.AMQP_EVENTS = correct(DATABASE=alias, BACKEND="memory")
+    assert checks.check_databases([alias, "default"]) == []
+    monkeypatch.setitem(vars(connection.features), "supports_transactions", False)
+    problems = checks.check_databases([alias, "default"])
+    assert [str(problem.id).removeprefix(PREFIX) for problem in problems] == ["E030"]
+    connection.close()
 
 
 # -- the documentation --------------------------------------------------------------------
