@@ -27,7 +27,9 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django_amqp_events import conf
+from django_amqp_events.archive.search_values import check_paths
 from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management.arguments import past
 from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.message.text import counted, printable
@@ -55,7 +57,7 @@ class Command(ReportCommand):
             for event in located.events:
                 self._show_event(event)
             if not located.events:
-                self.tell(f"no row of {value!r}")
+                self.tell(f"no row of {value!r}{_unknown_path(value)}")
             if located.more:
                 self.tell(f"only {event_locations.ROWS} archived events are shown")
             if located.scanned is not None:
@@ -86,6 +88,16 @@ class Command(ReportCommand):
         for to in event.destinations:
             told = f"may still get it from queue {to.queue}" if to.waiting else "see its row"
             self.tell(f"  handler  {to.handler}: {told}")
+
+
+def _unknown_path(value: str) -> str:
+    """Return why a value with a path cannot be found; ``""`` if its path is declared."""
+    path, equals, _value = value.partition("=")
+    try:
+        check_paths([path] if equals else [])
+    except ConfigurationError as exc:
+        return f": {exc}"
+    return ""
 
 
 def _document(event: LocatedEvent) -> dict[str, Any]:

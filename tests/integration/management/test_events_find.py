@@ -81,6 +81,9 @@ def test_an_event_that_no_row_has(billing: Any) -> None:
     code, out, err = billing.command("events_find", "order-99")
     assert (code, err) == (1, "")
     assert "no row of 'order-99'\n" in out
+    code, out, _ = billing.command("events_find", "order=99")
+    assert code == 1
+    assert "no row of 'order=99': no event has 'order' in its SEARCH" in out
 
 
 def test_rows_are_found_while_the_broker_is_unreachable(service: Any, fresh_vhost: Any) -> None:
