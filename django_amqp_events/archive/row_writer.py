@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from django.db import Error, IntegrityError, transaction
+from django.db import Error, IntegrityError
 from django.db.models import QuerySet
 
 from ..databases import check_commits, error_line, is_refusal, retry_on_conflict
@@ -147,12 +147,9 @@ def _together(items: Sequence[Item]) -> Counts:
     replays = _find_replays(entries, ends)
     failures = {entry.failure_id: entry for entry in entries}
     counts.known += len(entries) - len(failures)
-    with transaction.atomic(using=tables.database()):
-        # All at once: two processes that lock in two rounds can deadlock.
-        rows = tables.lock(
-            {entry.id for entry in failures.values()} | {replay.event_id for replay in replays},
-            without=("body", "headers_raw"),
-        )
+    # All at once: two processes that lock in two rounds can deadlock.
+    ids = {entry.id for entry in failures.values()} | {replay.event_id for replay in replays}
+    with tables.locking(ids, without=("body", "headers_raw")) as rows:
         if failures:
             _store_events(list(failures.values()), rows, counts, now)
         if ends:

@@ -18,10 +18,11 @@ from django.db.models import Exists, F, OuterRef, QuerySet, Value
 from django.db.models.functions import Least
 
 from ...callables import nothing
-from ...databases import Moment, check_commits
+from ...databases import Moment
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
 from ..eligibility import BACKFILL
+from ..tables import Repaired
 from .fingerprint import Fingerprint, fingerprint
 
 #: Most events whose newest decisions a group's history reads.
@@ -66,44 +67,25 @@ def assign_groups(events: Iterable[ArchivedEvent]) -> None:
             groups().filter(pk=later.pk, first_seen__gt=first_seen).update(first_seen=first_seen)
 
 
-@dataclass(slots=True, kw_only=True)
-class Rebuilt:
-    """The result of a rebuild.
-
-    Attributes:
-        seen: examined events.
-        moved: events that were in another group.
-    """
-
-    seen: int = 0
-    moved: int = 0
-    stopped: bool = False
-
-
 def rebuild(
     *,
-    progress: Callable[[Rebuilt], object] = nothing,
+    progress: Callable[[Repaired], object] = nothing,
     stop: Callable[[], bool] = nothing,
-) -> Rebuilt:
+) -> Repaired:
     """Move every event to its group.
 
     Run it after an upgrade that groups differently, or after rows were changed by hand. Notes about
-    a group move with its events: they are copied until the last one has moved. Everything else may
-    run meanwhile.
+    a group move with its events: they are copied until the last one has moved.
     """
-    rebuilt = Rebuilt()
-    check_commits(tables.database())
     # An event of a backfill has not failed.
-    for ids in tables.in_chunks(tables.rows().exclude(reason=BACKFILL)):
-        if stop():
-            rebuilt.stopped = True
-            return rebuilt
-        rebuilt.seen += len(ids)
-        events = tables.rows().filter(pk__in=ids).only("group_id", *_PARTS)
-        if wrong := [event.pk for event in events if event.group_id != fingerprint_of(event).id]:
-            rebuilt.moved += _move(wrong)
-        progress(rebuilt)
-    return rebuilt
+    rows = tables.rows().exclude(reason=BACKFILL)
+    return tables.repair(rows, _regroup, progress=progress, stop=stop)
+
+
+def _regroup(ids: list[UUID]) -> int:
+    events = tables.rows().filter(pk__in=ids).only("group_id", *_PARTS)
+    wrong = [event.pk for event in events if event.group_id != fingerprint_of(event).id]
+    return _move(wrong) if wrong else 0
 
 
 def prune(*, service: str) -> int:

@@ -393,7 +393,7 @@ def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fingerprint, "VERSION", 2)
     monkeypatch.setattr(tables, "clock", lambda: NOW)
     rebuilt = failure_groups.rebuild()
-    assert rebuilt.moved == 3
+    assert rebuilt.changed == 3
     group = group_counts.with_counts(FailureGroup.objects.exclude(pk=old)).get()
     assert (group.open, group.note) == (3, "ask the tax office")
     assert group.assignee == "bob"
@@ -425,7 +425,7 @@ def test_groups_that_are_merged_keep_what_people_wrote() -> None:
                 group.pk, seen=1, by="bob", now=NOW, note="", assignee="", ticket=""
             )
     ArchivedEvent.objects.update(handler="first")
-    assert failure_groups.rebuild().moved == 1
+    assert failure_groups.rebuild().changed == 1
     groups = group_counts.with_counts(FailureGroup.objects.all())
     assert set(groups.values_list("note", "open")) == {("first", 2), ("", 0)}
     history = failure_groups.history(groups.get(note="first"), 9)

@@ -231,8 +231,8 @@ def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
             tables.rows().count()
             if len(tries) == 1:
                 elsewhere(using, event.pk)
-            tables.lock([event.pk])
-            return tables.rows().get().version
+            with tables.locking([event.pk]):
+                return tables.rows().get().version
 
     assert contested() == 4
     assert len(tries) == 2
