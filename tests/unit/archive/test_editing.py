@@ -322,7 +322,7 @@ def test_interrupted_edit_is_published_as_edited(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_publish", die)
+        patch.setattr(replay, "publish_claimed", die)
         with pytest.raises(Killed):
             edit(row)
         with pytest.raises(Killed):
