@@ -106,3 +106,6 @@ class AuditRow(models.Model):
         abstract = True
         ordering: ClassVar = ["at", "pk"]
         default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.pk} by {self.by or 'unknown'}"

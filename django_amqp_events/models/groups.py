@@ -70,6 +70,3 @@ class GroupAction(AuditRow):
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
     action = ChoiceField(max_length=16, choices=Action)
     text = models.TextField()
-
-    def __str__(self) -> str:
-        return f"{self.get_action_display()} by {self.by or 'unknown'}"

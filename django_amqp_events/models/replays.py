@@ -146,9 +146,6 @@ class ReplayBatchAction(AuditRow):
     action = ChoiceField(max_length=16, choices=Action)
     note = ReasonField()
 
-    def __str__(self) -> str:
-        return f"{self.get_action_display()} by {self.by or 'its runner'}"
-
 
 class Replay(models.Model):
     """A replay of an archived event, or an event of a batch that may become one.
