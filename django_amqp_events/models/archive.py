@@ -25,10 +25,10 @@ from .base import (
     DocumentField,
     Moment,
     PartialIndex,
+    ReasonField,
     read_document,
 )
 from .groups import FailureGroup
-from .reason_field import ReasonField
 
 
 class State(models.TextChoices):

@@ -12,8 +12,7 @@ from ..message.text import visible
 from ..message.types import Received, task_id
 from ..reasons import Reason
 from .archive import ArchivedEvent, Revision
-from .base import LENGTH, AuditRow, ChoiceField, Moment, PartialIndex
-from .reason_field import ReasonField
+from .base import LENGTH, AuditRow, ChoiceField, Moment, PartialIndex, ReasonField
 
 
 class ReplayBatch(models.Model):
