@@ -149,9 +149,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     "publish-refused": _(
         "RabbitMQ refused it (%(reply)s); check the user's permissions and the broker's log"
     ),
-    "replay-deleted": _(
-        "the record of the replay was deleted before it was published; replay the event again"
-    ),
     "row-invalid": _(
         "the outbox row is not a valid message (%(error)s); correct its columns or discard it"
     ),
