@@ -88,9 +88,7 @@ TEXTS: Final[Mapping[str, Any]] = {
     ),
     "editing-off": _("editing needs AMQP_EVENTS['EDITING'] to be True; nothing was published"),
     "json": _("This is not valid JSON: %(error)s, in line %(line)s, column %(column)s."),
-    "json-constant": _("%(text)s is not valid JSON. Write a number, or null."),
     "json-no-object": _("The payload must be a JSON object with the arguments by name."),
-    "json-twice": _("The name %(name)s appears twice. Remove one of them."),
     "json-unreadable": _("This is not valid JSON: %(error)s."),
     "not-taken": _("The handler %(handler)s does not take %(names)s, which will be left out."),
     "payload-too-large": _("The payload has %(size)s bytes, more than MAX_BODY (%(most)s)."),
@@ -150,9 +148,6 @@ TEXTS: Final[Mapping[str, Any]] = {
     "process-ends": _("this process ends"),
     "publish-refused": _(
         "RabbitMQ refused it (%(reply)s); check the user's permissions and the broker's log"
-    ),
-    "replay-deleted": _(
-        "the record of the replay was deleted before it was published; replay the event again"
     ),
     "row-invalid": _(
         "the outbox row is not a valid message (%(error)s); correct its columns or discard it"

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
-from ..archive.superseded import is_superseded
+from ..archive.risks import is_superseded
 from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
 from ..models import ArchivedEvent, Replay, Revision, visible

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
-from ..archive import eligibility, tables
+from ..archive import eligibility
 from ..databases import sliced
 from ..models import SearchValue
 from ..monitor.statistics import capped
@@ -209,8 +209,5 @@ class ArchiveList(IndexedList):
         if pages.allows(request, None, "view_payload"):
             values = SearchValue.objects.using(events.db).order_by("path", "value")
             events = events.prefetch_related(Prefetch("search_values", values, "searched"))
-        rows: list[Any] = list(events.order_by(*self.result_list.query.order_by))
-        now = tables.clock()
-        for row in rows:
-            row.overdue = eligibility.is_overdue(row, now)
-        self.result_list = rows
+        events = events.annotate(overdue=eligibility.overdue())
+        self.result_list = list(events.order_by(*self.result_list.query.order_by))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from django.utils.translation import ngettext
 
@@ -43,34 +43,19 @@ def parse(text: str) -> dict[str, Any]:
     """Parse a payload.
 
     Raises:
-        InvalidEditError: it is not a JSON object, or has a name twice.
+        InvalidEditError: it is not a JSON object.
     """
     try:
-        payload = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        payload = json.loads(text)
     except json.JSONDecodeError as exc:
         raise InvalidEditError(
             Reason("json", error=exc.msg, line=exc.lineno, column=exc.colno)
         ) from exc
-    except InvalidEditError:
-        raise
     except (ValueError, RecursionError) as exc:
         raise InvalidEditError(Reason("json-unreadable", error=str(exc))) from exc
     if not isinstance(payload, dict):
         raise InvalidEditError(Reason("json-no-object"))
     return payload
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in document:
-            raise InvalidEditError(Reason("json-twice", name=repr(key)))
-        document[key] = value
-    return document
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise InvalidEditError(Reason("json-constant", text=text))
 
 
 def written(payload: Mapping[str, Any]) -> str:
@@ -176,20 +161,12 @@ def handled(event: ArchivedEvent, handler: Handler) -> InboxEntry | None:
 # -- comparing ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One line of a diff.
+def diff(before: str, after: str) -> list[tuple[str, str]]:
+    """Return the unified diff of two texts, :data:`COMPARED_LINES` from the first change on.
 
-    Attributes:
-        kind: ``+``, ``-``, ``" "``, or ``…`` for omitted lines.
+    Returns:
+        lines with their kind: ``+``, ``-``, ``" "``, or ``…`` for omitted lines.
     """
-
-    kind: str
-    text: str
-
-
-def diff(before: str, after: str) -> list[Line]:
-    """Return the unified diff of two texts, :data:`COMPARED_LINES` from the first change on."""
     old, new = before.splitlines(), after.splitlines()
     pairs = enumerate(zip_longest(old, new))
     changed = next((number for number, (line, other) in pairs if line != other), 0)
@@ -198,10 +175,9 @@ def diff(before: str, after: str) -> list[Line]:
     compared = difflib.unified_diff(old[:COMPARED_LINES], new[:COMPARED_LINES], lineterm="", n=3)
     # Without the two file names and the first @@; others separate the parts.
     lines = [
-        Line(kind="…", text="") if text.startswith("@@") else Line(kind=text[0], text=text[1:])
-        for text in list(compared)[3:]
+        ("…", "") if text.startswith("@@") else (text[0], text[1:]) for text in list(compared)[3:]
     ]
     if (more := max(len(old), len(new)) - COMPARED_LINES) > 0:
         text = ngettext("%(count)s more line", "%(count)s more lines", more)
-        lines.append(Line(kind="…", text=text % {"count": more}))
+        lines.append(("…", text % {"count": more}))
     return lines

@@ -164,32 +164,16 @@ def patience(*handlers: Handler) -> timedelta:
     return timedelta(seconds=OVERDUE_SECONDS + max(totals, default=0.0))
 
 
-def is_overdue(event: ArchivedEvent, now: datetime | None = None) -> bool:
-    """Return True if a replay has no outcome although its last retry is long due.
-
-    Only the event's own service knows its handlers' retries.
-    """
-    if event.state != State.REPLAYING:
-        return False
-    try:
-        handlers, settings = get_registry().handlers, get_settings()
-    except AmqpEventsError:
-        return False
-    if event.service != settings.service:
-        return False
-    name = settings.renamed_handlers.get(event.handler, event.handler)
-    # Handlers that may have received it, as far as SQL can tell.
-    possible = [
-        handler
-        for handler in handlers.values()
-        if handler.name == name or (not name and handler.queue == event.queue)
-    ]
-    end: datetime = event.state_since + patience(*possible)
-    return end <= (now or tables.clock())
+def is_overdue(event: ArchivedEvent) -> bool:
+    """Return True if a replay has no outcome although its last retry is long due."""
+    return tables.rows().filter(overdue(), pk=event.pk).exists()
 
 
 def overdue(now: datetime | None = None) -> Q:
-    """Express :func:`is_overdue` in SQL."""
+    """Match the events of :func:`is_overdue`.
+
+    Only an event's own service knows its handlers' retries.
+    """
     now = now or tables.clock()
     try:
         handlers, settings = get_registry().handlers, get_settings()
@@ -228,9 +212,12 @@ def _examine(chunk: Seen, rule: Rule, examined: Examined) -> None:
     examined.skipped += _changed(changed, chunk)
     unread = [event.pk for event in unchanged if rule.publishes and event.reason in UNREAD]
     bodies = tables.rows().in_bulk(unread) if unread else {}
-    now = tables.clock() if rule.overdue else None
+    overdue_ids: set[UUID] = set()
+    if rule.overdue:
+        late = tables.rows().filter(overdue(), pk__in=[event.pk for event in unchanged])
+        overdue_ids.update(late.values_list("pk", flat=True))
     for event in unchanged:
-        decision = _decide(bodies.get(event.pk, event), rule, now)
+        decision = _decide(bodies.get(event.pk, event), rule, is_late=event.pk in overdue_ids)
         if isinstance(decision, Reason):
             examined.skipped.append(Skipped.of(event, decision))
             continue
@@ -239,14 +226,14 @@ def _examine(chunk: Seen, rule: Rule, examined: Examined) -> None:
             examined.handlers[event.pk] = decision
 
 
-def _decide(event: ArchivedEvent, rule: Rule, now: datetime | None) -> Handler | Reason | None:
+def _decide(event: ArchivedEvent, rule: Rule, *, is_late: bool) -> Handler | Reason | None:
     """Return the handler that the rule needs, or why it does not allow the event."""
     handler = target(event) if rule.publishes else None
     if isinstance(handler, Reason):
         return handler
     if rule.overdue and event.service != get_settings().service:
         return other_service(event)
-    if rule.overdue and not is_overdue(event, now):
+    if rule.overdue and not is_late:
         return NOT_OVERDUE
     return handler
 

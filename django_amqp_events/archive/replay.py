@@ -127,7 +127,7 @@ def replay(
             claimed = _claim(
                 chunk, handlers, report, by=by, reason=reason, force=force, batch=batch
             )
-            _publish(claimed, report)
+            publish_claimed(claimed, report)
             progress(report)
             if report.stopped:
                 break
@@ -186,7 +186,7 @@ def edit(pk: UUID, version: int, payload: Mapping[str, object], *, by: str, reas
         draft = editing.draft(event, handler, payload)
         revision = Revision(body=draft.body)
         claimed = _claim({pk: version}, {pk: handler}, report, by=by, reason=reason, edit=revision)
-        _publish(claimed, report)
+        publish_claimed(claimed, report)
     except Error as exc:
         if not is_passing(exc):
             raise
@@ -235,7 +235,7 @@ def resume(*, lease: float | None = None) -> int:
         if not claimed:
             break
         logger.warning("publishing %d replays again, which a dead process left", len(claimed))
-        _publish(claimed, report)
+        publish_claimed(claimed, report)
     return len(report.published)
 
 
@@ -257,14 +257,7 @@ def decide(seen: Seen, rule: Rule, *, by: str, reason: str) -> Report:
 # -- publishing ---------------------------------------------------------------------------
 
 
-def publish_claimed(claimed: list[Replay]) -> Report:
-    """Publish claimed replays and record the result of each."""
-    report = Report()
-    _publish(claimed, report)
-    return report
-
-
-def _publish(claimed: list[Replay], report: Report) -> None:
+def publish_claimed(claimed: list[Replay], report: Report) -> None:
     """Publish claimed replays and record the result of each."""
     sent: list[tuple[Replay, Message]] = []
     confirmed: list[Replay] = []

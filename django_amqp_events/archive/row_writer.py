@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from django.db import Error, IntegrityError, transaction
+from django.db import Error, IntegrityError
 from django.db.models import QuerySet
 
 from ..databases import check_commits, error_line, is_refusal, retry_on_conflict
@@ -147,12 +147,9 @@ def _together(items: Sequence[Item]) -> Counts:
     replays = _find_replays(entries, ends)
     failures = {entry.failure_id: entry for entry in entries}
     counts.known += len(entries) - len(failures)
-    with transaction.atomic(using=tables.database()):
-        # All at once: two processes that lock in two rounds can deadlock.
-        rows = tables.lock(
-            {entry.id for entry in failures.values()} | {replay.event_id for replay in replays},
-            without=("body", "headers_raw"),
-        )
+    # All at once: two processes that lock in two rounds can deadlock.
+    ids = {entry.id for entry in failures.values()} | {replay.event_id for replay in replays}
+    with tables.locking(ids, without=("body", "headers_raw")) as rows:
         if failures:
             _store_events(list(failures.values()), rows, counts, now)
         if ends:
@@ -177,55 +174,34 @@ def _store_events(
         key=lambda entry: (entry.id, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
-    changes = _changes(fresh, rows, counts)
-    failure_groups.assign_groups([*changes.new.values(), *changes.changed.values()])
-    # Rows of a faster mirror are a conflict, so that they are read.
-    for part in tables.statements(changes.new.values(), "body", "headers_raw", "detail"):
-        tables.rows().bulk_create(part)
-    values = (value for row in changes.new.values() for value in search_values.in_event(row))
-    search_values.store(values, using=tables.database())
-    for failed_part in tables.statements(changes.failures, "document"):
-        _failures().bulk_create(failed_part)
-    for part in tables.statements(changes.changed.values(), "detail"):
-        tables.rows().bulk_update(part, _FAILED)
-    ends = {entry.replay.pk: entry.failed_at for entry in fresh if entry.replay is not None}
-    states.failed_again(ends, now=now)
-
-
-@dataclass(slots=True)
-class _Changes:
-    """What a batch adds.
-
-    Attributes:
-        new, changed: rows of events by id.
-        failures: a row for each message.
-    """
-
-    new: dict[UUID, ArchivedEvent] = field(default_factory=dict)
-    changed: dict[UUID, ArchivedEvent] = field(default_factory=dict)
-    failures: list[ArchivedFailure] = field(default_factory=list)
-
-
-def _changes(
-    fresh: Iterable[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts
-) -> _Changes:
-    """Add entries, in the order of their failures, to the rows that exist or to new ones."""
-    changes = _Changes()
+    new: dict[UUID, ArchivedEvent] = {}
+    changed: dict[UUID, ArchivedEvent] = {}
+    failures: list[ArchivedFailure] = []
     for entry in fresh:
-        late = False
-        row = rows.get(entry.id) or changes.new.get(entry.id)
+        row = rows.get(entry.id) or new.get(entry.id)
+        late = row is not None and not _add_failure(row, entry)
+        failures.append(_failure(entry, late=late))
         if row is None:
-            changes.new[entry.id] = new_row(entry)
+            new[entry.id] = new_row(entry)
             counts.events += 1
             if entry.archived.reason == "unreadable":
                 counts.unreadable += 1
-        else:
-            counts.failures += 1
-            late = not _add_failure(row, entry)
-            if not late and entry.id in rows:
-                changes.changed[entry.id] = row
-        changes.failures.append(_failure(entry, late=late))
-    return changes
+            continue
+        counts.failures += 1
+        if not late and entry.id in rows:
+            changed[entry.id] = row
+    failure_groups.assign_groups([*new.values(), *changed.values()])
+    # Rows of a faster mirror are a conflict, so that they are read.
+    for part in tables.statements(new.values(), "body", "headers_raw", "detail"):
+        tables.rows().bulk_create(part)
+    values = (value for row in new.values() for value in search_values.in_event(row))
+    search_values.store(values, using=tables.database())
+    for failed_part in tables.statements(failures, "document"):
+        _failures().bulk_create(failed_part)
+    for part in tables.statements(changed.values(), "detail"):
+        tables.rows().bulk_update(part, _FAILED)
+    ends = {entry.replay.pk: entry.failed_at for entry in fresh if entry.replay is not None}
+    states.failed_again(ends, now=now)
 
 
 #: Columns that a further failure changes.

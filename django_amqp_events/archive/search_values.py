@@ -12,13 +12,15 @@ from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
+from django.db.models import Prefetch
+
 from ..conf import get_settings
 from ..declare.registry import get_registry
 from ..exceptions import ConfigurationError
 from ..models import LENGTH, ArchivedEvent, Revision, SearchValue, clean
 from ..options import suggestion
 from ..reasons import Reason
-from . import redaction
+from . import redaction, tables
 
 VALUES_PER_PATH: Final = 100
 
@@ -114,3 +116,35 @@ def _values(value: Any, keys: Sequence[str]) -> Iterator[str]:
             yield from _values(value[keys[0]], keys[1:])
     elif text := as_text(value):
         yield text
+
+
+# -- repairing ----------------------------------------------------------------------------
+
+
+@tables.retry_on_conflict
+def correct(ids: list[UUID]) -> int:
+    """Store the search values of events of this service again; return how many events changed.
+
+    For :func:`.tables.repair`, after ``SEARCH`` or ``REDACT`` changed. A process with the same
+    settings has stored the values of the events that it adds.
+    """
+    using = tables.database()
+    # Neither pruned nor edited meanwhile.
+    with tables.locking(ids) as locked:
+        rows = SearchValue.objects.using(using).filter(event_id__in=locked)
+        stored = {
+            tuple(value): pk for pk, *value in rows.values_list("pk", "event_id", "path", "value")
+        }
+        searched = [pk for pk, event in locked.items() if paths_of(event.name)]
+        events = tables.rows().filter(pk__in=searched).defer("detail")
+        # Without a database, a router might choose a replica.
+        revisions = Revision.objects.using(using)
+        current = {
+            value
+            for event in events.prefetch_related(Prefetch("revision_set", revisions))
+            for value in in_event(event, event.revision_set.all())
+        }
+        store(current - stored.keys(), using=using)
+        if outdated := [pk for value, pk in stored.items() if value not in current]:
+            rows.filter(pk__in=outdated).delete()
+        return len({event_id for event_id, *_ in current ^ stored.keys()})

@@ -233,9 +233,6 @@ def reclaim(
         }
         _change(left.values(), State.QUEUED, now)
         replays = _current_replays(left)
-        # Their replays were deleted by hand.
-        orphans = [event for pk, event in left.items() if pk not in replays]
-        _change(orphans, State.ARCHIVED, now, error=Reason("replay-deleted"))
         old = {pk: replay.handler for pk, replay in replays.items()}
         _queue(replays, {pk: handlers.get(name, name) for pk, name in old.items()})
     return list(replays.values())

@@ -1,9 +1,10 @@
-"""Read and lock the archive's tables, and repeat a transaction that meets another one."""
+"""Read, lock and repair the archive's tables, and repeat a transaction that meets another one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeVar
 from uuid import UUID
@@ -12,6 +13,7 @@ from django.db import connections, router, transaction
 from django.db.models import F, Model, QuerySet
 
 from .. import databases
+from ..callables import nothing
 from ..exceptions import ConfigurationError
 from ..models import ArchivedEvent
 from ..reasons import Reason
@@ -44,6 +46,44 @@ def in_chunks(rows: QuerySet[ArchivedEvent]) -> Iterator[list[UUID]]:
         page = rows.filter(pk__gt=sizes[-1][0])
 
 
+@dataclass(slots=True, kw_only=True)
+class Repaired:
+    """The result of a repair: events examined, and those of them that changed."""
+
+    seen: int = 0
+    changed: int = 0
+    stopped: bool = False
+
+
+def repair(
+    rows: QuerySet[ArchivedEvent],
+    correct: Callable[[list[UUID]], int],
+    *,
+    progress: Callable[[Repaired], object] = nothing,
+    stop: Callable[[], bool] = nothing,
+) -> Repaired:
+    """Correct what is derived from events, in the order of their ids, in short transactions.
+
+    Everything else may run meanwhile.
+
+    Args:
+        correct: corrects the events with these ids; returns how many changed.
+
+    Raises:
+        ConfigurationError: nothing would be committed.
+    """
+    databases.check_commits(database())
+    repaired = Repaired()
+    for ids in in_chunks(rows):
+        if stop():
+            repaired.stopped = True
+            break
+        repaired.changed += correct(ids)
+        repaired.seen += len(ids)
+        progress(repaired)
+    return repaired
+
+
 def clock() -> datetime:
     """Return the database's time, so that leases do not depend on the clocks of hosts."""
     return databases.clock(database())
@@ -65,30 +105,23 @@ def check_no_transaction() -> None:
 retry_on_conflict: Final = databases.retry_on_conflict(database)
 
 
-def lock(
+@contextmanager
+def locking(
     ids: Iterable[UUID], *, without: Iterable[str] = ArchivedEvent.LARGE
-) -> dict[UUID, ArchivedEvent]:
-    """Lock events in the order of their ids; return them, without the columns *without*.
+) -> Iterator[dict[UUID, ArchivedEvent]]:
+    """Lock events in a transaction, in the order of their ids, without the columns *without*.
 
     Every transaction of several rows begins with this; otherwise a mirror and a replay of the same
     events could deadlock. SQLite has one writer at a time and fails a transaction that begins by
     reading while another one writes, so it begins with an UPDATE of nothing.
     """
-    events = rows().filter(pk__in=list(ids)).order_by("pk").defer(*without)
-    if connections[database()].features.has_select_for_update:
-        events = events.select_for_update()
-    else:
-        rows().filter(pk=UUID(int=0)).update(version=F("version"))
-    return {event.pk: event for event in events}
-
-
-@contextmanager
-def locking(
-    ids: Iterable[UUID], *, without: Iterable[str] = ArchivedEvent.LARGE
-) -> Iterator[dict[UUID, ArchivedEvent]]:
-    """Lock events in a transaction."""
     with transaction.atomic(using=database()):
-        yield lock(ids, without=without)
+        events = rows().filter(pk__in=list(ids)).order_by("pk").defer(*without)
+        if connections[database()].features.has_select_for_update:
+            events = events.select_for_update()
+        else:
+            rows().filter(pk=UUID(int=0)).update(version=F("version"))
+        yield {event.pk: event for event in events}
 
 
 def statements(rows: Iterable[M], *columns: str) -> Iterator[list[M]]:

@@ -25,10 +25,10 @@ from .base import (
     DocumentField,
     Moment,
     PartialIndex,
+    ReasonField,
     read_document,
 )
 from .groups import FailureGroup
-from .reason_field import ReasonField
 
 
 class State(models.TextChoices):
@@ -275,9 +275,6 @@ class Revision(AuditRow):
             models.UniqueConstraint(fields=["event", "number"], name="amqp_revision_number"),
         ]
 
-    def __str__(self) -> str:
-        return f"revision {self.number} by {self.by or 'unknown'}"
-
     @cached_property
     def payload(self) -> Mapping[str, Any]:
         """The arguments by name; ``{}`` if the body is invalid."""
@@ -365,6 +362,3 @@ class ArchiveAction(AuditRow):
         indexes: ClassVar = [
             models.Index(fields=["group_id", "-at", "-id"], name="amqp_action_group"),
         ]
-
-    def __str__(self) -> str:
-        return f"{self.get_action_display()} by {self.by or 'unknown'}"

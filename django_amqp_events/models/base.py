@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from django.db import models
 
 from ..databases import Moment as Moment  # noqa: PLC0414 - a re-export, for mypy
+from ..reasons import Reason
 
 #: Characters of the texts that lists, filters and indexes use.
 LENGTH: Final = 255
@@ -17,8 +18,10 @@ LENGTH: Final = 255
 if TYPE_CHECKING:
     _CharField = models.CharField[str, str]
     _TextField = models.TextField[str, str]
+    _ReasonField = models.TextField[Reason | str | None, Reason | None]
 else:
-    _CharField, _TextField = models.CharField, models.TextField
+    _CharField = models.CharField
+    _TextField = _ReasonField = models.TextField
 
 
 class ChoiceField(_CharField):
@@ -49,6 +52,35 @@ class DocumentField(_TextField):
             sql, parameters = compiler.compile(value)
             return sql, parameters
         return "%s", (value,)
+
+    def deconstruct(self) -> Any:
+        # The column is the same, so migrations do not refer to this class.
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.TextField", args, kwargs
+
+
+class ReasonField(_ReasonField):
+    """A :class:`~.reasons.Reason` or ``None``, as JSON in ASCII, which every database compares.
+
+    A text that is stored stands for itself.
+    """
+
+    empty_strings_allowed = False
+
+    def to_python(self, value: Any) -> Reason | None:
+        try:
+            value = json.loads(value) if isinstance(value, str) and value else value
+        except (ValueError, RecursionError):
+            return Reason.of(value)
+        if isinstance(value, Reason):
+            return value
+        return Reason.from_json(value) if value else None
+
+    def from_db_value(self, value: str, _expression: object, _connection: object) -> Reason | None:
+        return self.to_python(value)
+
+    def get_prep_value(self, value: Reason | str | None) -> str:
+        return json.dumps(Reason.of(value).as_json(), sort_keys=True) if value else ""
 
     def deconstruct(self) -> Any:
         # The column is the same, so migrations do not refer to this class.
@@ -106,3 +138,6 @@ class AuditRow(models.Model):
         abstract = True
         ordering: ClassVar = ["at", "pk"]
         default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.pk} by {self.by or 'unknown'}"

@@ -20,7 +20,11 @@ class FailureGroup(models.Model):
 
     Attributes:
         id: derived from the next five
-            (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
+            (:func:`django_amqp_events.archive.groups.failure_groups.group_of`).
+        exception: dotted name; ``""`` without an exception.
+        frame: ``module in function`` of the innermost frame of the project's code, or of an
+            installed package if there is no other; ``""`` if unknown.
+        reason: the archive reason if there is no exception, else ``""``.
         first_seen: the time of its first failure.
         assignee: a user's name.
         ticket: a URL.
@@ -70,6 +74,3 @@ class GroupAction(AuditRow):
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
     action = ChoiceField(max_length=16, choices=Action)
     text = models.TextField()
-
-    def __str__(self) -> str:
-        return f"{self.get_action_display()} by {self.by or 'unknown'}"

@@ -9,8 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..message.text import visible
-from .base import LENGTH, Moment, read_document
-from .reason_field import ReasonField
+from .base import LENGTH, Moment, ReasonField, read_document
 
 
 class Snapshot(models.Model):

@@ -8,8 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..message.text import visible
-from .base import LENGTH, Moment, PartialIndex
-from .reason_field import ReasonField
+from .base import LENGTH, Moment, PartialIndex, ReasonField
 
 
 class OutboxEvent(models.Model):

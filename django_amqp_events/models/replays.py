@@ -12,8 +12,7 @@ from ..message.text import visible
 from ..message.types import Received, task_id
 from ..reasons import Reason
 from .archive import ArchivedEvent, Revision
-from .base import LENGTH, AuditRow, ChoiceField, Moment, PartialIndex
-from .reason_field import ReasonField
+from .base import LENGTH, AuditRow, ChoiceField, Moment, PartialIndex, ReasonField
 
 
 class ReplayBatch(models.Model):
@@ -145,9 +144,6 @@ class ReplayBatchAction(AuditRow):
     batch = models.ForeignKey(ReplayBatch, models.CASCADE, related_name="action_set")
     action = ChoiceField(max_length=16, choices=Action)
     note = ReasonField()
-
-    def __str__(self) -> str:
-        return f"{self.get_action_display()} by {self.by or 'its runner'}"
 
 
 class Replay(models.Model):

@@ -93,7 +93,6 @@ class DirectPublisher:
         # Publishes in a row that did not reach RabbitMQ, and the time until which none is tried.
         self._failures = 0
         self._resumes = 0.0
-        self._reported = False
         #: Confirms arrive in time; otherwise committing threads do not wait for them.
         self.prompt = True
 
@@ -255,16 +254,14 @@ class DirectPublisher:
         down = len(errors) == len(answers) and all(error.scope == "broker" for error in errors)
         self.prompt = not down
         if down:
+            if not self._failures:
+                logger.error("events wait in the outbox until RabbitMQ is reachable: %s", errors[0])
             self._resumes = time.monotonic() + BACKOFF.delay(self._failures)
             self._failures += 1
-            if not self._reported:
-                self._reported = True
-                logger.error("events wait in the outbox until RabbitMQ is reachable: %s", errors[0])
             return
-        self._failures = 0
-        if self._reported:
-            self._reported = False
+        if self._failures:
             logger.warning("RabbitMQ confirms again; a relay publishes the events left over")
+        self._failures = 0
 
     def _retry_unrecorded(self) -> None:
         with self._changed:

@@ -16,7 +16,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_amqp_events.admin.action_pages import encode_selection
-from django_amqp_events.archive import search_index, tables
+from django_amqp_events.archive import search_values, tables
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
@@ -135,7 +135,7 @@ def fill() -> dict[str, str]:
     pages["batches"] = url("replaybatch", "changelist")
     done = ReplayBatch.objects.get(state=ReplayBatch.State.DONE)
     pages["batch-events"] = f"{url('archivedevent', 'changelist')}?state=all&batch={done.pk}"
-    search_index.rebuild(Selection(state=None).queryset())
+    tables.repair(Selection(state=None).queryset(), search_values.correct)
     waiting = outbox(now)
     watched(now, group)
     client.get(pages["list"])  # consume the messages so that no later page shows them

@@ -344,8 +344,9 @@ def replay_chunk(batch: ReplayBatch, runner: UUID, room: int) -> replay.Report:
     """
     tables.check_no_transaction()
     chunk = read_chunk(batch, room)
-    claimed = _claim(batch, runner, chunk)
-    return replay.publish_claimed(claimed)
+    report = replay.Report()
+    replay.publish_claimed(_claim(batch, runner, chunk), report)
+    return report
 
 
 # Of an event that a mirror has stored meanwhile, the row is in the way.

@@ -51,7 +51,7 @@ THRESHOLD: Final = 20
 WINDOW: Final = 50
 #: Lowest and highest rate limit, in events per second.
 RATES: Final = (0.02, 10_000.0)
-#: Most reasons in a report.
+#: Most reasons in a report or preview.
 REASONS: Final = 50
 ROWS_PER_DELETE: Final = 5_000
 DRAFT_SECONDS: Final = 86_400.0

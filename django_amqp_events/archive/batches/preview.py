@@ -16,8 +16,6 @@ from . import backfill, batch_states
 
 #: Most events that are examined; further ones are undecided.
 EXAMINED: Final = 5_000
-#: Most reasons in a preview.
-REASONS: Final = 50
 
 
 def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         "undecided": max(0, batch.pending - EXAMINED),
         "skipped": [
             {"why": why.as_json(), "count": count, "title": clean(titles[why], 300)}
-            for why, count in skipped.most_common(REASONS)
+            for why, count in skipped.most_common(batch_states.REASONS)
         ],
         "handlers": [
             {**eligibility.destination(handler), "events": count}

@@ -1,13 +1,16 @@
 """Failure groups: assign events to them, repair them, and record what people write about them.
 
-The mirror assigns each event when it stores it.
+The mirror assigns each event when it stores it. Line numbers change with each release and messages
+with each event, so neither counts. All parts are columns of the archive, so a group is found
+without reading a traceback.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from typing import Final
@@ -18,11 +21,12 @@ from django.db.models import Exists, F, OuterRef, QuerySet, Value
 from django.db.models.functions import Least
 
 from ...callables import nothing
-from ...databases import Moment, check_commits
+from ...databases import Moment
+from ...message.types import derived_id
 from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import tables
 from ..eligibility import BACKFILL
-from .fingerprint import Fingerprint, fingerprint
+from ..tables import Repaired
 
 #: Most events whose newest decisions a group's history reads.
 DECISIONS: Final = 2_000
@@ -32,8 +36,10 @@ WRITTEN: Final[Mapping[str, GroupAction.Action]] = {
     "assignee": GroupAction.Action.ASSIGN,
     "ticket": GroupAction.Action.TICKET,
 }
-#: Columns of an event that determine its group.
-_PARTS: Final = ("service", "handler", "exception", "reason", "location")
+#: Version of the algorithm of :func:`group_of`. A new one needs ``events_groups --rebuild``.
+VERSION: Final = 1
+#: As :attr:`django_amqp_events.message.archive_message.Archived.location` writes it.
+_LOCATION: Final = re.compile(r"(.*):(?:\d+|\?) in (.*)", re.DOTALL)
 
 
 def groups() -> QuerySet[FailureGroup]:
@@ -41,22 +47,30 @@ def groups() -> QuerySet[FailureGroup]:
     return FailureGroup.objects.using(tables.database())
 
 
-def fingerprint_of(event: ArchivedEvent) -> Fingerprint:
-    """Return the fingerprint of an event's group."""
-    return fingerprint(**{name: getattr(event, name) for name in _PARTS})
+def group_of(event: ArchivedEvent) -> FailureGroup:
+    """Return the group of an event, as it is before it is stored."""
+    match = _LOCATION.fullmatch(event.location)
+    frame = f"{match[1]} in {match[2]}" if match else event.location
+    reason = "" if event.exception else event.reason
+    return FailureGroup(
+        pk=derived_id(VERSION, event.service, event.handler, event.exception, frame, reason),
+        service=event.service,
+        handler=event.handler,
+        exception=event.exception,
+        frame=frame,
+        reason=reason,
+        first_seen=event.last_failed_at,
+    )
 
 
 def assign_groups(events: Iterable[ArchivedEvent]) -> None:
     """Set the groups of events in memory, and insert the groups that are new."""
     by_id: dict[UUID, FailureGroup] = {}
     for event in events:
-        identity = fingerprint_of(event)
-        event.group_id = identity.id
-        failed_at = event.last_failed_at
-        group = by_id.setdefault(
-            identity.id, FailureGroup(**asdict(identity), first_seen=failed_at)
-        )
-        group.first_seen = min(group.first_seen, failed_at)
+        group = group_of(event)
+        event.group_id = group.pk
+        group = by_id.setdefault(group.pk, group)
+        group.first_seen = min(group.first_seen, event.last_failed_at)
     # In one order, so that concurrent inserts of the same groups do not deadlock.
     groups().bulk_create([by_id[pk] for pk in sorted(by_id)], ignore_conflicts=True)
     # Updated seldom, as events are mirrored about in the order in which they failed.
@@ -66,44 +80,29 @@ def assign_groups(events: Iterable[ArchivedEvent]) -> None:
             groups().filter(pk=later.pk, first_seen__gt=first_seen).update(first_seen=first_seen)
 
 
-@dataclass(slots=True, kw_only=True)
-class Rebuilt:
-    """The result of a rebuild.
-
-    Attributes:
-        seen: examined events.
-        moved: events that were in another group.
-    """
-
-    seen: int = 0
-    moved: int = 0
-    stopped: bool = False
-
-
 def rebuild(
     *,
-    progress: Callable[[Rebuilt], object] = nothing,
+    progress: Callable[[Repaired], object] = nothing,
     stop: Callable[[], bool] = nothing,
-) -> Rebuilt:
+) -> Repaired:
     """Move every event to its group.
 
     Run it after an upgrade that groups differently, or after rows were changed by hand. Notes about
-    a group move with its events: they are copied until the last one has moved. Everything else may
-    run meanwhile.
+    a group move with its events: they are copied until the last one has moved.
     """
-    rebuilt = Rebuilt()
-    check_commits(tables.database())
     # An event of a backfill has not failed.
-    for ids in tables.in_chunks(tables.rows().exclude(reason=BACKFILL)):
-        if stop():
-            rebuilt.stopped = True
-            return rebuilt
-        rebuilt.seen += len(ids)
-        events = tables.rows().filter(pk__in=ids).only("group_id", *_PARTS)
-        if wrong := [event.pk for event in events if event.group_id != fingerprint_of(event).id]:
-            rebuilt.moved += _move(wrong)
-        progress(rebuilt)
-    return rebuilt
+    rows = tables.rows().exclude(reason=BACKFILL)
+    return tables.repair(rows, _regroup, progress=progress, stop=stop)
+
+
+def _regroup(ids: list[UUID]) -> int:
+    events = (
+        tables.rows()
+        .filter(pk__in=ids)
+        .only("group_id", "service", "handler", "exception", "reason", "location", "last_failed_at")
+    )
+    wrong = [event.pk for event in events if event.group_id != group_of(event).pk]
+    return _move(wrong) if wrong else 0
 
 
 def prune(*, service: str) -> int:
@@ -214,12 +213,12 @@ def history(group: FailureGroup, limit: int) -> list[HistoryEntry]:
 def _move(ids: Collection[UUID]) -> int:
     """Move events to their groups; return how many were moved."""
     with tables.locking(ids) as events:
-        moved = [event for event in events.values() if event.group_id != fingerprint_of(event).id]
+        moved = [event for event in events.values() if event.group_id != group_of(event).pk]
         before = {event.pk: event.group_id for event in moved}
         assign_groups(moved)
         together: defaultdict[UUID, list[UUID]] = defaultdict(list)
         for event in moved:
-            together[fingerprint_of(event).id].append(event.pk)
+            together[group_of(event).pk].append(event.pk)
         for group, members in together.items():
             tables.rows().filter(pk__in=members).update(group=group)
             _move_notes({before[pk] for pk in members}, group)

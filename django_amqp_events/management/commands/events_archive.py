@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from django_amqp_events import conf
-from django_amqp_events.archive import export, redaction, search_index
+from django_amqp_events.archive import export, redaction, search_values, tables
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand
@@ -72,12 +72,13 @@ class Command(ReportCommand):
 
     def _index(self, options: dict[str, Any]) -> int:
         wanted = replace(_selected(options), service=conf.get_settings().service)
-        done = search_index.rebuild(
+        done = tables.repair(
             wanted.queryset(),
-            progress=lambda so_far: self.progress(f"{so_far.events} events"),
+            search_values.correct,
+            progress=lambda so_far: self.progress(f"{so_far.seen} events"),
             stop=self.stopped,
         )
-        self.tell(f"{counted(done.events, 'event')} examined, {done.changed} changed")
+        self.tell(f"{counted(done.seen, 'event')} examined, {done.changed} changed")
         if done.stopped:
             self.tell("stopped; run it again for all events")
         return 1 if done.stopped else 0

@@ -47,7 +47,7 @@ class Command(ReportCommand):
                 stop=self.stopped,
             )
         self.tell(
-            f"{counted(rebuilt.seen, 'event')} checked, {rebuilt.moved} moved to another group"
+            f"{counted(rebuilt.seen, 'event')} checked, {rebuilt.changed} moved to another group"
         )
         if rebuilt.stopped:
             self.tell("stopped early; run it again")

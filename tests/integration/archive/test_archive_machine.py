@@ -521,7 +521,7 @@ class Archive(RuleBasedStateMachine):
     def check_groups(self, rows: dict[UUID, ArchivedEvent]) -> None:
         known = set(failure_groups.groups().values_list("pk", flat=True))
         for row in rows.values():
-            assert row.group_id == failure_groups.fingerprint_of(row).id
+            assert row.group_id == failure_groups.group_of(row).pk
             assert row.group_id in known, "its group does not exist"
 
     # -- the end

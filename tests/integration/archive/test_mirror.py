@@ -77,7 +77,7 @@ def test_the_hour_that_a_clock_shows_twice(billing, archive_database):
     report = replay.replay({row.pk: row.version}, by="ada")
     assert report.published == [row.pk]
     row.refresh_from_db()
-    assert not eligibility.is_overdue(row, None)
+    assert not eligibility.is_overdue(row)
     publish(billing, outcome(row, str(row.replay_set.get().pk), outcome="superseded"))
     assert mirror_all(billing).outcomes == 1
     assert row.replay_set.get().superseded

@@ -155,15 +155,15 @@ def test_batches_are_transactions_and_ctrl_c_ends_between_them(prune, monkeypatc
 def test_event_restored_during_the_prune_stays(prune, monkeypatch):
     """Between the query for old rows and the lock."""
     row, other = event(State.DISCARDED, 100), event(State.DISCARDED, 100)
-    lock = tables.lock
+    locking = tables.locking
 
     def restored(ids, **options):
         if not ArchiveAction.objects.filter(action="restore").exists():
-            monkeypatch.setattr(tables, "lock", lock)
+            monkeypatch.setattr(tables, "locking", locking)
             assert states.restore({row.pk: 0}, by="ada", reason="", now=datetime.now(UTC))
-        return lock(ids, **options)
+        return locking(ids, **options)
 
-    monkeypatch.setattr(tables, "lock", restored)
+    monkeypatch.setattr(tables, "locking", restored)
     assert retention.prune({State.DISCARDED: 86400.0}, service="billing").total == 1
     assert ArchivedEvent.objects.get().pk == row.pk
     assert ArchivedFailure.objects.get().event_id == row.pk

@@ -302,13 +302,13 @@ def test_settled_or_unknown_ids_are_reported(billing):
 def test_ctrl_c_stops_between_chunks_and_reports(billing, monkeypatch):
     monkeypatch.setattr(replay, "CHUNK", 2)
     fill(billing, *range(1, 7))
-    publish_chunk = replay._publish
+    publish_chunk = replay.publish_claimed
 
     def interrupted(*args, **options):
         os.kill(os.getpid(), signal.SIGINT)
         return publish_chunk(*args, **options)
 
-    monkeypatch.setattr(replay, "_publish", interrupted)
+    monkeypatch.setattr(replay, "publish_claimed", interrupted)
     before = signal.getsignal(signal.SIGINT)
     code, out, err = billing.command("events_replay", "--all")
     assert signal.getsignal(signal.SIGINT) is before
@@ -322,14 +322,14 @@ def test_ctrl_c_stops_between_chunks_and_reports(billing, monkeypatch):
 def test_database_error_after_a_chunk_reports_what_was_published(billing, monkeypatch):
     monkeypatch.setattr(replay, "CHUNK", 1)
     fill(billing, 1, 2)
-    publish_chunk = replay._publish
+    publish_chunk = replay.publish_claimed
 
     def once(*args, **options):
         if ArchivedEvent.objects.filter(state=State.REPLAYING).exists():
             raise ProgrammingError("a column is missing")
         return publish_chunk(*args, **options)
 
-    monkeypatch.setattr(replay, "_publish", once)
+    monkeypatch.setattr(replay, "publish_claimed", once)
     code, out, err = billing.command("events_replay", "--all")
     assert code == 1
     assert "1 of 2 events published" in out

@@ -47,7 +47,7 @@ from django_amqp_events.models import (
     ReplayBatchAction,
     State,
 )
-from django_amqp_events.models.reason_field import ReasonField
+from django_amqp_events.models.base import ReasonField
 from django_amqp_events.monitor import alerts
 from django_amqp_events.publish import outbox_rows, publisher
 from django_amqp_events.publish.outbox_rows import Answer, Row

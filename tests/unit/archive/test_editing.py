@@ -112,14 +112,10 @@ def problems(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") ->
         ("[1]", "The payload must be a JSON object"),
         ('"x"', "The payload must be a JSON object"),
         ("null", "The payload must be a JSON object"),
-        ('{"a": 1, "a": 2}', "The name 'a' appears twice"),
-        ('{"b": {"a": 1, "a": 2}}', "The name 'a' appears twice"),
-        ('{"a": NaN}', "NaN is not valid JSON"),
-        ('{"a": -Infinity}', "-Infinity is not valid JSON"),
         ('{"a": ' + "[" * 100_000 + "}", "This is not valid JSON"),
         ('{"a": ' + "9" * 5_000 + "}", "This is not valid JSON"),
     ],
-    ids=range(11),
+    ids=range(7),
 )  # fmt: skip
 def test_invalid_payload_is_refused(text: str, why: str) -> None:
     with pytest.raises(InvalidEditError) as raised:
@@ -322,7 +318,7 @@ def test_interrupted_edit_is_published_as_edited(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_publish", die)
+        patch.setattr(replay, "publish_claimed", die)
         with pytest.raises(Killed):
             edit(row)
         with pytest.raises(Killed):
@@ -381,15 +377,15 @@ def test_diff_shows_context() -> None:
     before = editing.written({**{f"k{n}": n for n in range(20)}, "country": "XX"})
     after = editing.written({**{f"k{n}": n for n in range(20)}, "country": "FR"})
     lines = editing.diff(before, after)
-    assert [each.kind for each in lines] == [" ", " ", " ", "-", "+", " "]
-    assert lines[3].text == '  "country": "XX"'
+    assert [kind for kind, _ in lines] == [" ", " ", " ", "-", "+", " "]
+    assert lines[3] == ("-", '  "country": "XX"')
     twice = editing.diff(before, after.replace('"k0"', '"K0"'))
-    assert [each.kind for each in twice].count("…") == 1
+    assert twice.count(("…", "")) == 1
     assert editing.diff(before, before) == []
     long = "\n".join(map(str, range(3 * editing.COMPARED_LINES)))
-    assert "+x" in [line.kind + line.text for line in editing.diff(long, f"{long}\nx")]
-    assert [each.kind for each in editing.diff("", "a")] == ["+"]
-    assert [each.kind for each in editing.diff("a", "")] == ["-"]
+    assert ("+", "x") in editing.diff(long, f"{long}\nx")
+    assert editing.diff("", "a") == [("+", "a")]
+    assert editing.diff("a", "") == [("-", "a")]
 
 
 @ONE
@@ -398,4 +394,4 @@ def test_a_diff_of_long_texts_ends() -> None:
     after = "\n".join(f"{n % 11}" for n in range(100_000))
     lines = editing.diff(before, after)
     assert len(lines) <= 2 * editing.COMPARED_LINES + 1
-    assert lines[-1].text.endswith("more lines")
+    assert lines[-1][1].endswith("more lines")

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from psycopg.errors import ReadOnlySqlTransaction
 
 from django_amqp_events import conf, service_loop, signals
-from django_amqp_events.archive import eligibility, replay, states
+from django_amqp_events.archive import eligibility, replay, states, tables
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
@@ -410,24 +410,25 @@ def test_the_lease_is_longer_than_a_publish_may_take() -> None:
     assert replay.resume() == 0
 
 
-@pytest.mark.parametrize("name", ["send_invoice", "old", "older", "slow", "nobody", ""])
-def test_the_database_knows_what_is_overdue(settings: Any, name: str) -> None:
-    """The same as :func:`.is_overdue`, for a handler by each of its names."""
+@pytest.mark.parametrize(
+    ("name", "handler"),
+    [("old", "send_invoice"), ("older", "slow"), ("slow", "slow"), ("", "slow"), ("nobody", None)],
+)
+def test_a_replay_is_overdue_after_the_retries_of_its_handler(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, name: str, handler: str | None
+) -> None:
+    monkeypatch.setattr(tables, "clock", lambda: NOW)
     settings.AMQP_EVENTS["RENAMED_HANDLERS"] |= {"older": "slow"}
-    handlers = get_registry().handlers.values()
-    limits = [eligibility.patience(*each) for each in ((), *((handler,) for handler in handlers))]
-    assert len(set(limits)) == 3
-    second = timedelta(seconds=1)
-    rows = [
+    limit = eligibility.patience(*([get_registry().handlers[handler]] if handler else []))
+    ages = [limit - timedelta(seconds=1), limit]
+    row, late = (
         make(number, State.REPLAYING, handler=name, queue="billing.slow", state_since=NOW - age)
-        for number, age in enumerate(age for each in limits for age in (each - second, each))
-    ]
+        for number, age in enumerate(ages)
+    )
     # Only its own service knows the retries of its handlers.
-    other = make(99, State.REPLAYING, handler=name, service="other", state_since=NOW - max(limits))
-    assert not eligibility.is_overdue(other, NOW)
-    found = set(ArchivedEvent.objects.filter(eligibility.overdue(NOW)))
-    assert found == {row for row in rows if eligibility.is_overdue(row, NOW)}
-    assert min(limits) - second < NOW - max(row.state_since for row in found) <= max(limits)
+    other = make(99, State.REPLAYING, handler=name, service="other", state_since=NOW - limit)
+    assert set(ArchivedEvent.objects.filter(eligibility.overdue(NOW))) == {late}
+    assert [eligibility.is_overdue(each) for each in (row, late, other)] == [False, True, False]
 
 
 def test_receivers_run_when_all_answers_are_recorded(broker: Broker) -> None:

@@ -11,7 +11,6 @@ from django.db import connections
 
 from django_amqp_events.archive import (
     replay,
-    search_index,
     search_values,
     selection,
     tables,
@@ -182,7 +181,7 @@ def test_an_edited_payload_adds_its_values(broker: Broker) -> None:
     assert report.published == [row.pk]
     assert values(row) == {("order_id", "17"), ("order_id", "71")}
     SearchValue.objects.all().delete()
-    assert search_index.rebuild(Selection(state=None).queryset()).changed == 1
+    assert tables.repair(Selection(state=None).queryset(), search_values.correct).changed == 1
     assert values(row) == {("order_id", "17"), ("order_id", "71")}
 
 
@@ -260,8 +259,10 @@ def test_a_stopped_index_keeps_what_it_has_stored(monkeypatch: pytest.MonkeyPatc
     SearchValue.objects.all().delete()
     monkeypatch.setattr(tables, "CHUNK", 1)
     answers = iter([False, False, True])
-    done = search_index.rebuild(Selection(state=None).queryset(), stop=lambda: next(answers))
-    assert (done.events, done.stopped) == (2, True)
+    done = tables.repair(
+        Selection(state=None).queryset(), search_values.correct, stop=lambda: next(answers)
+    )
+    assert (done.seen, done.stopped) == (2, True)
     code, out, _ = run_command("events_archive", "index")
     assert (code, out.strip()) == (0, "4 events examined, 2 changed")
     assert len(values()) == 4

@@ -175,18 +175,6 @@ def test_oldest_expired_claims_are_taken_first() -> None:
     assert [each.event.pk for each in reclaim(size=1)] == [events[0].pk], "one that is larger"
 
 
-@ONE
-def test_claim_without_a_replay_row_is_released() -> None:
-    event = make()
-    claim(event)
-    Replay.objects.all().delete()
-    assert reclaim() == []
-    row = again(event)
-    assert row.state == State.ARCHIVED
-    assert row.error == Reason("replay-deleted")
-    assert len(claim(row)) == 1
-
-
 # -- transactions -------------------------------------------------------------------------
 
 
@@ -231,8 +219,8 @@ def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
             tables.rows().count()
             if len(tries) == 1:
                 elsewhere(using, event.pk)
-            tables.lock([event.pk])
-            return tables.rows().get().version
+            with tables.locking([event.pk]):
+                return tables.rows().get().version
 
     assert contested() == 4
     assert len(tries) == 2

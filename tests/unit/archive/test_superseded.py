@@ -12,7 +12,7 @@ import pytest
 from django.db import DatabaseError, InterfaceError, connections
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events.archive import eligibility, inbox_retention, retention, superseded, tables
+from django_amqp_events.archive import eligibility, inbox_retention, retention, risks, tables
 from django_amqp_events.conf import INBOX_MIN
 from django_amqp_events.declare.newest import Version
 from django_amqp_events.declare.registry import Handler, get_registry
@@ -68,13 +68,13 @@ def test_what_would_be_skipped_is_counted(copy: Handler) -> None:
     ]
     rows = [archived(payload, number) for number, payload in enumerate(payloads)]
     wanted = [True, True, False, False, False, False, False]
-    found = [superseded.is_superseded(row.name, row.payload or {}, copy) for row in rows]
+    found = [risks.is_superseded(row.name, row.payload or {}, copy) for row in rows]
     assert found == wanted
     with CaptureQueriesContext(connections["archive"]) as captured:
-        assert superseded.count_superseded({row.pk: copy for row in rows}) == 2
+        assert risks.count_superseded({row.pk: copy for row in rows}) == 2
     assert [q["sql"] for q in captured if LatestVersion._meta.db_table in q["sql"]][1:] == []
     plain = get_registry().handlers["plain"]
-    assert superseded.count_superseded({row.pk: plain for row in rows}) == 0
+    assert risks.count_superseded({row.pk: plain for row in rows}) == 0
 
 
 @ONE
@@ -88,7 +88,7 @@ def test_an_unreachable_database_is_told(
     row = archived({"order": 1, "version": 4}, 1)
     with monkeypatch.context() as patched:
         patched.setattr("django.db.models.query.QuerySet.in_bulk", fail)
-        assert superseded.count_superseded({row.pk: copy}) is None
+        assert risks.count_superseded({row.pk: copy}) is None
 
 
 @ONE
@@ -107,11 +107,11 @@ def test_large_payloads_are_not_read_together(
 
     monkeypatch.setattr(tables, "CHUNK_BYTES", 30_000)
     monkeypatch.setattr(ArchivedEvent, "payload", property(payload))
-    assert superseded.count_superseded({row.pk: copy for row in rows}) == 0
+    assert risks.count_superseded({row.pk: copy for row in rows}) == 0
     assert len(most) == 20
     assert max(most) <= 3
-    monkeypatch.setattr(superseded, "BYTES", 50_000)
-    assert superseded.count_superseded({row.pk: copy for row in rows}) is None
+    monkeypatch.setattr(risks, "BYTES", 50_000)
+    assert risks.count_superseded({row.pk: copy for row in rows}) is None
     assert len(most) < 30
 
 

@@ -143,7 +143,7 @@ def test_receivers_run_when_all_answers_are_recorded(
 
     monkeypatch.setattr(outbox_rows, "record_answers", lambda alias, *_, **__: done.append(alias))
     publisher = DirectPublisher(app, Settings(service="shop"))
-    publisher._reported = reported
+    publisher._failures = int(reported)
     monkeypatch.setattr(direct_publisher.logger, "warning", lambda _: done.append("log"))
     monkeypatch.setattr(publisher._channel, "publish", publish)
     commits: list[CommittedRows] = []

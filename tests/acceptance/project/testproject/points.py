@@ -121,7 +121,7 @@ def arm() -> None:
         BatchReader, "ack", "mirrored",
         lambda _, batch, *a: [str(m.properties.get("message_id")) for m in batch.messages],
     )  # fmt: skip
-    first(replay, "_publish", "claimed", lambda claimed, *a: [str(c.pk) for c in claimed])
+    first(replay, "publish_claimed", "claimed", lambda claimed, *a: [str(c.pk) for c in claimed])
     first(states, "published", "replayed", lambda claimed, **o: [str(c.pk) for c in claimed])
 
 
