@@ -46,7 +46,7 @@ from ..reasons import Reason
 
 logger = get_logger(__name__)
 
-#: Most messages that are read and acked together.
+#: Most messages that are published, confirmed and acked together.
 BATCH: Final = 100
 #: Seconds without a message after which the queue counts as empty, once as many messages have come
 #: as were in it at the start.
@@ -184,28 +184,30 @@ def _archive(
     pool: PublisherPool,
     done: Recovered,
 ) -> Reason | None:
-    """Publish copies of the first messages of a batch, ack the confirmed; return why to stop.
-
-    One after the other: over a refused message, RabbitMQ closes the channel, and its neighbours
-    would lose their confirms.
-    """
-    confirmed: list[int] = []
-    stopped: Reason | None = None
-    for place, original in enumerate(received):
-        reason, message = copies.build(original)
-        [error] = pool.publish([message], mandatory=True)
+    """Publish copies of the first messages of a batch, ack the confirmed; return why to stop."""
+    built = [copies.build(message) for message in received]
+    messages = [message for _, message in built]
+    errors = pool.publish(messages, mandatory=True)
+    for place, error in enumerate(errors):
+        # A refused message closes the connection, and the confirms of its neighbours are lost. Of a
+        # copy that is published again, the mirror stores one.
+        if error is not None and error.scope == "broker":
+            [again] = pool.publish([messages[place]], mandatory=True)
+            errors[place] = again
+            if again is not None and again.scope == "broker":
+                break  # each further message would wait for the whole time, too
+    reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
+    general: PublishError | None = None
+    for error, (reason, message) in zip(errors, built, strict=True):
         if error is None:
             done.reasons[reason] += 1
-            confirmed.append(place)
             continue
+        if error.scope != "message":
+            general = general or error
         done.refused.append(error)
         about = message_fields(message)
         logger.error("a message stays in %r: %s", copies.queue, error, extra=about)
-        if error.scope != "message":
-            stopped = error.reason
-            break
-    reader.ack(batch, confirmed)
-    return stopped
+    return None if general is None else general.reason
 
 
 @dataclass(frozen=True, slots=True)
