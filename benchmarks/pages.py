@@ -335,9 +335,8 @@ def work() -> None:
     batch_states.count(batch.pk)
     print(f"  counted in {1000 * (time.monotonic() - began):.0f} ms")
     began = time.monotonic()
-    statistics.open_events(cap=statistics.CAP)
-    since = datetime.now(UTC) - statistics.HOUR
-    statistics.new_since(since, statistics.READ_ROWS, statistics.NEWEST_FAILURES)
+    statistics.capped(statistics.open_rows(), statistics.CAP)
+    statistics.new_since(datetime.now(UTC) - statistics.HOUR, 101, service="billing")
     print(f"what a snapshot asks of the archive: {1000 * (time.monotonic() - began):.0f} ms\n")
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE django_amqp_events_replay")

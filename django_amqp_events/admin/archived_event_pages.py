@@ -266,7 +266,7 @@ class ArchivedEventAdmin(EditingPages):
             **formatting.failure(event, document),
             "deaths": formatting.mappings(document.get("deaths")),
             "group_url": self.url_of(FailureGroup, "change", event.group_id)
-            if self.pages_of(request, FailureGroup)
+            if event.group_id and self.pages_of(request, FailureGroup)
             else "",
             "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,

@@ -73,10 +73,9 @@ class SnapshotTaker:
             prefetch, without unknown values. Empty while RabbitMQ is unreachable. A meaning, and
             the broker's error, is a reason (:mod:`django_amqp_events.reasons`).
         ``archive``, ``outbox``, ``mirror``
-            statistics of the database. ``archive.new_hour``, outbox and mirror are of this service,
-            the rest of ``archive`` of all services that share the tables. ``mirror.lag`` is an
-            upper bound in seconds: the time since the archive queue was empty, or since the newest
-            mirrored event of this service failed.
+            statistics of this service. ``archive.new_hour`` is counted to one more than the limit
+            of the alert. ``mirror.lag`` is an upper bound in seconds: the time since the archive
+            queue was empty, or since the newest mirrored event of this service failed.
 
         Raises:
             Error: the database is unreachable.
@@ -84,12 +83,11 @@ class SnapshotTaker:
         last = self.last or {}
         status, broker = self._ask(now, last.get("broker", {}))
         queues = _queues(status) if status else {}
-        standing = statistics.open_events(now, statistics.CAP)
         document: dict[str, Any] = {
             "version": FORMAT,
             "broker": broker,
             "queues": queues,
-            "archive": {**asdict(standing), "new_hour": self._new_hour(now)},
+            "archive": {"new_hour": self._new_hour(now)},
             "outbox": self._outbox(),
             "mirror": self._mirror(queues, last.get("mirror", {}), now),
         }
@@ -99,7 +97,7 @@ class SnapshotTaker:
             at=now,
             service=self.settings.service,
             seen=status is not None,
-            open=standing.open,
+            open=statistics.capped(statistics.open_rows(), statistics.CAP),
             document=text,
         )
 
@@ -134,12 +132,8 @@ class SnapshotTaker:
         return status, part
 
     def _new_hour(self, now: datetime) -> int:
-        # One more than the limit of the alert.
-        cap = max(statistics.READ_ROWS, (self.settings.alerts.growth or 0) + 1)
-        looked = max(statistics.CAP, cap)
-        return statistics.new_since(
-            now - statistics.HOUR, cap, looked, service=self.settings.service
-        )
+        cap = (self.settings.alerts.growth or 0) + 1
+        return statistics.new_since(now - statistics.HOUR, cap, service=self.settings.service)
 
     def _outbox(self) -> list[dict[str, Any]]:
         if self.settings.backend != "amqp":

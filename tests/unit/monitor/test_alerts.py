@@ -388,9 +388,8 @@ def test_another_service_in_the_database_changes_no_alert() -> None:
 
 
 @pytest.mark.django_db
-def test_growth_above_the_page_cap_is_noticed(monkeypatch: Any) -> None:
+def test_growth_above_the_cap_is_noticed(monkeypatch: Any) -> None:
     monkeypatch.setattr(statistics, "CAP", 3)
-    monkeypatch.setattr(statistics, "READ_ROWS", 2)
     for _ in range(8):
         make(first_failed_at=NOW, last_failed_at=NOW)
     settings = read(GROWTH=6)
