@@ -54,15 +54,74 @@ def rows(service: str) -> QuerySet[Snapshot]:
 
 
 @dataclass(slots=True)
-class SnapshotTaker:
-    """Takes snapshots; keeps the document of the last one for the next."""
+class SnapshotLoop:
+    """Takes a snapshot and updates the alerts every *every* seconds, in a thread.
+
+    Args:
+        tell: receives reports of errors and recovery.
+    """
 
     app: Celery
     settings: Settings
     topology: Topology
-    last: Mapping[str, Any] | None = None
+    every: float = SNAPSHOT_SECONDS
+    tell: Callable[[str], object] = logger.info
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
 
-    def take(self, now: datetime) -> Snapshot:
+    def start(self) -> None:
+        loop = ServiceLoop(
+            part="snapshots",
+            work="storing dashboard statistics",
+            tell=self.tell,
+            stop=self._stopping.is_set,
+            errors=(Exception,),
+            fatal=(),  # the mirror beside it continues
+        )
+        self._thread = threading.Thread(
+            target=loop.run, args=(self._step,), name="amqp-events-snapshots", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; if RabbitMQ does not answer in time, it ends with the process."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT)
+
+    def _step(self) -> float:
+        try:
+            self.look()
+        finally:
+            # Not held open until the next snapshot.
+            connections.close_all()
+        return self.every
+
+    def look(self, now: datetime | None = None) -> Snapshot | None:
+        """Store a snapshot and update the alerts.
+
+        Returns:
+            the snapshot, ``None`` if another process has just taken one.
+        """
+        now = now or clock()
+        newest = rows(self.settings.service).first()
+        last: Mapping[str, Any] = {}
+        if newest is not None:
+            if timedelta() <= now - newest.at < timedelta(seconds=self.every * 0.8):
+                return None
+            if newest.about.get("version") == FORMAT:
+                last = newest.about
+        taken = self.take(now, last)
+        taken.save(using=router.db_for_write(Snapshot), force_insert=True)
+        conditions = {
+            **alerts.gone(taken.about, self.settings),
+            **alerts.evaluate(taken.about, self.settings),
+            **alerts.evaluate_groups(self.settings, now),
+        }
+        alerts.update_alerts(conditions, now=now, settings=self.settings)
+        return taken
+
+    def take(self, now: datetime, last: Mapping[str, Any]) -> Snapshot:
         """Return a snapshot, which is not saved. Its document has
 
         ``broker``
@@ -77,10 +136,12 @@ class SnapshotTaker:
             of the alert. ``mirror.lag`` is an upper bound in seconds: the time since the archive
             queue was empty, or since the newest mirrored event of this service failed.
 
+        Args:
+            last: the document of the snapshot before, for times since then.
+
         Raises:
             Error: the database is unreachable.
         """
-        last = self.last or {}
         status, broker = self._ask(now, last.get("broker", {}))
         queues = _queues(status) if status else {}
         document: dict[str, Any] = {
@@ -91,14 +152,12 @@ class SnapshotTaker:
             "outbox": self._outbox(),
             "mirror": self._mirror(queues, last.get("mirror", {}), now),
         }
-        text = json.dumps(document, default=_text, separators=(",", ":"))
-        self.last = json.loads(text)
         return Snapshot(
             at=now,
             service=self.settings.service,
             seen=status is not None,
             open=statistics.capped(statistics.open_rows(), statistics.CAP),
-            document=text,
+            document=json.dumps(document, default=_text, separators=(",", ":")),
         )
 
     def _ask(
@@ -170,75 +229,6 @@ class SnapshotTaker:
             "waiting": ready,
             "lag": max(0.0, (now - since).total_seconds()),
         }
-
-
-@dataclass(slots=True)
-class SnapshotLoop:
-    """Takes a snapshot and updates the alerts every *every* seconds, in a thread.
-
-    Args:
-        tell: receives reports of errors and recovery.
-    """
-
-    taker: SnapshotTaker
-    every: float = SNAPSHOT_SECONDS
-    tell: Callable[[str], object] = logger.info
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        loop = ServiceLoop(
-            part="snapshots",
-            work="storing dashboard statistics",
-            tell=self.tell,
-            stop=self._stopping.is_set,
-            errors=(Exception,),
-            fatal=(),  # the mirror beside it continues
-        )
-        self._thread = threading.Thread(
-            target=loop.run, args=(self._step,), name="amqp-events-snapshots", daemon=True
-        )
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; if RabbitMQ does not answer in time, it ends with the process."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT)
-
-    def look(self, now: datetime | None = None) -> Snapshot | None:
-        """Store a snapshot and update the alerts.
-
-        Returns:
-            the snapshot, ``None`` if another process has just taken one.
-        """
-        now = now or clock()
-        settings = self.taker.settings
-        newest = rows(settings.service).first()
-        if newest is not None:
-            if timedelta() <= now - newest.at < timedelta(seconds=self.every * 0.8):
-                return None
-            last = newest.about
-            self.taker.last = last if last.get("version") == FORMAT else None
-        taken = self.taker.take(now)
-        taken.save(using=router.db_for_write(Snapshot), force_insert=True)
-        document = self.taker.last
-        if document is not None:
-            conditions = {
-                **alerts.gone(document, settings),
-                **alerts.evaluate(document, settings),
-                **alerts.evaluate_groups(settings, now),
-            }
-            alerts.update_alerts(conditions, now=now, settings=settings)
-        return taken
-
-    def _step(self) -> float:
-        try:
-            self.look()
-        finally:
-            # Not held open until the next snapshot.
-            connections.close_all()
-        return self.every
 
 
 def _queues(status: Status) -> dict[str, dict[str, Any]]:

@@ -27,7 +27,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.monitor import alerts, statistics
-from django_amqp_events.monitor.snapshots import SnapshotTaker
+from django_amqp_events.monitor.snapshots import SnapshotLoop
 from django_amqp_events.reasons import Reason
 from tests.archive_rows import make_group, make_outbox
 from tests.celery_app import app as celery_app
@@ -163,7 +163,7 @@ def test_alarms_that_are_not_read_any_more_are_over() -> None:
 @ONE
 def test_another_outbox_that_is_empty_is_no_longer_behind(archive_database: Database) -> None:
     settings = read()
-    taker = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
+    taker = SnapshotLoop(celery_app, settings, topology.build(settings, get_registry()))
     with routed_by():
         judged = alerts.evaluate(document(outbox=taker._outbox()), settings)
     assert judged["outbox_lag", archive_database.alias] is None
@@ -355,7 +355,7 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
 def test_another_service_in_the_database_changes_no_alert() -> None:
     """Every figure that an alert judges is of one service."""
     settings = read(GROWTH=2, MIRROR_LAG=600, OUTBOX_LAG=600)
-    taker = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
+    taker = SnapshotLoop(celery_app, settings, topology.build(settings, get_registry()))
     late = NOW - timedelta(hours=3)
 
     def raised() -> set[str]:
@@ -393,7 +393,7 @@ def test_growth_above_the_cap_is_noticed(monkeypatch: Any) -> None:
     for _ in range(8):
         make(first_failed_at=NOW, last_failed_at=NOW)
     settings = read(GROWTH=6)
-    taker = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
+    taker = SnapshotLoop(celery_app, settings, topology.build(settings, get_registry()))
     assert taker._new_hour(NOW) == 7, "one more than what is too much"
 
 
