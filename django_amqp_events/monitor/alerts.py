@@ -121,12 +121,9 @@ def update_alert(
 
 
 def update_alerts(
-    conditions: Mapping[Which, Reason | str | None],
-    *,
-    now: datetime,
-    settings: Settings | None = None,
-) -> int:
-    """Update alerts from :func:`evaluate`; return the number of changes.
+    conditions: Mapping[Which, Reason | str | None], *, now: datetime, settings: Settings
+) -> None:
+    """Update alerts from :func:`evaluate`.
 
     Makes one query while there is no problem.
 
@@ -134,15 +131,11 @@ def update_alerts(
         conditions: what is wrong per problem, ``None`` if it has ended. The state of others
             is unknown.
     """
-    settings = settings or get_settings()
     known = set(open_alerts(settings.service).values_list("kind", "key"))
-    news = 0
     for (kind, key), text in conditions.items():
         if text is not None or (kind, clean(key, LENGTH)) in known:
             troubled = text is not None
-            if update_alert(kind, key, text or "", now=now, troubled=troubled, settings=settings):
-                news += 1
-    return news
+            update_alert(kind, key, text or "", now=now, troubled=troubled, settings=settings)
 
 
 def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Reason | None]:

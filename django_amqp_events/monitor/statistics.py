@@ -86,15 +86,13 @@ def hourly_series(now: datetime) -> dict[datetime, Mapping[str, int]]:
     last = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     hours = [last - HOUR * back for back in reversed(range(24))]
     failures = ArchivedFailure.objects.using(tables.database()).filter(late=False)
-    archived = _by_hour(failures, "failed_at", hours)
-    succeeded = _by_hour(tables.rows().filter(state=State.SUCCEEDED), "state_since", hours)
-    discarded = _by_hour(tables.rows().filter(state=State.DISCARDED), "state_since", hours)
+    counts = {
+        "archived": _by_hour(failures, "failed_at", hours),
+        "succeeded": _by_hour(tables.rows().filter(state=State.SUCCEEDED), "state_since", hours),
+        "discarded": _by_hour(tables.rows().filter(state=State.DISCARDED), "state_since", hours),
+    }
     return {
-        hour: {
-            "archived": archived[number],
-            "succeeded": succeeded[number],
-            "discarded": discarded[number],
-        }
+        hour: {name: by_hour[number] for name, by_hour in counts.items()}
         for number, hour in enumerate(hours)
     }
 
