@@ -100,7 +100,7 @@ class Action:
 
     Attributes:
         button: its label on the page of one event.
-        menu: its label in the list.
+        menu: its label in the list; ``""`` for an action that the list does not have.
         question, done: title of the confirmation page and message after it, for ``count`` events.
         states: the states that an event may be in.
         log: its name in Django's log, which stays English; for rows without an audit of their own.
@@ -109,11 +109,11 @@ class Action:
 
     name: str
     button: Any
-    menu: Any
     question: Any
     done: Any
     states: tuple[str, ...]
     effect: Any
+    menu: Any = ""
     log: str = ""
     reason_required: bool = False
     publishes: bool = False

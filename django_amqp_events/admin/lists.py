@@ -25,7 +25,6 @@ from ..templatetags.amqp_events import breakable, line
 CAP: Final = 5_000
 #: Distinct values that a filter offers at most.
 VALUES: Final = 100
-#: The message about a search value that ends in ``*``.
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
