@@ -126,7 +126,7 @@ class SnapshotLoop:
 
         ``broker``
             ``error`` (``""`` if it answered), ``away`` (seconds without an answer), ``seen_at``;
-            ``version``, ``vhost``, ``exact`` and ``alarms`` if known; ``api_error``.
+            ``alarms`` if known; ``api_error``.
         ``queues``
             by name: role, severity, meaning, state, ready, unacked, total, consumers, paused,
             prefetch, without unknown values. Empty while RabbitMQ is unreachable. A meaning, and
@@ -187,7 +187,6 @@ class SnapshotLoop:
                 "away": (now - _moment(since)).total_seconds(),
                 "seen_at": since,
             }
-        part |= {"version": status.version, "vhost": status.vhost, "exact": status.exact}
         return status, part
 
     def _new_hour(self, now: datetime) -> int:
