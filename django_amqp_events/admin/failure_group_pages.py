@@ -61,7 +61,6 @@ class GroupStateFilter(StateFilter):
 class AssigneeFilter(ValueFilter):
     title = gettext_lazy("assignee")
     parameter_name = "assignee"
-    nothing = gettext_lazy("(unassigned)")
 
 
 class GroupList(IndexedList):
