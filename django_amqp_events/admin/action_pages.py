@@ -100,7 +100,7 @@ class Action:
 
     Attributes:
         button: its label on the page of one event.
-        menu: its label in the list.
+        menu: its label in the list; ``""`` for an action that the list does not have.
         question, done: title of the confirmation page and message after it, for ``count`` events.
         states: the states that an event may be in.
         log: its name in Django's log, which stays English; for rows without an audit of their own.
@@ -109,11 +109,11 @@ class Action:
 
     name: str
     button: Any
-    menu: Any
     question: Any
     done: Any
     states: tuple[str, ...]
     effect: Any
+    menu: Any = ""
     log: str = ""
     reason_required: bool = False
     publishes: bool = False
@@ -307,9 +307,7 @@ class ActionPages(Pages):
         result = self._run(decision)
         result.skipped += gone
         tell(request, action.done, result, len(seen))
-        return HttpResponseRedirect(
-            self.done_url(request, action, seen, back) or self._filtered_url(request, "changelist")
-        )
+        return HttpResponseRedirect(self._origin(request, seen, back))
 
     def _run(self, decision: Decision) -> Result:
         """Run an action part by part, each with commits of its own, until an error ends it."""
@@ -338,14 +336,10 @@ class ActionPages(Pages):
         ]
         return there, rows, skipped
 
-    def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
-        """Return the URL of the page after an action, ``""`` for the list."""
-        return self.origin(request, seen, back)
-
-    def origin(self, request: HttpRequest, seen: Seen, back: str) -> str:
-        """Return the URL of the page that a user came from, ``""`` for the list."""
+    def _origin(self, request: HttpRequest, seen: Seen, back: str) -> str:
+        """Return the URL of the page that a user came from."""
         if back != "event" or len(seen) != 1:
-            return ""
+            return self._filtered_url(request, "changelist")
         return self._filtered_url(request, "change", next(iter(seen)))
 
     def ask(
@@ -381,8 +375,7 @@ class ActionPages(Pages):
             "form": form or ReasonForm(required=action.reason_required),
             "button": question,
             "action_url": self._filtered_url(request, action.name),
-            "cancel_url": self.origin(request, seen, back)
-            or self._filtered_url(request, "changelist"),
+            "cancel_url": self._origin(request, seen, back),
         }
         title = _("%(question)s?") % {"question": question} if count else _("Nothing can be done")
         return self._render(request, "confirm", title, context)

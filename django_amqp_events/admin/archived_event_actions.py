@@ -97,7 +97,6 @@ ACTIONS: Final[Mapping[str, EventAction]] = {
             eligibility.FORCE,
             name="force",
             button=_("Force replay"),
-            menu=_("Force replay of selected overdue events"),
             question=ngettext_lazy(
                 "Force a replay of %(count)s event", "Force a replay of %(count)s events", "count"
             ),

@@ -20,7 +20,6 @@ from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
 from ..archive import eligibility, selection, tables
 from ..archive.selection import SearchTerm, parse_uuid
-from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
 from ..models import (
     ArchivedEvent,
@@ -208,12 +207,6 @@ class ArchivedEventAdmin(EditingPages):
     def age(self, event: ArchivedEvent) -> str:
         return ago(event.last_failed_at, datetime.now(UTC))
 
-    # -- actions
-
-    def origin(self, request: HttpRequest, seen: Seen, back: str) -> str:
-        """Return the page of the group whose id *back* is, or else that of the event."""
-        return self._group_url(parse_uuid(back)) or super().origin(request, seen, back)
-
     # -- one event
 
     def rows(self, request: HttpRequest) -> QuerySet[Any]:
@@ -272,17 +265,14 @@ class ArchivedEventAdmin(EditingPages):
             "failed": by_id.get(last.replay_id) if last else None,
             **formatting.failure(event, document),
             "deaths": formatting.mappings(document.get("deaths")),
-            "group_url": self._group_url(event.group_id)
-            if self.pages_of(request, FailureGroup)
+            "group_url": self.url_of(FailureGroup, "change", event.group_id)
+            if event.group_id and self.pages_of(request, FailureGroup)
             else "",
             "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,
             "more_audit": len(actions) == REPLAYS,
             "task": tasks.get(event.task_id),
         }
-
-    def _group_url(self, pk: UUID | None) -> str:
-        return self.url_of(FailureGroup, "change", pk) if pk is not None else ""
 
     def _content(self, request: HttpRequest, event: Any) -> dict[str, Any]:
         """Return payload and headers for users who may see them."""

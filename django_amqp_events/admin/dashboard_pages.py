@@ -82,7 +82,7 @@ class DashboardAdmin(Pages):
         configured = settings_and_registry()
         service = configured[0].service if configured else ""
         seen = _Seen(service, now)
-        opened = statistics.open_events(now, statistics.READ_ROWS)
+        opened = statistics.open_events()
         declared = topology.build(*configured) if configured else None
         late = statistics.capped(
             tables.rows().filter(eligibility.overdue(now)), statistics.READ_ROWS
@@ -249,8 +249,6 @@ class DashboardAdmin(Pages):
         return {
             "opened": opened,
             "open": _capped(opened.open, statistics.READ_ROWS),
-            "new_hour": _capped(opened.new_hour, statistics.READ_ROWS),
-            "unconfirmed": _capped(opened.unconfirmed, statistics.READ_ROWS),
             "late": late,
             "overdue": _capped(late, statistics.READ_ROWS),
             "mirror_lag": duration(mirror["lag"]) if "lag" in mirror else "?",

@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
-from django.db import DatabaseError, Error
+from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
@@ -28,9 +27,8 @@ from .archived_event_actions import of_report
 from .base import alias_of, head_of, problem
 from .payload_pages import PayloadPages
 
-#: Revisions of one event that its page shows, the newest, and of how many what they change.
-REVISIONS = 20
-DIFFS = 5
+#: Revisions of one event that its page shows, the newest.
+REVISIONS = 10
 _PUBLISHED: Final = ngettext_lazy(
     "%(count)s event published with the edited payload.",
     "%(count)s events published with the edited payload.",
@@ -88,30 +86,22 @@ class EditingPages(PayloadPages):
             return Reason.of(exc)
 
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[Any, ...]]:
-        """Return the newest revisions and what they change, in one query."""
+        """Return the newest revisions and how they differ from the original, in one query."""
         head = head_of("body", formatting.SHOWN + 1)
         edits = event.revision_set.using(alias_of(event)).defer("body").annotate(head=head)
         revisions = list(edits.order_by("-number")[:REVISIONS])
         readable = self.sight(request, event) != "none"
         for revision in revisions:
             revision.body = bytes(revision.head)
-        by_number = {revision.number: revision for revision in revisions}
         return [
-            (
-                revision,
-                self._changes(event, revision, by_number.get(revision.number - 1))
-                if readable and number < DIFFS
-                else None,
-            )
-            for number, revision in enumerate(revisions)
+            (revision, self._changes(event, revision) if readable else None)
+            for revision in revisions
         ]
 
-    def _changes(
-        self, event: ArchivedEvent, revision: Revision, base: Revision | None
-    ) -> dict[str, Any]:
+    def _changes(self, event: ArchivedEvent, revision: Revision) -> dict[str, Any]:
         """Return what a revision changes, redacted, or why it is not shown."""
         sides = []
-        for side in (base or event, revision):
+        for side in (event, revision):
             if max(event.body_size, len(side.body)) > formatting.SHOWN:
                 return {"lines": [], "problem": _("The payload is too long to show here.")}
             redacted = redaction.redact(event.name, side.payload or {})
@@ -240,24 +230,13 @@ def _warnings(event: ArchivedEvent, handler: Handler) -> list[str]:
     if event.reason == "poison":
         told.append(_("This event is poison: it killed its worker process and may do so again."))
     if handler.once:
-        told.append(_once(event, handler))
+        told.append(
+            _(
+                "The handler has once=True. If it has handled this event id, an edited replay does "
+                "nothing and counts as succeeded: publish a new event instead."
+            )
+        )
     return told
-
-
-def _once(event: ArchivedEvent, handler: Handler) -> str:
-    try:
-        handled = editing.handled(event, handler)
-    except DatabaseError:
-        handled = None
-    if handled is not None:
-        return _(
-            "The handler has once=True and already handled this event id on %(at)s, so an edited "
-            "replay would do nothing and count as succeeded. Publish a new event instead."
-        ) % {"at": f"{localtime(handled.handled_at):%Y-%m-%d %H:%M:%S %Z}"}
-    return _(
-        "The handler has once=True. An edited replay has the same event id as every other copy "
-        "of this event, so only one of them takes effect."
-    )
 
 
 def _written(payload: Any) -> str:

@@ -1,9 +1,8 @@
-"""The pages of failure groups: counts, owners and actions of failures that are alike."""
+"""The pages of failure groups: counts and owners of failures that are alike, and their replay."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, ClassVar, Final
 
 from django import forms
@@ -27,18 +26,13 @@ from ..archive.selection import Selection
 from ..models import LENGTH, ArchivedEvent, FailureGroup, State
 from ..templatetags.amqp_events import ago, breakable, line, text
 from . import formatting
-from .action_pages import Action
-from .archived_event_actions import ACTIONS
 from .archived_event_pages import ArchivedEventAdmin, last_failure
 from .base import Pages
-from .formatting import number
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 from .replay_batch_pages import freeze
 
 #: Entries of the history that a page shows, the newest.
 HISTORY: Final = 100
-#: The actions on all open events of a group.
-ALL: Final = ("replay", "discard")
 _WORDS: Final = {
     "note": gettext_lazy("note"),
     "assignee": gettext_lazy("assignee"),
@@ -67,7 +61,6 @@ class GroupStateFilter(StateFilter):
 class AssigneeFilter(ValueFilter):
     title = gettext_lazy("assignee")
     parameter_name = "assignee"
-    nothing = gettext_lazy("(unassigned)")
 
 
 class GroupList(IndexedList):
@@ -100,7 +93,7 @@ class GroupForm(forms.Form):
 
 
 class FailureGroupAdmin(Pages):
-    """Shows groups of failures; actions run on their events."""
+    """Shows groups of failures, and replays their events."""
 
     model = FailureGroup
     missing = gettext_lazy("There is no failure group %(pk)s.")
@@ -176,13 +169,13 @@ class FailureGroupAdmin(Pages):
     # -- one group
 
     def get_urls(self) -> list[URLPattern]:
-        views = {
-            name: self.row_view(partial(self.events_view, name=name), posted=True)
-            for name in (*ALL, "batch")
-        }
-        views["write"] = self.row_view(self.write_view, "assign", posted=True)
-        ours = [self._path(f"<uuid:pk>/{name}/", view, name) for name, view in views.items()]
-        return [*ours, *super().get_urls()]
+        batch = self.row_view(self.batch_view, posted=True)
+        write = self.row_view(self.write_view, "assign", posted=True)
+        return [
+            self._path("<uuid:pk>/batch/", batch, "batch"),
+            self._path("<uuid:pk>/write/", write, "write"),
+            *super().get_urls(),
+        ]
 
     def write_view(self, request: HttpRequest, group: FailureGroup) -> HttpResponse:
         """Write note, assignee and ticket."""
@@ -206,22 +199,15 @@ class FailureGroupAdmin(Pages):
             messages.success(request, _("Saved: %(what)s.") % {"what": words})
         return self._redirect(request, "change", group.pk)
 
-    def events_view(self, request: HttpRequest, group: FailureGroup, *, name: str) -> HttpResponse:
-        """Freeze the open events of a group now, for an action or a batch."""
+    def batch_view(self, request: HttpRequest, group: FailureGroup) -> HttpResponse:
+        """Freeze the open events of a group in a batch."""
         events = self._events(request)
         if events is None:
             raise PermissionDenied("view_archivedevent")
-        permission = "bulk_replay" if name == "batch" else ACTIONS[name].permission
-        events.require(request, None, permission)
+        events.require(request, None, "bulk_replay")
         rows = events.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
-        response = None
-        if not rows.exists():
-            messages.warning(request, _("This group has no open events."))
-        elif name == "batch":
-            title = Selection(groups=[group.pk]).title()
-            response = freeze(events, request, rows, title, group.pk)
-        else:
-            response = _ask(request, events, ACTIONS[name], group, rows)
+        title = Selection(groups=[group.pk]).title()
+        response = freeze(events, request, rows, title, group.pk)
         return response or self._redirect(request, "change", group.pk)
 
     def detail_view(
@@ -238,19 +224,13 @@ class FailureGroupAdmin(Pages):
             "steps": failure_groups.history(group, HISTORY),
             "may_write": self.allows(request, None, "assign"),
             "form": form or GroupForm(initial=written),
-            "buttons": self._buttons(request, group.open),
+            "may_replay": bool(group.open) and self._may_replay(request),
         }
         return self._render(request, "detail", text(group), context)
 
-    def _buttons(self, request: HttpRequest, count: int) -> list[str]:
-        """Return the names of this user's actions on the open events."""
+    def _may_replay(self, request: HttpRequest) -> bool:
         events = self._events(request)
-        if events is None or not count:
-            return []
-        offered = [name for name in ALL if events.may(request, ACTIONS[name])]
-        if events.allows(request, None, "bulk_replay"):
-            offered.append("batch")
-        return offered
+        return events is not None and events.allows(request, None, "bulk_replay")
 
     def _sample(self, request: HttpRequest, group: FailureGroup) -> dict[str, Any]:
         """Return the newest failure, for users who may see events."""
@@ -265,24 +245,6 @@ class FailureGroupAdmin(Pages):
         last = last_failure(event)
         document = last.about if last is not None else {}
         return {"linked": True, "sample": event, **formatting.failure(event, document)}
-
-
-def _ask(
-    request: HttpRequest,
-    events: ArchivedEventAdmin,
-    action: Action,
-    group: FailureGroup,
-    rows: QuerySet[ArchivedEvent],
-) -> HttpResponse:
-    """Ask to confirm an action on the oldest failures, up to its limit."""
-    seen, limit = events.freeze(rows.order_by("last_failed_at", "pk")), events.limit
-    if len(seen) > limit:
-        told = _(
-            "More than %(limit)s events are open. These are the %(limit)s that failed first; "
-            "repeat the action for the rest."
-        )
-        messages.warning(request, told % {"limit": number(limit)})
-    return events.ask(request, action, dict(list(seen.items())[:limit]), back=group.pk.hex)
 
 
 def _ticket(group: FailureGroup) -> str:

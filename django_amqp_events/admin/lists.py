@@ -25,7 +25,6 @@ from ..templatetags.amqp_events import breakable, line
 CAP: Final = 5_000
 #: Distinct values that a filter offers at most.
 VALUES: Final = 100
-#: The message about a search value that ends in ``*``.
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
@@ -129,11 +128,9 @@ class ValueFilter(OptionalFilter):
 
     Attributes:
         column: unless the parameter has its name.
-        nothing: the title of the empty value.
     """
 
     column: ClassVar[str] = ""
-    nothing: ClassVar[Any] = _("(none)")
 
     def values(self, rows: QuerySet[Any]) -> list[str]:
         """Return the values that it offers, of the whole table."""
@@ -148,7 +145,7 @@ class ValueFilter(OptionalFilter):
             values.append(chosen)
         # django-unfold has the titles in attributes, too, which have no elements.
         shown = line if apps.is_installed("unfold") else breakable
-        return [(value, shown(value, 80) or self.nothing) for value in values]
+        return [(value, shown(value, 80) or _("(none)")) for value in values]
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         return rows.filter(**{self.column or str(self.parameter_name): value})
@@ -157,7 +154,6 @@ class ValueFilter(OptionalFilter):
 class HandlerFilter(ValueFilter):
     title = _("handler")
     parameter_name = "handler"
-    nothing = _("(no handler)")
 
 
 class ExceptionFilter(ValueFilter):

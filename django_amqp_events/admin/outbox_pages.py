@@ -257,10 +257,6 @@ class OutboxEventAdmin(PayloadPages):
         pk = parse_uuid(object_id)
         return self.rows_of(request, [pk]).get(pk) if pk is not None else None
 
-    def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
-        # A published event leaves the outbox, and its page with it.
-        return "" if action.publishes else super().done_url(request, action, seen, back)
-
     # -- the list
 
     @admin.display(description=gettext_lazy("event"))

@@ -75,10 +75,8 @@ class PayloadPages(ActionPages):
                 problem = text(safe, TEXT)
             else:
                 payload, cut = formatting.pretty(dict(safe))
-        elif raw:
-            problem = _("The payload cannot be decoded. This is the raw body.")
         else:
-            problem = _("The payload cannot be decoded, so it cannot be redacted.")
+            problem = _("The payload cannot be decoded.")
         return {
             "readable": True,
             "payload": payload,

@@ -37,7 +37,7 @@ from . import backfill_pages
 from .action_pages import as_listed
 from .base import WAITING_SECONDS, Pages
 from .formatting import number
-from .lists import CAP, ValueFilter
+from .lists import CAP
 
 #: Entries of the history that a page shows, the newest.
 STEPS: Final = 100
@@ -102,16 +102,6 @@ class StartForm(forms.Form):
     )
 
 
-class BatchStateFilter(ValueFilter):
-    title = gettext_lazy("state")
-    parameter_name = "state"
-
-    def lookups(
-        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
-    ) -> list[tuple[str, Any]]:
-        return list(_State.choices)
-
-
 class ReplayBatchAdmin(Pages):
     """Shows batches; only the buttons of their pages change them.
 
@@ -122,7 +112,6 @@ class ReplayBatchAdmin(Pages):
     missing = gettext_lazy("There is no replay batch %(pk)s.")
     list_display = ("what", "status", "progress", "asked", "age")
     list_display_links = ("what",)
-    list_filter = (BatchStateFilter,)
     sortable_by = ()
     actions = None
 

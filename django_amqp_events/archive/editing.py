@@ -21,9 +21,8 @@ from ..declare.registry import Handler, get_registry
 from ..exceptions import InvalidEditError, InvalidEventError
 from ..message import encoding, formats
 from ..message.text import has_surrogates
-from ..models import ArchivedEvent, InboxEntry
+from ..models import ArchivedEvent
 from ..reasons import Reason
-from ..worker import inbox
 from ..worker.binding import bind, upcast, version_of
 from ..worker.verdict import InvalidArguments
 
@@ -141,21 +140,6 @@ def _refusal(
 def _sentence(exc: Exception) -> Reason:
     text = str(exc)
     return Reason.of(f"{text[:1].upper()}{text[1:]}.")
-
-
-def handled(event: ArchivedEvent, handler: Handler) -> InboxEntry | None:
-    """Return the inbox entry of this event, if the handler has ``once`` and has handled it.
-
-    An edited replay keeps the event's id, so such a handler skips it and reports success.
-
-    Raises:
-        DatabaseError: the database of the inbox is unreachable, or has no table.
-    """
-    if not handler.once:
-        return None
-    settings = get_settings()
-    key = inbox.inbox_key(settings.service, handler.name, event.event)
-    return InboxEntry.objects.using(inbox.database(handler, settings)).filter(pk=key).first()
 
 
 # -- comparing ------------------------------------------------------------------------------

@@ -158,11 +158,6 @@ class Migration(migrations.Migration):
                         name="amqp_events_correlation",
                         opclasses=["varchar_pattern_ops"],
                     ),
-                    PartialIndex(
-                        where={"unconfirmed": True},
-                        fields=["id"],
-                        name="amqp_events_unconfirmed",
-                    ),
                     models.Index(
                         fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"
                     ),

@@ -136,12 +136,6 @@ class ArchivedEvent(models.Model):
                 name="amqp_events_correlation",
                 opclasses=["varchar_pattern_ops"],
             ),
-            # Partial: it is empty while every publish is confirmed.
-            PartialIndex(
-                fields=["id"],
-                name="amqp_events_unconfirmed",
-                where={"unconfirmed": True},
-            ),
             models.Index(fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"),
             # For the number of a group's events in each state, and the oldest of them.
             models.Index(

@@ -54,53 +54,110 @@ def rows(service: str) -> QuerySet[Snapshot]:
 
 
 @dataclass(slots=True)
-class SnapshotTaker:
-    """Takes snapshots; keeps the document of the last one for the next."""
+class SnapshotLoop:
+    """Takes a snapshot and updates the alerts every *every* seconds, in a thread.
+
+    Args:
+        tell: receives reports of errors and recovery.
+    """
 
     app: Celery
     settings: Settings
     topology: Topology
-    last: Mapping[str, Any] | None = None
+    every: float = SNAPSHOT_SECONDS
+    tell: Callable[[str], object] = logger.info
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
 
-    def take(self, now: datetime) -> Snapshot:
+    def start(self) -> None:
+        loop = ServiceLoop(
+            part="snapshots",
+            work="storing dashboard statistics",
+            tell=self.tell,
+            stop=self._stopping.is_set,
+            errors=(Exception,),
+            fatal=(),  # the mirror beside it continues
+        )
+        self._thread = threading.Thread(
+            target=loop.run, args=(self._step,), name="amqp-events-snapshots", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; if RabbitMQ does not answer in time, it ends with the process."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT)
+
+    def _step(self) -> float:
+        try:
+            self.look()
+        finally:
+            # Not held open until the next snapshot.
+            connections.close_all()
+        return self.every
+
+    def look(self, now: datetime | None = None) -> Snapshot | None:
+        """Store a snapshot and update the alerts.
+
+        Returns:
+            the snapshot, ``None`` if another process has just taken one.
+        """
+        now = now or clock()
+        newest = rows(self.settings.service).first()
+        last: Mapping[str, Any] = {}
+        if newest is not None:
+            if timedelta() <= now - newest.at < timedelta(seconds=self.every * 0.8):
+                return None
+            if newest.about.get("version") == FORMAT:
+                last = newest.about
+        taken = self.take(now, last)
+        taken.save(using=router.db_for_write(Snapshot), force_insert=True)
+        conditions = {
+            **alerts.gone(taken.about, self.settings),
+            **alerts.evaluate(taken.about, self.settings),
+            **alerts.evaluate_groups(self.settings, now),
+        }
+        alerts.update_alerts(conditions, now=now, settings=self.settings)
+        return taken
+
+    def take(self, now: datetime, last: Mapping[str, Any]) -> Snapshot:
         """Return a snapshot, which is not saved. Its document has
 
         ``broker``
             ``error`` (``""`` if it answered), ``away`` (seconds without an answer), ``seen_at``;
-            ``version``, ``vhost``, ``exact`` and ``alarms`` if known; ``api_error``.
+            ``alarms`` if known; ``api_error``.
         ``queues``
             by name: role, severity, meaning, state, ready, unacked, total, consumers, paused,
             prefetch, without unknown values. Empty while RabbitMQ is unreachable. A meaning, and
             the broker's error, is a reason (:mod:`django_amqp_events.reasons`).
         ``archive``, ``outbox``, ``mirror``
-            statistics of the database. ``archive.new_hour``, outbox and mirror are of this service,
-            the rest of ``archive`` of all services that share the tables. ``mirror.lag`` is an
-            upper bound in seconds: the time since the archive queue was empty, or since the newest
-            mirrored event of this service failed.
+            statistics of this service. ``archive.new_hour`` is counted to one more than the limit
+            of the alert. ``mirror.lag`` is an upper bound in seconds: the time since the archive
+            queue was empty, or since the newest mirrored event of this service failed.
+
+        Args:
+            last: the document of the snapshot before, for times since then.
 
         Raises:
             Error: the database is unreachable.
         """
-        last = self.last or {}
         status, broker = self._ask(now, last.get("broker", {}))
         queues = _queues(status) if status else {}
-        standing = statistics.open_events(now, statistics.CAP)
         document: dict[str, Any] = {
             "version": FORMAT,
             "broker": broker,
             "queues": queues,
-            "archive": {**asdict(standing), "new_hour": self._new_hour(now)},
+            "archive": {"new_hour": self._new_hour(now)},
             "outbox": self._outbox(),
             "mirror": self._mirror(queues, last.get("mirror", {}), now),
         }
-        text = json.dumps(document, default=_text, separators=(",", ":"))
-        self.last = json.loads(text)
         return Snapshot(
             at=now,
             service=self.settings.service,
             seen=status is not None,
-            open=standing.open,
-            document=text,
+            open=statistics.capped(statistics.open_rows(), statistics.CAP),
+            document=json.dumps(document, default=_text, separators=(",", ":")),
         )
 
     def _ask(
@@ -130,16 +187,11 @@ class SnapshotTaker:
                 "away": (now - _moment(since)).total_seconds(),
                 "seen_at": since,
             }
-        part |= {"version": status.version, "vhost": status.vhost, "exact": status.exact}
         return status, part
 
     def _new_hour(self, now: datetime) -> int:
-        # One more than the limit of the alert.
-        cap = max(statistics.READ_ROWS, (self.settings.alerts.growth or 0) + 1)
-        looked = max(statistics.CAP, cap)
-        return statistics.new_since(
-            now - statistics.HOUR, cap, looked, service=self.settings.service
-        )
+        cap = (self.settings.alerts.growth or 0) + 1
+        return statistics.new_since(now - statistics.HOUR, cap, service=self.settings.service)
 
     def _outbox(self) -> list[dict[str, Any]]:
         if self.settings.backend != "amqp":
@@ -176,75 +228,6 @@ class SnapshotTaker:
             "waiting": ready,
             "lag": max(0.0, (now - since).total_seconds()),
         }
-
-
-@dataclass(slots=True)
-class SnapshotLoop:
-    """Takes a snapshot and updates the alerts every *every* seconds, in a thread.
-
-    Args:
-        tell: receives reports of errors and recovery.
-    """
-
-    taker: SnapshotTaker
-    every: float = SNAPSHOT_SECONDS
-    tell: Callable[[str], object] = logger.info
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        loop = ServiceLoop(
-            part="snapshots",
-            work="storing dashboard statistics",
-            tell=self.tell,
-            stop=self._stopping.is_set,
-            errors=(Exception,),
-            fatal=(),  # the mirror beside it continues
-        )
-        self._thread = threading.Thread(
-            target=loop.run, args=(self._step,), name="amqp-events-snapshots", daemon=True
-        )
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; if RabbitMQ does not answer in time, it ends with the process."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT)
-
-    def look(self, now: datetime | None = None) -> Snapshot | None:
-        """Store a snapshot and update the alerts.
-
-        Returns:
-            the snapshot, ``None`` if another process has just taken one.
-        """
-        now = now or clock()
-        settings = self.taker.settings
-        newest = rows(settings.service).first()
-        if newest is not None:
-            if timedelta() <= now - newest.at < timedelta(seconds=self.every * 0.8):
-                return None
-            last = newest.about
-            self.taker.last = last if last.get("version") == FORMAT else None
-        taken = self.taker.take(now)
-        taken.save(using=router.db_for_write(Snapshot), force_insert=True)
-        document = self.taker.last
-        if document is not None:
-            conditions = {
-                **alerts.gone(document, settings),
-                **alerts.evaluate(document, settings),
-                **alerts.evaluate_groups(settings, now),
-            }
-            alerts.update_alerts(conditions, now=now, settings=settings)
-        return taken
-
-    def _step(self) -> float:
-        try:
-            self.look()
-        finally:
-            # Not held open until the next snapshot.
-            connections.close_all()
-        return self.every
 
 
 def _queues(status: Status) -> dict[str, dict[str, Any]]:

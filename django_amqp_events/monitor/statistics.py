@@ -21,45 +21,34 @@ from ..models import ArchivedEvent, ArchivedFailure, State
 CAP: Final = 100_000
 #: Rows that a page counts or reads, at most.
 READ_ROWS: Final = 5_000
-#: Newest failures among which a page counts new events, at most.
-NEWEST_FAILURES: Final = 2 * READ_ROWS
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEvents:
-    """The number of open events; numbers are limited by the caller's cap.
-
-    Past events that were given to a handler and have not failed do not count.
+    """The number of open events, up to :data:`READ_ROWS`.
 
     Attributes:
         oldest: when the oldest open event failed.
-        unconfirmed: events whose last replay RabbitMQ did not confirm.
-        new_hour: events first archived in the last hour, up to :data:`READ_ROWS`, among the last
-            :data:`NEWEST_FAILURES` failures.
     """
 
-    open: int = 0
-    capped: bool = False
-    oldest: datetime | None = None
-    unconfirmed: int = 0
-    new_hour: int = 0
+    open: int
+    capped: bool
+    oldest: datetime | None
 
 
-def open_events(now: datetime | None = None, cap: int = READ_ROWS) -> OpenEvents:
-    """Count open events, up to *cap*, in four queries."""
-    now = now or datetime.now(UTC)
-    events = _of("").filter(state=State.ARCHIVED)
-    total = capped(events, cap + 1)
+def open_events() -> OpenEvents:
+    """Count open events, in two queries."""
+    events = open_rows()
+    total = capped(events, READ_ROWS + 1)
     first = events.order_by("last_failed_at", "pk").values_list("last_failed_at", flat=True).first()
-    return OpenEvents(
-        open=min(total, cap),
-        capped=total > cap,
-        oldest=first,
-        unconfirmed=capped(tables.rows().filter(unconfirmed=True), cap),
-        new_hour=new_since(now - HOUR, READ_ROWS, NEWEST_FAILURES),
-    )
+    return OpenEvents(open=min(total, READ_ROWS), capped=total > READ_ROWS, oldest=first)
+
+
+def open_rows() -> QuerySet[ArchivedEvent]:
+    """Return the open events, without past events that were given to a handler."""
+    return tables.rows().exclude(reason=BACKFILL).filter(state=State.ARCHIVED)
 
 
 def capped(rows: QuerySet[Any], cap: int) -> int:
@@ -67,16 +56,13 @@ def capped(rows: QuerySet[Any], cap: int) -> int:
     return rows.order_by()[:cap].count()
 
 
-def new_since(since: datetime, cap: int, looked: int, *, service: str = "") -> int:
-    """Count events first archived since then, up to *cap*, among the newest *looked* failures.
+def new_since(since: datetime, cap: int, *, service: str) -> int:
+    """Count a service's events first archived since then, up to *cap*, among the newest failures.
 
     An event mirrored late counts only if it also failed since then.
-
-    Args:
-        service: count its events only.
     """
     failed = _of(service).filter(last_failed_at__gte=since).only("pk", "mirrored_at")
-    newest = failed.order_by("-last_failed_at", "-pk")[:looked]
+    newest = failed.order_by("-last_failed_at", "-pk")[: max(CAP, cap)]
     counted: int = newest.aggregate(new=Count("pk", filter=Q(mirrored_at__gte=since)))["new"]
     return min(counted, cap)
 
@@ -88,8 +74,7 @@ def newest_failure(now: datetime, *, service: str) -> datetime | None:
 
 
 def _of(service: str) -> QuerySet[ArchivedEvent]:
-    rows = tables.rows().exclude(reason=BACKFILL)
-    return rows.filter(service=service) if service else rows
+    return tables.rows().exclude(reason=BACKFILL).filter(service=service)
 
 
 def hourly_series(now: datetime) -> dict[datetime, Mapping[str, int]]:
@@ -101,15 +86,13 @@ def hourly_series(now: datetime) -> dict[datetime, Mapping[str, int]]:
     last = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     hours = [last - HOUR * back for back in reversed(range(24))]
     failures = ArchivedFailure.objects.using(tables.database()).filter(late=False)
-    archived = _by_hour(failures, "failed_at", hours)
-    succeeded = _by_hour(tables.rows().filter(state=State.SUCCEEDED), "state_since", hours)
-    discarded = _by_hour(tables.rows().filter(state=State.DISCARDED), "state_since", hours)
+    counts = {
+        "archived": _by_hour(failures, "failed_at", hours),
+        "succeeded": _by_hour(tables.rows().filter(state=State.SUCCEEDED), "state_since", hours),
+        "discarded": _by_hour(tables.rows().filter(state=State.DISCARDED), "state_since", hours),
+    }
     return {
-        hour: {
-            "archived": archived[number],
-            "succeeded": succeeded[number],
-            "discarded": discarded[number],
-        }
+        hour: {name: by_hour[number] for name, by_hour in counts.items()}
         for number, hour in enumerate(hours)
     }
 

@@ -304,13 +304,13 @@ def watched(now: datetime, group: FailureGroup) -> None:
     from django_amqp_events.declare import registry
     from django_amqp_events.models import Snapshot
     from django_amqp_events.monitor import alerts
-    from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
+    from django_amqp_events.monitor.snapshots import SnapshotLoop
 
     settings = conf.get_settings()
     app = celery_app(settings)
-    taker = SnapshotTaker(app, settings, topology.build(settings, registry.get_registry()))
+    loop = SnapshotLoop(app, settings, topology.build(settings, registry.get_registry()))
     for hour in range(24, 0, -1):
-        before = taker.take(now - timedelta(hours=hour))
+        before = loop.take(now - timedelta(hours=hour), {})
         before.open = max(6 + hour % 4, 46 - 3 * hour)
         before.save()
     with connection_module.connection(app, timeout=10) as connection:
@@ -324,7 +324,7 @@ def watched(now: datetime, group: FailureGroup) -> None:
                     channel.prepare_message(b"[[], {}, {}]"), exchange="", routing_key=queue
                 )
         channel.close()
-    SnapshotLoop(taker).look(now)
+    loop.look(now)
     seen = Snapshot.objects.latest("at")
     document = seen.about
     document["consumed"] = {"billing.send_invoice": (now - timedelta(minutes=50)).isoformat()}

@@ -91,7 +91,7 @@ ACTIONS = {
     "confirm": ("Replay 4 events", "Cancel"),
     "edit": ("Preview changes", "Cancel"),
     "review": ("Replay with this payload", "Continue editing", "Cancel"),
-    "group": ("Replay all open…", "Discard all open…", "Replay all in the background…", "Save"),
+    "group": ("Replay all in the background…", "Save"),
     "batch-draft": ("Refresh", "Start in the background", "Cancel", "Delete draft"),
     "batch-running": ("Pause updates", "Pause", "Cancel batch"),
     "batch-paused": ("Resume", "Cancel batch"),

@@ -129,7 +129,8 @@ def test_snapshots_continue_after_a_configuration_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(SnapshotLoop, "look", look)
     reports: list[str] = []
-    loop = SnapshotLoop(taker=None, every=0.01, tell=reports.append)  # type: ignore[arg-type]
+    unused = (None, None, None)
+    loop = SnapshotLoop(*unused, every=0.01, tell=reports.append)  # type: ignore[arg-type]
     loop.start()
     try:
         assert taken.wait(30)

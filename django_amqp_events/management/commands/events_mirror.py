@@ -25,7 +25,7 @@ from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare import registry
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ServiceCommand
-from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
+from django_amqp_events.monitor.snapshots import SnapshotLoop
 
 
 class Command(ServiceCommand):
@@ -53,7 +53,7 @@ class Command(ServiceCommand):
         watcher = None
         if not options["until_empty"]:
             declared = topology.build(settings, registry.get_registry())
-            watcher = SnapshotLoop(SnapshotTaker(app, settings, declared), tell=self.tell)
+            watcher = SnapshotLoop(app, settings, declared, tell=self.tell)
             watcher.start()
         try:
             total = mirroring.run(until_empty=options["until_empty"])

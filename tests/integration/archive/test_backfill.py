@@ -110,7 +110,9 @@ def test_a_new_handler_gets_each_event_once(late: Service) -> None:
 @ONE
 def test_rows_that_have_not_failed_are_no_failures(late: Service) -> None:
     batch = run(late, begun())
-    assert statistics.open_events().new_hour == statistics.open_events().open == 0
+    since = tables.clock() - statistics.HOUR
+    assert statistics.open_events().open == 0
+    assert statistics.new_since(since, 9, service="billing") == 0
     assert statistics.newest_failure(datetime.now(UTC), service="billing") is None
     row = tables.rows().get(event_id="e7")
     assert (row.reason, row.state, row.attempts, row.group_id) == ("backfill", "replaying", 0, None)
@@ -133,7 +135,8 @@ def test_one_that_fails_is_a_failure_like_others(late: Service) -> None:
     assert (row.event_id, row.state, row.reason, row.attempts) == ("e7", "archived", "exhausted", 3)
     assert row.group_id is not None
     assert row.mirrored_at > given, "it counts from its failure"
-    assert statistics.open_events().new_hour == 1
+    since = tables.clock() - statistics.HOUR
+    assert statistics.new_since(since, 9, service="billing") == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -12,7 +12,6 @@ from django.urls import reverse
 from django_amqp_events.admin import ArchivedEventAdmin
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
-    ArchiveAction,
     ArchivedEvent,
     FailureGroup,
     GroupAction,
@@ -121,7 +120,6 @@ def test_the_page_of_a_group(ada):
         str(group.pk),
         "ask the tax office",
         "rate = tax.rate(country)",
-        "Replay all open",
     ):
         assert word in words or word in response.content.decode(), word
     html = response.content.decode()
@@ -169,7 +167,7 @@ def test_a_group_is_replayed_in_the_background(broker):
     assert "in the background" not in replayer.get(url("change", group.pk)).content.decode()
     assert replayer.post(url("batch", group.pk)).status_code == 403
     ArchivedEvent.objects.update(state=State.DISCARDED)
-    assert "This group has no open events" in said(bulk.post(url("batch", group.pk)))[0]
+    assert "None of the selected events" in said(bulk.post(url("batch", group.pk)))[0]
     assert broker.messages == []
 
 
@@ -185,13 +183,13 @@ def test_permissions_are_asked_for_again_in_each_view(broker):
     viewer = person(name="v")
     words = page(viewer.get(url("change", group.pk))).words
     # Neither what is in events nor what he may not do.
-    for word in ("ask the tax office", "Replay all open", "Discard all open", "Save"):
+    for word in ("ask the tax office", "Replay all", "Save"):
         assert word not in words
-    for name in ("replay", "discard", "write"):
+    for name in ("batch", "write"):
         assert viewer.post(url(name, group.pk), fields(group)).status_code == 403
     # Whoever may decide about events needs to see the group to do it from there.
     decider = person(*world.PERMISSIONS, name="d", groups=())
-    assert decider.post(url("replay", group.pk)).status_code == 403
+    assert decider.post(url("batch", group.pk)).status_code == 403
     assert broker.messages == []
     assert not GroupAction.objects.exists()
 
@@ -217,58 +215,10 @@ def test_invalid_form_is_not_saved(ada):
         assert FailureGroup.objects.get().note == ""
 
 
-# -- what they decide
-
-
-def confirm(client: Any, name: str, asked: Any, reason: str = "fixed") -> Any:
-    found = page(asked).fields
-    action = reverse(f"admin:django_amqp_events_archivedevent_{name}")
-    return client.post(action, {"seen": found["seen"], "back": found["back"], "reason": reason})
-
-
-def test_whole_group_is_replayed(ada, broker):
-    rows = [make() for _ in range(3)]
-    other = make(exception="a.Other")
-    make(State.DISCARDED)
-    group = grouped(*rows)
-    asked = ada.post(url("replay", group.pk))
-    assert "Replay 3 events" in page(asked).words
-    # Later failures are not included.
-    late = make(last_failed_at=datetime.now(UTC) + timedelta(minutes=1))
-    grouped(late)
-    response = confirm(ada, "replay", asked)
-    assert response.url == url("change", group.pk)
-    assert len(broker.messages) == 3
-    for row in (other, late):
-        row.refresh_from_db()
-        assert row.state == State.ARCHIVED
-    words = page(ada.get(url("change", group.pk))).words
-    assert "replayed 3 events by ada fixed" in words
-    assert "1 open event" in words
-    assert "3 in progress" in words
-    # Once more with the same form: nothing is replayed twice.
-    confirm(ada, "replay", asked)
-    assert len(broker.messages) == 3
-    assert ArchiveAction.objects.count() == 3
-    assert not GroupAction.objects.exists()
-
-
-def test_more_than_the_limit(ada, broker, monkeypatch):
-    monkeypatch.setattr(ArchivedEventAdmin, "limit", 3)
-    now = datetime.now(UTC)
-    rows = [make(last_failed_at=now - timedelta(minutes=n)) for n in range(5)]
-    group = grouped(*rows)
-    asked = ada.post(url("discard", group.pk))
-    assert "These are the 3 that failed first" in page(asked).words
-    confirm(ada, "discard", asked)
-    left = ArchivedEvent.objects.filter(state="archived")
-    assert {row.pk for row in left} == {row.pk for row in rows[:2]}
-
-
 def test_a_decision_is_in_the_history_of_the_group_of_its_event(ada, broker):
     row, other = make(), make(exception="a.Other")
     group, another = grouped(row), grouped(other)
-    data = {"seen": world.frozen(other), "back": group.pk.hex, "reason": "x"}
+    data = {"seen": world.frozen(other), "reason": "x"}
     assert ada.post(world.url("discard"), data).status_code == 302
     assert failure_groups.history(group, 10) == []
     [step] = failure_groups.history(another, 10)

@@ -232,7 +232,8 @@ def test_a_redacted_value_is_nowhere(kind: str, broker: Any, caplog: Any) -> Non
         call_command("events_catalogue", stdout=said, stderr=said)
         # When the first one failed, its group was new.
         then = datetime.now(UTC) - timedelta(hours=3)
-        alerts.update_alerts(alerts.evaluate_groups(conf.get_settings(), then), now=then)
+        own = conf.get_settings()
+        alerts.update_alerts(alerts.evaluate_groups(own, then), now=then, settings=own)
     told = " ".join(LogEntry.objects.values_list("change_message", flat=True))
     told += " ".join(ArchiveAction.objects.values_list("reason", flat=True))
     told += " ".join(f"{each.subject} {each.body}" for each in mail.outbox)
