@@ -226,22 +226,32 @@ def _may_be_outbox(alias: str, settings: Settings) -> bool:
 def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | None]:
     """Return the groups to alert about, for :func:`update_alerts`: new and reopened ones.
 
-    An alert lasts until its group has neither open nor replayed events, which it counts. At most
-    :data:`GROUPS` are new in one call. Makes three queries.
+    An alert lasts until its group has neither open nor replayed events, which it counts.
+    If the group of a ``group_new`` alert was resolved and has reopened, a ``group_back`` alert
+    replaces it. At most :data:`GROUPS` are new in one call. Makes three queries.
     """
     open_now = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
-    known = list(open_now.values_list("kind", "key", "details"))
-    ids = [pk for _, key, _ in known if (pk := parse_uuid(key)) is not None]
+    known = list(open_now.values_list("kind", "key", "since", "details"))
+    ids = [pk for _, key, *_ in known if (pk := parse_uuid(key)) is not None]
     groups = group_counts.with_counts(failure_groups.groups().filter(service=settings.service))
     lasting: dict[str, Any] = {}
     if settings.alerts.groups:
         alerted = groups.filter(pk__in=ids)
         lasting = {str(group.pk): group for group in alerted if group.open or group.in_progress}
     conditions: dict[Which, Reason | None] = {}
-    for kind, key, details in known:
+    back = 0
+    for kind, key, since, details in known:
         group = lasting.get(key)
         if group is None:
             conditions[kind, key] = None
+        elif (
+            kind == "group_new"
+            and back < GROUPS
+            and group.reopened_at
+            and group.reopened_at > max(since, now - NEW_AGE)
+        ):
+            conditions |= {(kind, key): None, ("group_back", key): _of_group(group)}
+            back += 1
         elif _of_group(group) != details:
             conditions[kind, key] = _of_group(group)
     if not settings.alerts.groups:
@@ -253,7 +263,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | N
     new = Q(first_seen__gt=begin) | ~Exists(events.filter(mirrored_at__lte=begin))
     news = groups.filter(group_counts.has_open(), Q(reopened_at__gt=begin) | new)
     news = news.exclude(pk__in=ids)
-    for group in news.order_by("first_seen", "pk")[:GROUPS]:
+    for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
         kind = "group_new" if group.reopened_at is None else "group_back"
         conditions[kind, str(group.pk)] = _of_group(group)
     return conditions

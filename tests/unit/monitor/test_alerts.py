@@ -316,7 +316,7 @@ def test_an_alert_of_a_newer_version_is_shown(heard: Any) -> None:
 @ONE
 @DATABASES
 def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
-    """The count is current; a group that is resolved and reopens between two checks is the same."""
+    """The count is current; a condition that returned between two checks is sent again."""
     seen = NOW - timedelta(minutes=5)
     group = make_group(exception="shop.TaxError")
     failed(seen, group=group)
@@ -338,14 +338,18 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     later = NOW + timedelta(minutes=10)
     group.event_set.update(state=State.SUCCEEDED, state_since=later - timedelta(minutes=1))
     failed(later, group=group)
-    assert look(later) == []
-    assert "1 open" in alerts.title(Alert.objects.get(ended=None))
-    group.event_set.update(state=State.DISCARDED, state_since=later)
-    assert look(later) == [("group_new", "ended")]
-    failed(later + timedelta(minutes=1), group=group)
-    assert look(later + timedelta(minutes=2)) == [("group_back", "raised")]
+    assert look(later) == [("group_back", "raised"), ("group_new", "ended")]
     new = Alert.objects.get(ended=None)
     assert alerts.title(new) == "Failure reopened: TaxError in send_invoice (1 open)"
+    # The same again is the same trouble, whose text is renewed.
+    much_later = later + timedelta(minutes=10)
+    group.event_set.update(state=State.SUCCEEDED, state_since=much_later - timedelta(minutes=1))
+    failed(much_later, group=group)
+    failed(much_later, group=group)
+    assert look(much_later) == []
+    assert "2 open" in alerts.title(Alert.objects.get(ended=None))
+    group.event_set.update(state=State.DISCARDED)
+    assert look(much_later) == [("group_back", "ended")]
 
 
 @pytest.mark.django_db
