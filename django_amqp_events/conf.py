@@ -251,7 +251,10 @@ _SECTIONS: Final[Mapping[str, tuple[type, Mapping[str, Reader]]]] = {
     "history": (HistorySettings, keys(HistorySettings)),
     "defaults": (dict, _unchecked(DEFAULT_OPTIONS)),
 }
-_BY_NAME: Final = {"events": _unchecked(EVENT_OPTIONS), "handlers": _unchecked(HANDLER_OPTIONS)}
+_BY_NAME: Final = {
+    "events": _unchecked(["contract", *EVENT_OPTIONS]),
+    "handlers": _unchecked(HANDLER_OPTIONS),
+}
 
 
 # -- parsing ------------------------------------------------------------------------------

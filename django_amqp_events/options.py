@@ -272,7 +272,6 @@ HANDLER_OPTIONS: Final[Mapping[str, Reader]] = {
 #: The formats in which an event can be published; docs/message-format.md describes them.
 Format = Literal["celery", "cloudevents", "json"]
 EVENT_OPTIONS: Final[Mapping[str, Reader]] = {
-    "contract": unchecked,
     "format": choice(*get_args(Format)),
     "validate": boolean,
     "publisher": string,

@@ -109,7 +109,7 @@ class EditingPages(PayloadPages):
                 return {"lines": [], "problem": text(redacted)}
             sides.append(_written(redacted))
         lines = editing.diff(*sides)
-        problem = "" if lines else _("Only redacted values or number formats differ.")
+        problem = "" if lines else _("No visible difference.")
         return {"lines": lines, "problem": problem}
 
     # -- the editor

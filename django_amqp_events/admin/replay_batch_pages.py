@@ -330,6 +330,6 @@ def freeze(
     by = request.user.get_username()
     batch = batch_states.freeze(queryset, by=by, title=title, group=group)
     if not batch.total:
-        messages.warning(request, _("None of the selected events can be replayed now."))
+        messages.warning(request, _("None of these events can be replayed now."))
         return None
     return backfill_pages.show_draft(pages, request, batch)

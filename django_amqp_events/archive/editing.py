@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from django.utils.translation import ngettext
 
@@ -42,19 +42,34 @@ def parse(text: str) -> dict[str, Any]:
     """Parse a payload.
 
     Raises:
-        InvalidEditError: it is not a JSON object.
+        InvalidEditError: it is not a JSON object, or has a name twice.
     """
     try:
-        payload = json.loads(text)
+        payload = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except json.JSONDecodeError as exc:
         raise InvalidEditError(
             Reason("json", error=exc.msg, line=exc.lineno, column=exc.colno)
         ) from exc
+    except InvalidEditError:
+        raise
     except (ValueError, RecursionError) as exc:
         raise InvalidEditError(Reason("json-unreadable", error=str(exc))) from exc
     if not isinstance(payload, dict):
         raise InvalidEditError(Reason("json-no-object"))
     return payload
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in document:
+            raise InvalidEditError(Reason("json-twice", name=repr(key)))
+        document[key] = value
+    return document
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise InvalidEditError(Reason("json-constant", text=text))
 
 
 def written(payload: Mapping[str, Any]) -> str:

@@ -166,7 +166,7 @@ def patience(*handlers: Handler) -> timedelta:
 
 def is_overdue(event: ArchivedEvent) -> bool:
     """Return True if a replay has no outcome although its last retry is long due."""
-    return tables.rows().filter(overdue(), pk=event.pk).exists()
+    return event.state == State.REPLAYING and tables.rows().filter(overdue(), pk=event.pk).exists()
 
 
 def overdue(now: datetime | None = None) -> Q:

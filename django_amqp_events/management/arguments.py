@@ -53,7 +53,7 @@ def add_limit(parser: ArgumentParser, what: str, default: int | None = None) -> 
 def add_service(parser: ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--service",
-        type=clean,
+        type=service,
         metavar="NAME",
         help=f"{what} another service name, after this service was renamed.",
     )
@@ -232,6 +232,13 @@ def moment(text: str) -> datetime:
     if valid_moment(parsed) is None:
         raise ArgumentTypeError(f"{text!r} is not from {YEARS[0]} to {YEARS[-1]}")
     return parsed
+
+
+def service(text: str) -> str:
+    """Read the name of a service."""
+    if not conf.SERVICE.fullmatch(text):
+        raise ArgumentTypeError(f"{text!r:.80}: a service's name is letters, digits, - and _")
+    return text
 
 
 def whole_name(text: str) -> str:

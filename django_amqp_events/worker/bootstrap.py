@@ -119,9 +119,9 @@ def _refuse(exc: Exception) -> SystemExit:
 
 def read_queue_options(instance: Any) -> None:
     """Take the handlers' queues out of ``-Q`` and ``-X`` before Celery reads them."""
-    if not _concerns(instance.app):
-        return
     try:
+        if not _concerns(instance.app):
+            return
         check_libraries()
         known = frozenset(_step.known(get_settings(), get_registry()))
         original = instance.setup_queues
@@ -162,9 +162,9 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
         project_app: the app that was current before the worker.
     """
     app = worker.app
-    if not _concerns(app):
-        return
     try:
+        if not _concerns(app):
+            return
         registry = get_registry()
         selected = getattr(worker, "amqp_events_selected", None)
         excluded: frozenset[str] = getattr(worker, "amqp_events_excluded", frozenset())

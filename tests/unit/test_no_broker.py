@@ -67,7 +67,7 @@ def edit(row: ArchivedEvent) -> int:
 def resume(row: ArchivedEvent) -> int:
     """Publish what a process had claimed that died."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "_publish", lambda *_: None)
+        patch.setattr(replay, "publish_claimed", lambda *_: None)
         replay.replay(seen(row), by="ada")
     return replay.resume(lease=0)
 

@@ -121,7 +121,7 @@ class ManagementApi:
 
     def _refused(self, status: int, path: str) -> ManagementApiError:
         hints = {
-            401: "check the password, and that the user has the tag 'management' (rabbitmqctl "
+            401: "check the password, and that the user has the tag 'monitoring' (rabbitmqctl "
             "set_user_tags) and may connect from this machine",
             403: "give the user the tag 'monitoring'",
             404: "check that MANAGEMENT_URL is that of the Celery app's broker",

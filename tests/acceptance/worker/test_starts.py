@@ -115,6 +115,14 @@ def test_failed_start_has_an_exit_code_and_a_reason(
     assert says in line
 
 
+def test_an_app_for_events_that_cannot_be_imported(fresh_eyes: Eyes, service: Make) -> None:
+    """Celery drops what a receiver of its signals raises, and would handle no event."""
+    worker = starts(service(fresh_eyes, events={"CELERY_APP": "nowhere.app"}), "worker")
+    assert worker.wait(60) == 1
+    assert "this worker does not start: " in worker.log
+    assert "nowhere" in worker.log
+
+
 def test_changed_password_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
     """It retries rarely, stops on a signal, and then handles the events published meanwhile."""
     user = new_user(fresh_eyes, "first", ".*")

@@ -167,7 +167,7 @@ def test_a_group_is_replayed_in_the_background(broker):
     assert "in the background" not in replayer.get(url("change", group.pk)).content.decode()
     assert replayer.post(url("batch", group.pk)).status_code == 403
     ArchivedEvent.objects.update(state=State.DISCARDED)
-    assert "None of the selected events" in said(bulk.post(url("batch", group.pk)))[0]
+    assert "None of these events" in said(bulk.post(url("batch", group.pk)))[0]
     assert broker.messages == []
 
 

@@ -112,10 +112,14 @@ def problems(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") ->
         ("[1]", "The payload must be a JSON object"),
         ('"x"', "The payload must be a JSON object"),
         ("null", "The payload must be a JSON object"),
+        ('{"a": 1, "a": 2}', "The name 'a' appears twice"),
+        ('{"b": {"a": 1, "a": 2}}', "The name 'a' appears twice"),
+        ('{"a": NaN}', "NaN is not valid JSON"),
+        ('{"a": -Infinity}', "-Infinity is not valid JSON"),
         ('{"a": ' + "[" * 100_000 + "}", "This is not valid JSON"),
         ('{"a": ' + "9" * 5_000 + "}", "This is not valid JSON"),
     ],
-    ids=range(7),
+    ids=range(11),
 )  # fmt: skip
 def test_invalid_payload_is_refused(text: str, why: str) -> None:
     with pytest.raises(InvalidEditError) as raised:

@@ -229,6 +229,8 @@ def test_an_event_with_options_stands_for_its_contract(name: str) -> None:
     )
     assert found.problems == ()
     assert found.events["shop.order.created"].contract is contract
+    twice = EventDeclaration(name="a.b", contract=contract, options={"contract": contract})
+    assert [problem.code for problem in put_together(events=(twice,)).problems] == ["E002"]
     nothing = {"EVENTS": ["a.b"], "HANDLER": f"{HERE}.event_without_contract"}
     assert codes(HANDLERS={"a.b": nothing}) == ["E007"]
 

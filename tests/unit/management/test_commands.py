@@ -78,6 +78,7 @@ def test_names_and_signs_of_markdown_are_code_in_the_reference() -> None:
         (arguments.positive, "0.5", 0.5),
         (arguments.not_negative, "0", 0.0),
         (arguments.moment, "2026-11-20T13:30+01:00", datetime(2026, 11, 20, 12, 30, tzinfo=UTC)),
+        (arguments.service, "billing-2", "billing-2"),
         (arguments.whole_name, "shop.order", "shop.order"),
     ],
 )
@@ -103,6 +104,8 @@ def test_types_read(kind: Callable[[str], object], text: str, value: object) -> 
         (arguments.moment, "0001-01-01"),
         (arguments.moment, "9999-12-31"),
         (arguments.moment, "36500d"),
+        (arguments.service, "a.b"),
+        (arguments.service, ""),
         (arguments.whole_name, "shop.#"),
     ],
 )
