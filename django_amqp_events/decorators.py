@@ -289,10 +289,11 @@ def handler(
         name: the handler's name, ``app_label.function`` by default.
         options: those of ``HANDLERS`` in docs/settings.md, in lower case.
     """
-    if not events or not all(isinstance(item, (str, Publishable)) for item in events):
+    named = {"events", "handler"}.intersection(options)
+    if named or not events or not all(isinstance(item, (str, Publishable)) for item in events):
         raise ConfigurationError(
-            "@handler got no event names or patterns. Write @handler('shop.order.*'), or "
-            "@order_created.handler with a declared event"
+            "@handler got no event names or patterns, or the option events or handler. Write "
+            "@handler('shop.order.*'), or @order_created.handler with a declared event"
         )
     names = tuple(item.name if isinstance(item, Publishable) else item for item in events)
 

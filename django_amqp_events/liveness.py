@@ -74,20 +74,20 @@ class Part:
                 folder.mkdir(exist_ok=True)
                 path = folder / f"{self.name}.{os.getpid()}.{next(_numbers)}"
                 self._file = os.open(path, os.O_CREAT | os.O_WRONLY)
+                self._path = path
                 # Until this process and those that it has forked are gone.
                 fcntl.flock(self._file, fcntl.LOCK_EX)
                 if not os.fstat(self._file).st_nlink:
                     # A probe has removed it before it was locked.
                     os.close(self._file)
-                    self._next = 0.0
+                    self._path, self._next = None, 0.0
                     return
-                self._path = path
             line = json.dumps({"problem": self.problem(), "rests": rests})
             os.pwrite(self._file, f"{line}\n".encode(), 0)
         except OSError as exc:
             if not self._warned:
                 logger.warning("events_health cannot examine this process: %s", exc)
-            self._path, self._warned = None, True
+            self._warned = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

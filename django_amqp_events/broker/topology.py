@@ -53,13 +53,14 @@ class Queue:
     role: Role = "handler"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """A binding from an exchange to a queue."""
+    """A binding from an exchange to a queue; ours have no arguments."""
 
     exchange: str
     queue: str
     routing_key: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,9 @@ class RetryPolicy:
             attempt: the attempt that failed.
             random: a number in [0, 1], used with ``retry_jitter`` only.
         """
-        if not self.retry_backoff:
-            return float(self.default_retry_delay)
-        delay = Backoff(self.retry_backoff, self.retry_backoff_max).delay(attempt - 1)
+        delay = float(self.default_retry_delay)
+        if self.retry_backoff:
+            delay = Backoff(self.retry_backoff, self.retry_backoff_max).delay(attempt - 1)
         return max(float(MINIMUM_DELAY), delay * random) if self.retry_jitter else delay
 
     def schedule(self, limit: int = 64) -> tuple[float, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,10 +17,9 @@ class Wakeup:
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
-        self._reader, writer = socket.socketpair()
+        self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
-        writer.setblocking(False)
-        self._writer = writer.detach()
+        self._writer.setblocking(False)
 
     def register(self, hub: Any) -> None:
         """Register with an event loop, which forgets it when a connection is lost."""
@@ -29,12 +27,12 @@ class Wakeup:
 
     def wake(self) -> None:
         with suppress(OSError):  # enough are written, or the worker has ended
-            os.write(self._writer, b"\0")
+            self._writer.send(b"\0")
 
     def close(self) -> None:
         """Call nothing more, since the worker ends."""
         self._reader.close()
-        os.close(self._writer)
+        self._writer.close()
 
     def _woken(self) -> None:
         with suppress(BlockingIOError):

@@ -210,6 +210,9 @@ def test_a_handler_needs_events_and_one_decorator():
         handler()
     with pytest.raises(ConfigurationError, match="event names"):
         handler(lambda: None)  # type: ignore[arg-type]
+    for option in ("events", "handler"):
+        with pytest.raises(ConfigurationError, match="event names"):
+            handler("shop.a", **{option: ["shop.b"]})  # type: ignore[misc]
     with pytest.raises(ConfigurationError, match="one decorator"):
 
         @handler("shop.a")

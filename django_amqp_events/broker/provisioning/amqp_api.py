@@ -73,16 +73,19 @@ def to_declare(entity: Exchange | Queue, extra: Mapping[str, Any] | None = None)
     return lambda channel: channel.queue_declare(entity.name, **options)
 
 
-def to_bind(wanted: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
+def to_bind(wanted: Binding) -> Request:
     """Return the request that binds a queue; an existing binding stays."""
-    route = (wanted.queue, wanted.exchange, wanted.routing_key)
-    return lambda channel: channel.queue_bind(*route, arguments=dict(arguments or {}))
+    return lambda channel: channel.queue_bind(*_route(wanted))
 
 
-def to_unbind(binding: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
+def to_unbind(binding: Binding) -> Request:
     """Return the request that removes a binding, if it exists."""
-    route = (binding.queue, binding.exchange, binding.routing_key)
-    return lambda channel: channel.queue_unbind(*route, arguments=dict(arguments or {}))
+    return lambda channel: channel.queue_unbind(*_route(binding))
+
+
+def _route(binding: Binding) -> tuple[str, str, str, bool, dict[str, Any]]:
+    arguments = dict(binding.arguments)
+    return binding.queue, binding.exchange, binding.routing_key, False, arguments
 
 
 class Amqp:

@@ -107,7 +107,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
     policies = api.policies()
     queues = {queue["name"]: queue for queue in api.queues()}
     exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
-    bindings = dict(api.bindings())
+    bindings = api.bindings()
     seen = [_with_alternate(_with_arguments(item, queues), policies or ()) for item in items]
     declared_queues = {queue.name for queue in topology.queues}
     declared_exchanges = {exchange.name for exchange in topology.exchanges}
@@ -115,13 +115,12 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
     for binding in topology.bindings:
         state: Literal["ok", "missing"] = "ok" if binding in bindings else "missing"
         seen.append(Item(entity=binding, state=state))
-    for binding, arguments in bindings.items():
+    for binding in bindings:
         # Others may bind a handler's queue to exchanges of their own.
         ours = binding.exchange in declared_exchanges or drift.left_over_exchange(
             names, binding.exchange
         )
-        left_over = binding not in declared_bindings or arguments
-        if binding.queue in declared_queues and left_over:
+        if binding.queue in declared_queues and binding not in declared_bindings:
             if ours:
                 seen.append(Item(entity=binding, state="stale", note=STALE))
             else:

@@ -29,8 +29,6 @@ _QUEUE_COLUMNS: Final = (
 
 #: Most bytes that are read together.
 _PIECE: Final = 65_536
-#: A binding and its arguments. Bindings that differ in their arguments alone are different.
-FoundBinding = tuple[Binding, dict[str, Any]]
 
 
 class ManagementApiError(TopologyError):
@@ -165,16 +163,14 @@ class ManagementApi:
         """Return all exchanges of the vhost."""
         return self._list("exchanges", self.vhost)
 
-    def bindings(self) -> list[FoundBinding]:
+    def bindings(self) -> list[Binding]:
         """Return all bindings of queues, except those of the default exchange."""
         return [
-            (
-                Binding(
-                    exchange=binding["source"],
-                    queue=binding["destination"],
-                    routing_key=binding["routing_key"],
-                ),
-                binding.get("arguments") or {},
+            Binding(
+                exchange=binding["source"],
+                queue=binding["destination"],
+                routing_key=binding["routing_key"],
+                arguments=binding.get("arguments") or {},
             )
             for binding in self._list("bindings", self.vhost)
             if binding.get("source") and binding.get("destination_type") == "queue"

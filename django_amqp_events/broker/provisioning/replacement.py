@@ -26,7 +26,7 @@ from ...message.text import counted
 from ..topology import Queue, Topology
 from .amqp_api import Amqp, to_bind, to_declare, to_unbind
 from .inspection import some
-from .management_api import FoundBinding, ManagementApi
+from .management_api import ManagementApi
 
 QUEUE_CHECK_SECONDS: Final = 0.5
 STATISTICS_TIMEOUT: Final = 60.0
@@ -37,7 +37,7 @@ class _Watched:
     """A queue that was unbound, and the changes of its statistics since."""
 
     name: str
-    bindings: list[FoundBinding]
+    bindings: list[Binding]
     reductions: Any = None
     changes: int = -1
 
@@ -81,15 +81,15 @@ class Replacement:
             if reason := self._occupied(name, {}):
                 refused[name] = reason
             else:
-                watched.append(_Watched(name, [one for one in bindings if one[0].queue == name]))
+                watched.append(_Watched(name, [one for one in bindings if one.queue == name]))
         for queue in watched:
-            self.session.carry_out(*(to_unbind(*binding) for binding in queue.bindings))
+            self.session.carry_out(*map(to_unbind, queue.bindings))
         for queue, occupied in self._vacated(watched):
             declared = queues[queue.name]
             reason = occupied or self._drop(queue.name)
             if reason:
                 refused[queue.name] = reason
-                self.session.carry_out(*(to_bind(*binding) for binding in queue.bindings))
+                self.session.carry_out(*map(to_bind, queue.bindings))
             elif declared is not None:
                 own = [one for one in self.topology.bindings if one.queue == declared.name]
                 self.session.carry_out(to_declare(declared), *map(to_bind, own))

@@ -51,7 +51,7 @@ def names(items: Iterable[drift.Item], *states: str) -> set[str]:
 def spoil(made: Service, queue: str = "billing.send_invoice", **arguments: int) -> None:
     """Declare a queue again with other arguments, bound as before."""
     channel = made.channel()
-    bindings = [one for one in made.api.bindings() if one[0].queue == queue]
+    bindings = [one for one in made.api.bindings() if one.queue == queue]
     declared = dict(next(q for q in made.topology.queues if q.name == queue).arguments)
     changed = {name.replace("_", "-"): value for name, value in arguments.items()}
     channel.queue_delete(queue)
@@ -61,7 +61,7 @@ def spoil(made: Service, queue: str = "billing.send_invoice", **arguments: int) 
         auto_delete=False,
         arguments={**declared, "x-delivery-limit": 3, **changed},
     )
-    for found, _ in bindings:
+    for found in bindings:
         channel.queue_bind(queue, found.exchange, found.routing_key)
 
 
@@ -330,8 +330,8 @@ class TestStale:
         wait_until(lambda: not smaller.ready("billing.gone"), "the dead letter")
 
         def bound() -> list[tuple[str, str]]:
-            found = [one for one in smaller.api.bindings() if one[0].queue == "billing.gone"]
-            return sorted((binding.exchange, binding.routing_key) for binding, _ in found)
+            found = [one for one in smaller.api.bindings() if one.queue == "billing.gone"]
+            return sorted((binding.exchange, binding.routing_key) for binding in found)
 
         before = bound()
         with smaller.active():
@@ -343,6 +343,17 @@ class TestStale:
         [(_, reason)] = applied.refused
         assert "holds 1 message" in reason
         assert bound() == before
+
+    def test_a_binding_with_arguments_is_removed_as_it_is(self, smaller):
+        apply(smaller, delete_stale=True)
+        smaller.channel().queue_bind(
+            "billing.book", "events", "shop.#", arguments={"x-priority": 1}
+        )
+        report = smaller.inspect()
+        assert names(report.having("stale")) == {"events → billing.book [shop.#]"}
+        assert names(report.having("missing")) == set()
+        apply(smaller, delete_stale=True)
+        assert smaller.inspect().result == "identical"
 
     def test_foreign_queues_and_bindings_are_not_stale(self, smaller):
         channel = smaller.channel()

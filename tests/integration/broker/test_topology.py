@@ -100,7 +100,7 @@ def test_declared_topology_matches_the_design(billing):
         *((f"billing:delay.{seconds}s",) * 2 + ("",) for seconds in delays),
     }
     assert {
-        (found.exchange, found.queue, found.routing_key) for found, _ in billing.api.bindings()
+        (found.exchange, found.queue, found.routing_key) for found in billing.api.bindings()
     } == bindings
 
 

@@ -83,7 +83,7 @@ class Play:
         return {
             queue["name"]: {
                 (binding.exchange, binding.routing_key)
-                for binding, _ in self.now.api.bindings()
+                for binding in self.now.api.bindings()
                 if binding.queue == queue["name"]
             }
             for queue in self.now.api.queues()

@@ -106,6 +106,19 @@ def test_a_part_that_has_ended_or_cannot_write(
     assert list(probe("--live")[1]) == [""]
 
 
+def test_a_full_disk_opens_one_file(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = liveness.Part("relay", str)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda *_: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+        for _ in range(3):
+            part.rest()
+    assert len(list(tmp_path.glob("*/probed/relay.*"))) == 1
+    part.rest()
+    assert probe("--live") == (0, {"relay": ""})
+
+
 def test_a_probe_before_the_file_is_locked(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

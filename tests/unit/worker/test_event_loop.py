@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,7 +93,11 @@ def test_another_thread_ends_a_poll() -> None:
     assert turn(hub, lambda: called) < 30
     timer.join()
     wakeup.close()
+    reused = socket.socketpair()  # with the same numbers
     wakeup.wake()
+    assert select.select(reused, [], [], 0)[0] == []
+    for each in reused:
+        each.close()
     hub.close()
 
 
