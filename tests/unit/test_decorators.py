@@ -210,9 +210,10 @@ def test_a_handler_needs_events_and_one_decorator():
         handler()
     with pytest.raises(ConfigurationError, match="event names"):
         handler(lambda: None)  # type: ignore[arg-type]
-    for option in ("events", "handler"):
+    options: dict[str, Any]
+    for options in ({"events": ["shop.b"]}, {"handler": "shop.b"}):
         with pytest.raises(ConfigurationError, match="event names"):
-            handler("shop.a", **{option: ["shop.b"]})  # type: ignore[misc]
+            handler("shop.a", **options)
     with pytest.raises(ConfigurationError, match="one decorator"):
 
         @handler("shop.a")

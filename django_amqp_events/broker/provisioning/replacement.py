@@ -23,7 +23,7 @@ from typing import Any, Final
 from amqp import exceptions as amqp_errors
 
 from ...message.text import counted
-from ..topology import Queue, Topology
+from ..topology import Binding, Queue, Topology
 from .amqp_api import Amqp, to_bind, to_declare, to_unbind
 from .inspection import some
 from .management_api import ManagementApi
