@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import current_task
+from django.db import close_old_connections
 
 from .context import ReceivedEvent
 from .message.headers import EVENT_ATTEMPT, EVENT_CORRELATION_ID, EVENT_HANDLER
@@ -48,14 +49,14 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 class LoopRecords:
-    """Handle the records of an event loop in a thread: the loop must not wait for a log handler.
+    """Handle the records of a process with an event loop in a thread.
 
-    A process is not forked while a record is written to a file: its child would wait forever for
-    the file's lock.
+    The loop must not wait for a log handler. The process is not forked while a record is written to
+    a file: its child would wait forever for the file's lock.
     """
 
-    #: The loops that run in this process, by their thread.
-    running: ClassVar[dict[int, LoopRecords]] = {}
+    #: Of the loops in this process, of which the first handles the records of all threads.
+    running: ClassVar[list[LoopRecords]] = []
     _held: ClassVar[dict[int, list[LoopRecords]]] = {}
 
     def __init__(self) -> None:
@@ -64,13 +65,13 @@ class LoopRecords:
         self._thread = threading.Thread(target=self._run, name="amqp-events-log", daemon=True)
 
     def start(self) -> None:
-        """Begin with the records of the calling thread."""
         self._thread.start()
-        self.running[threading.get_ident()] = self
+        self.running.append(self)
 
     def stop(self) -> None:
         """Wait until the records are handled, for some seconds at most."""
-        self.running.pop(threading.get_ident(), None)
+        with suppress(ValueError):  # in a forked process
+            self.running.remove(self)
         self._records.put(None)
         self._thread.join(STOPPING_SECONDS)
 
@@ -84,11 +85,12 @@ class LoopRecords:
                     logging.getLogger(record.name).handle(record)
             except Exception:  # noqa: BLE001 - a handler or filter of the project may raise anything
                 _print_error()
+            with suppress(Exception):  # a log handler may use a database
+                close_old_connections()
 
     @classmethod
     def before_fork(cls) -> None:
-        loops = list(cls.running.values())
-        held = [loop for loop in loops if loop._handling.acquire(timeout=FORK_SECONDS)]  # noqa: SLF001
+        held = [loop for loop in cls.running if loop._handling.acquire(timeout=FORK_SECONDS)]  # noqa: SLF001
         cls._held[threading.get_ident()] = held
 
     @classmethod
@@ -119,7 +121,7 @@ class _RecordLogger(logging.Logger):
         return self._named.makeRecord(*args, **options)
 
     def handle(self, record: logging.LogRecord) -> None:
-        loop = LoopRecords.running.get(threading.get_ident())
+        loop = next(iter(LoopRecords.running), None)
         if loop is None:
             self._named.handle(record)
         else:

@@ -255,7 +255,7 @@ class DirectPublisher:
         self.prompt = not down
         if down:
             if not self._failures:
-                logger.error("events wait in the outbox until RabbitMQ is reachable: %s", errors[0])
+                logger.error("events wait in the outbox until RabbitMQ confirms: %s", errors[0])
             self._resumes = time.monotonic() + BACKOFF.delay(self._failures)
             self._failures += 1
             return

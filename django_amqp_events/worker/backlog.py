@@ -121,6 +121,12 @@ class Backlog:
         rate = events_per_second(task.rate_limit) if self._limited else 0.0
         return max(rate, self._lowest_rate) if rate else 0.0
 
+    def not_run(self, delivery: Delivery) -> None:
+        """Let the rate limit forget a delivery that was not run, such as one that is not due."""
+        bucket = self._buckets.get((delivery.name, self.rate(delivery.task)))
+        if bucket is not None:
+            bucket.can_consume(-1)
+
     def _of(self, delivery: Delivery) -> deque[Delivery]:
         queue = delivery.item.delivered.queue
         waiting = self._queues.setdefault(queue, deque())

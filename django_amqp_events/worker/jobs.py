@@ -532,6 +532,8 @@ class Jobs:
         for delivery, outcome in zip(deliveries, outcomes, strict=False):
             if outcome.seconds is not None:
                 changed |= self.backlog.durations.ended(delivery.name, outcome.seconds)
+            elif delivery.item.runs:
+                self.backlog.not_run(delivery)
             run_ended = delivery.item.verdict is None and outcome.kind != "requeue"
             if run_ended and outcome.verdict is not None:
                 self._events.ended(delivery, outcome.verdict)

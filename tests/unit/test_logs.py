@@ -119,11 +119,15 @@ def test_records_of_an_event_loop_wait_for_no_handler(monkeypatch: pytest.Monkey
         logger.info("not enabled")
         for number in range(2):
             logger.warning("%d", number)
+        other = threading.Thread(target=logger.warning, args=("of another thread",))
+        other.start()
+        other.join()
         logger.warning("failed", exc_info=ValueError())
         assert not slow.written
     assert slow.written == [
         ("0", name, False, False),
         ("1", name, False, False),
+        ("of another thread", "run", False, False),
         ("failed", name, True, False),
         ("here", "loop_records", False, True),
     ]

@@ -82,17 +82,23 @@ class Replacement:
                 refused[name] = reason
             else:
                 watched.append(_Watched(name, [one for one in bindings if one.queue == name]))
-        for queue in watched:
-            self.session.carry_out(*map(to_unbind, queue.bindings))
-        for queue, occupied in self._vacated(watched):
-            declared = queues[queue.name]
-            reason = occupied or self._drop(queue.name)
-            if reason:
-                refused[queue.name] = reason
+        kept = list(watched)
+        try:
+            for queue in watched:
+                self.session.carry_out(*map(to_unbind, queue.bindings))
+            for queue, occupied in self._vacated(watched):
+                declared = queues[queue.name]
+                if reason := occupied or self._drop(queue.name):
+                    refused[queue.name] = reason
+                    continue
+                kept.remove(queue)
+                if declared is not None:
+                    own = [one for one in self.topology.bindings if one.queue == declared.name]
+                    self.session.carry_out(to_declare(declared), *map(to_bind, own))
+        finally:
+            # Also after an error or a signal.
+            for queue in kept:
                 self.session.carry_out(*map(to_bind, queue.bindings))
-            elif declared is not None:
-                own = [one for one in self.topology.bindings if one.queue == declared.name]
-                self.session.carry_out(to_declare(declared), *map(to_bind, own))
         return refused
 
     def _vacated(self, watched: Sequence[_Watched]) -> list[tuple[_Watched, str]]:

@@ -19,6 +19,7 @@ from django_amqp_events.broker.provisioning import (
 )
 from django_amqp_events.broker.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
+from django_amqp_events.broker.provisioning.replacement import Replacement
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     TopologyDriftError,
@@ -320,6 +321,17 @@ class TestStale:
         smaller.consume("billing.gone")
         [(_, reason)] = apply(smaller, delete_stale=True).refused
         assert "1 consumer" in reason
+
+    def test_an_interrupted_deletion_keeps_a_queue(self, smaller, monkeypatch):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        before = [one for one in smaller.api.bindings() if one.queue == "billing.gone"]
+        monkeypatch.setattr(Replacement, "_verdict", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            apply(smaller, delete_stale=True)
+        after = [one for one in smaller.api.bindings() if one.queue == "billing.gone"]
+        assert set(after) == set(before)
 
     def test_stuck_dead_letter_keeps_a_queue(self, smaller):
         """Neither ready nor unacked: only fresh totals show it. It is bound again as it was."""

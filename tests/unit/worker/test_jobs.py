@@ -24,7 +24,7 @@ from django_amqp_events.worker.jobs import Jobs
 from django_amqp_events.worker.pool_job import Outcome
 from django_amqp_events.worker.prefetch import JOB_EVENTS, Durations
 from django_amqp_events.worker.reading import Dispatcher, Reading
-from django_amqp_events.worker.verdict import HANDLED, Verdict
+from django_amqp_events.worker.verdict import HANDLED, POSTPONE, Verdict
 from tests.doubles.consumer import consumer
 
 #: Seconds.
@@ -290,6 +290,16 @@ def test_a_rate_limit_holds_back_no_other_handler_of_its_queue() -> None:
     world.jobs.request()
     items = [job.items[0] for job in world.pool.jobs]
     assert items == [first.item, other.item]
+
+
+def test_an_event_that_is_not_due_yet_uses_no_rate_limit() -> None:
+    world = World(2)
+    for _ in range(2):
+        world.deliver(rate_limit="1/m")
+    world.jobs.request()
+    [job] = world.pool.jobs
+    world.pool.end(job, [Outcome("published", None, POSTPONE)])
+    assert [job.items[0] for job in world.pool.jobs] == [world.given[1].item]
 
 
 class Machine(RuleBasedStateMachine):
