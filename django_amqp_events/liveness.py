@@ -8,7 +8,6 @@ locked while its process lives, so a file that a dead process has left is told a
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
 import tempfile
@@ -18,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
+from uuid import uuid4
 
 from . import conf
 from .logs import get_logger
@@ -26,8 +26,6 @@ logger = get_logger(__name__)
 
 #: Seconds between writes, at least.
 WRITE_SECONDS: Final = 1.0
-#: Tell apart parts of the same name, such as the relays of several databases.
-_numbers = itertools.count(1)
 
 
 class Part:
@@ -72,7 +70,8 @@ class Part:
             if self._path is None:
                 folder = _folder(settings)
                 folder.mkdir(exist_ok=True)
-                path = folder / f"{self.name}.{os.getpid()}.{next(_numbers)}"
+                # Containers that share the folder have the same process ids.
+                path = folder / f"{self.name}.{os.getpid()}.{uuid4().hex}"
                 self._file = os.open(path, os.O_CREAT | os.O_WRONLY)
                 self._path = path
                 # Until this process and those that it has forked are gone.

@@ -199,7 +199,10 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             socket.TCP_USER_TIMEOUT: int(timeout * 1000),
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
         }
-    addresses = count_addresses(*(urlsplit(url).hostname or "localhost" for url in urls))
+    try:
+        addresses = count_addresses(*(urlsplit(url).hostname or "localhost" for url in urls))
+    except ValueError as exc:
+        raise ConfigurationError(f"the broker URL cannot be read: {exc}") from exc
     connection = build_connection(
         app, connect_timeout=timeout / addresses, transport_options=options
     )

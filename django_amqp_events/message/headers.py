@@ -59,8 +59,7 @@ _OURS = _EVENT_IDENTITY | {
 #: x-death is believed, and CC routes the copy to another handler as well.
 _BROKER_HEADER = re.compile(
     r"^(x-death|x-(first|last)-death-.*|x-delivery-count|x-acquired-count|CC|BCC|x-delay|"
-    r"x-opt-.*|x-received-from|x-match.*)$",
-    re.IGNORECASE,
+    r"x-opt-.*|x-received-from)$"
 )
 #: Celery's headers; a copy of an event gets its own.
 _CELERY_HEADERS = frozenset(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from celery import Celery
+from celery.signals import worker_process_shutdown
 from django.db import Error, connections
 
 from ..backoff import Backoff
@@ -349,3 +350,6 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(close_direct_publishers)
+
+# A pool process ends without the functions of atexit.
+worker_process_shutdown.connect(lambda **_: close_direct_publishers(), weak=False)

@@ -92,7 +92,7 @@ class ManagementApi:
                 # Its time-out is for each read.
                 while piece := response.read1(_PIECE):
                     body += piece
-                    if response.length and time.monotonic() > end:
+                    if time.monotonic() > end:
                         raise TimeoutError(f"no whole response within {self.timeout:g} s")
                 if response.length:
                     raise http.client.IncompleteRead(bytes(body), response.length)

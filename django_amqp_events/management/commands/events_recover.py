@@ -26,6 +26,7 @@ from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import SHOWN, ReportCommand
 from django_amqp_events.message.text import counted
+from django_amqp_events.models import clean
 
 
 class Command(ReportCommand):
@@ -34,6 +35,7 @@ class Command(ReportCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "queue",
+            type=clean,
             nargs="?",
             default="",
             help="Full name of a queue, as events_status prints it (default: the abyss).",

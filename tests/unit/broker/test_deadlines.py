@@ -18,7 +18,7 @@ from django_amqp_events.broker.confirms import ConfirmChannel, accepts_publishes
 from django_amqp_events.broker.connection import connect
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
 from django_amqp_events.broker.publisher_pool import PublisherPool
-from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.exceptions import AmqpEventsError, ConfigurationError
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish.relay import OutboxChannel
 from tests.waiting import Stopwatch
@@ -114,11 +114,20 @@ def test_a_handshake_without_end(dripping: Dripping, urls: int) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_response_without_end(dripping: Dripping) -> None:
-    address = dripping.serve(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" ")
+@pytest.mark.parametrize(
+    ("header", "piece"),
+    [(b"Content-Length: 100000", b" "), (b"Transfer-Encoding: chunked", b"1\r\n \r\n")],
+)
+def test_a_response_without_end(dripping: Dripping, header: bytes, piece: bytes) -> None:
+    address = dripping.serve(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % header, piece)
     api = ManagementApi(f"http://{address}", vhost="/", timeout=TIMEOUT)
     with pytest.raises(ManagementApiError, match="no whole response"):
         api.queues()
+
+
+def test_a_broker_url_that_cannot_be_read() -> None:
+    with pytest.raises(ConfigurationError, match="the broker URL cannot be read"):
+        connect(Celery(broker="amqp://u:pa[ss@rabbit//", set_as_current=False), timeout=TIMEOUT)
 
 
 def test_answers_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
