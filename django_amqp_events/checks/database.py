@@ -20,10 +20,12 @@ from ..options import Problem
 from .project import Project
 
 
-def _lacks(alias: str, model: type[Model]) -> str:
-    """Return why a database has no table of a model, ``""`` if it may have one."""
+def _lacks(alias: str, model: type[Model] | None) -> str:
+    """Return why there is no database, or no table of a model in it; ``""`` if there may be."""
     if alias not in connections.settings or not exists(alias):
         return f"DATABASES has no database {alias!r}"
+    if model is None:
+        return ""
     # In a thread of its own, where connections are as they begin: django-tenants answers for the
     # schema of the present tenant, in which a command may run.
     with ThreadPoolExecutor(1) as pool:
@@ -83,14 +85,14 @@ def used_databases(settings: Settings, registry: Registry) -> list[str]:
 
 
 def check_outbox(project: Project) -> Iterator[Problem]:
-    """An outbox without a table (E025)."""
+    """An outbox without a table, or commits without a database (E025)."""
     settings = project.settings
-    if settings.publish != "outbox":
+    if settings.publish == "immediate":
         return
-    if why := _lacks(settings.database, OutboxEvent):
+    if why := _lacks(settings.database, OutboxEvent if settings.publish == "outbox" else None):
         yield Problem(
             "E025",
-            f"AMQP_EVENTS['PUBLISH'] is 'outbox', but {why}.",
+            f"AMQP_EVENTS['PUBLISH'] is {settings.publish!r}, but {why}.",
             "Set DATABASE to an alias for which allow_migrate() returns True for "
             "django_amqp_events, or PUBLISH to 'immediate', which needs none.",
         )

@@ -45,6 +45,9 @@ def run_worker(app: Celery, arguments: Sequence[str]) -> int:
     """
     app_option = celery_command.params[0]
     default, app_option.default = app_option.default, app
+    for option in celery_command.params:
+        # APP, BROKER_URL and others are the project's own.
+        option.envvar = None
     try:
         code = celery_command.main(args=["worker", *arguments], standalone_mode=False)
     except click.ClickException as exc:

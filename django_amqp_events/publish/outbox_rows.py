@@ -333,10 +333,28 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
     Args:
         failed: claim rows whose publish failed before, otherwise the others.
     """
-    token, limit = uuid4().hex, min(limit, CLAIM_ROWS)
+    token = uuid4().hex
+    readable: list[Row] = []
     due_rows = rows(alias).filter(
         service=service, due_at__lte=Now(), **({"attempts__gt": 0} if failed else {"attempts": 0})
     )
+    while not readable and (ids := _lease(alias, due_rows, token, min(limit, CLAIM_ROWS))):
+        # values_list(): making models takes longer than reading the rows.
+        claimed = rows(alias).filter(pk__in=ids, claim=token).order_by("pk")
+        for pk, attempts, event_id, name, exchange, envelope, body in claimed.values_list(
+            "pk", "attempts", "event_id", "name", "exchange", "envelope", "body"
+        ):
+            try:
+                message = _message(event_id, name, exchange, envelope, body)
+            except Exception as exc:  # noqa: BLE001 - the columns may hold anything
+                _unreadable(claimed.filter(pk=pk), attempts, event_id, name, exc)
+            else:
+                readable.append(Row(pk, message, attempts, token))
+    return readable
+
+
+def _lease(alias: str, due_rows: QuerySet[OutboxEvent], token: str, limit: int) -> list[UUID]:
+    """Lease the oldest rows that nobody has locked; return their ids."""
     oldest = due_rows.order_by("due_at", "pk").values_list("pk", "size")
     taken = {"claim": token, "due_at": Now() + timedelta(seconds=LEASE)}
     if connections[alias].features.has_select_for_update_skip_locked:
@@ -347,21 +365,7 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
     elif ids := _fitting(oldest[:limit]):
         # A relay that selected the same rows finds them no longer due.
         due_rows.filter(pk__in=ids).update(**taken)
-    if not ids:
-        return []
-    # values_list(): making models takes longer than reading the rows.
-    claimed = rows(alias).filter(pk__in=ids, claim=token).order_by("pk")
-    readable: list[Row] = []
-    for pk, attempts, event_id, name, exchange, envelope, body in claimed.values_list(
-        "pk", "attempts", "event_id", "name", "exchange", "envelope", "body"
-    ):
-        try:
-            message = _message(event_id, name, exchange, envelope, body)
-        except Exception as exc:  # noqa: BLE001 - the columns may hold anything
-            _unreadable(claimed.filter(pk=pk), attempts, event_id, name, exc)
-        else:
-            readable.append(Row(pk, message, attempts, token))
-    return readable
+    return ids
 
 
 def _unreadable(

@@ -277,8 +277,7 @@ class Relay:
         # Their queue may confirm nothing, as without a leader, while RabbitMQ takes other rows.
         with suppress(BrokerUnavailableError) if fresh else nullcontext():
             self._publish(again, windows=[[index] for index in range(len(again))])
-        # Unreadable rows were due too, and are not among those claimed.
-        return bool(fresh or again) or outbox_rows.due(self.alias, self.settings.service)
+        return bool(fresh or again)
 
     def _claim(self, limit: int, *, failed: bool) -> list[Row]:
         since = time.monotonic()

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from billiard.common import TERM_SIGNAME as TERM_SIGNAME
 from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
+from celery._state import pop_current_task as pop_current_task
+from celery._state import push_current_task as push_current_task
 from celery.app import trace
 from celery.signals import task_prerun
 from celery.worker import state as state
@@ -50,6 +52,8 @@ REQUIRED: Final = (
     PrivateName("celery.app.trace:build_tracer", "run a handler",
                 ("name", "task", "loader", "hostname", "store_errors", "Info", "eager",
                  "propagate", "app")),
+    PrivateName("celery._state:push_current_task", "tell async handlers their task", ("obj",)),
+    PrivateName("celery._state:pop_current_task", "tell async handlers their task", ()),
     PrivateName("kombu.asynchronous.semaphore:LaxBoundedSemaphore.acquire",
                 "share pool processes with ordinary tasks",
                 ("self", "callback", "partial_args", "partial_kwargs")),

@@ -34,7 +34,7 @@ from ..exceptions import ConfigurationError, DirectCallError
 from ..options import LONGEST_TTL
 from . import inbox
 from .binding import bind, upcast, version_of
-from .celery_internals import terminated_by_signal
+from .celery_internals import pop_current_task, push_current_task, terminated_by_signal
 from .result_store import ResultStore
 from .verdict import HANDLED, Unsupported, Verdict, decide
 
@@ -303,7 +303,7 @@ def _call(task: Task, call: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 class _WithRequest:
-    """Sets a request in another thread; Celery keeps those of each thread apart.
+    """Sets task and request in another thread; Celery keeps those of each thread apart.
 
     Not by contextlib: see :class:`~..context.handling`.
     """
@@ -312,10 +312,12 @@ class _WithRequest:
         self._task, self._request = task, request
 
     def __enter__(self) -> None:
+        push_current_task(self._task)
         self._task.request_stack.push(self._request)
 
     def __exit__(self, *_: object) -> None:
         self._task.request_stack.pop()
+        pop_current_task()
 
 
 class HandlerFailed(Exception):

@@ -146,14 +146,17 @@ def test_no_process_is_forked_while_a_record_is_written(hangs: bool) -> None:
         assert os.waitpid(pid, 0)[1] == 0
 
 
-def fail_once(backend: MemoryBackend) -> str:
+def fail_once(backend: MemoryBackend, *, is_async: bool = False) -> str:
     """Archive an event whose handler logs a line, and return its id."""
 
-    @handler("a.b", name="t.act", max_retries=1, retry_backoff=1)
     def act() -> None:
         logging.getLogger("shop").info("looking at it")
         raise ValueError("no")
 
+    async def later() -> None:
+        act()
+
+    handler("a.b", name="t.act", max_retries=1, retry_backoff=1)(later if is_async else act)
     event_id = publish_event("a.b", {}, options=Options(mode="immediate", correlation_id="c-1"))
     backend.run()
     backend.advance(2)
@@ -168,10 +171,13 @@ def test_no_field_is_an_attribute_of_log_records() -> None:
     assert not fields & {*vars(record), "message", "asctime"}
 
 
-def test_json_lines_of_an_event(backend: MemoryBackend, stream: io.StringIO) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_json_lines_of_an_event(
+    backend: MemoryBackend, stream: io.StringIO, is_async: bool
+) -> None:
     log_to(stream, example("pythonjsonlogger")["LOGGING"])
     logging.getLogger("shop").info("outside")
-    event_id = fail_once(backend)
+    event_id = fail_once(backend, is_async=is_async)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     about = {"event_id": event_id, "event_name": "a.b", "handler": "t.act", "correlation_id": "c-1"}
     outside, *inside = [line for line in lines if line["name"] == "shop"]

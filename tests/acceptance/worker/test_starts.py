@@ -127,7 +127,12 @@ def test_changed_password_is_waited_for(fresh_eyes: Eyes, service: Make) -> None
     """It retries rarely, stops on a signal, and then handles the events published meanwhile."""
     user = new_user(fresh_eyes, "first", ".*")
     core = logged_in(service(fresh_eyes), user, "first")
-    workers = [events_worker(core, *ALONE).wait_ready(), core.worker("solo", 1).wait_ready()]
+    # Celery's command line has these variables for its options.
+    theirs = {"APP": "nowhere", "BROKER_URL": "redis://nowhere"}
+    workers = [
+        events_worker(core, *ALONE, **theirs).wait_ready(),
+        core.worker("solo", 1).wait_ready(),
+    ]
     set_password(fresh_eyes, user, "second")
 
     def refused() -> bool:

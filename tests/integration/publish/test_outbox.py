@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -324,6 +325,26 @@ def test_unreadable_row_blocks_no_other(
     table().update(envelope='{"headers": {}, "properties": {}}')
     assert outbox.publish_failed_now(ALIAS, "shop") == 1
     assert relay() == RelayCounts(published=1)
+
+
+def test_rows_that_another_session_has_locked(wire: Wire, later: None):
+    leave(2)
+    locked, read = threading.Event(), threading.Event()
+
+    def lock() -> None:
+        with transaction.atomic(ALIAS):
+            list(table().select_for_update())
+            locked.set()
+            read.wait(60)
+        connections[ALIAS].close()
+
+    if connections[ALIAS].features.has_select_for_update_skip_locked:
+        with ThreadPoolExecutor() as pool:
+            pool.submit(lock)
+            locked.wait(60)
+            assert relay() == RelayCounts(), "it waits"
+            read.set()
+    assert relay() == RelayCounts(published=2)
 
 
 def test_endless_lease_is_reported(wire: Wire):

@@ -330,6 +330,7 @@ def test_outbox_without_a_table(run: Check, settings: DjangoSettings) -> None:
 def test_outbox_without_a_database(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(DATABASE="orders") == ["E025"]
     assert "DATABASES has no database 'orders'" in text()
+    assert run(PUBLISH="on_commit", DATABASE="orders", HANDLERS={}) == ["E025"]
     dummy = {"ENGINE": "django.db.backends.dummy"}
     monkeypatch.setattr(connections, "settings", {"default": dummy})
     assert run() == ["W014", "E025"]
