@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -37,7 +38,10 @@ class PayloadPages(ActionPages):
     def payload_view(self, request: HttpRequest, row: Any) -> HttpResponse:
         """Return the body as it was published, as a file."""
         # A deferred column is read from the database that a router names: a replica.
-        row.refresh_from_db(using=alias_of(row), fields=["body"])
+        try:
+            row.refresh_from_db(using=alias_of(row), fields=["body"])
+        except ObjectDoesNotExist:  # it is published meanwhile
+            return self._missing(request, row.pk)
         return as_file(row.pk, bytes(row.body))
 
     def sight(self, request: HttpRequest, row: Any) -> Sight:

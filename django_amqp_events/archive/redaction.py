@@ -43,7 +43,7 @@ def redact(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
             redacted: Mapping[str, Any] = import_string(path)(name, deepcopy(dict(payload)))
             if unrun(redacted) or not isinstance(redacted, Mapping):
                 raise TypeError("it did not return a dict")
-        except Exception as exc:  # noqa: BLE001 - a project's own code
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 - a project's own code
             # The text of the exception may quote the payload.
             kind = type(exc).__name__
             about = {**event_fields(None), "event_name": name}

@@ -147,11 +147,13 @@ def _together(items: Sequence[Item]) -> Counts:
     replays = _find_replays(entries, ends)
     failures = {entry.failure_id: entry for entry in entries}
     counts.known += len(entries) - len(failures)
+    # Before the lock: REDACT is code of the project.
+    searched = {one.id: search_values.in_event(new_row(one)) for one in failures.values()}
     # All at once: two processes that lock in two rounds can deadlock.
     ids = {entry.id for entry in failures.values()} | {replay.event_id for replay in replays}
     with tables.locking(ids, without=("body", "headers_raw")) as rows:
         if failures:
-            _store_events(list(failures.values()), rows, counts, now)
+            _store_events(list(failures.values()), searched, rows, counts, now)
         if ends:
             counts.outcomes = states.finish(ends, superseded=superseded, now=now)
             counts.foreign = len(ends) - counts.outcomes
@@ -163,7 +165,11 @@ def _together(items: Sequence[Item]) -> Counts:
 
 
 def _store_events(
-    entries: list[Entry], rows: Mapping[UUID, ArchivedEvent], counts: Counts, now: datetime
+    entries: list[Entry],
+    searched: Mapping[UUID, list[search_values.Value]],
+    rows: Mapping[UUID, ArchivedEvent],
+    counts: Counts,
+    now: datetime,
 ) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
@@ -194,7 +200,7 @@ def _store_events(
     # Rows of a faster mirror are a conflict, so that they are read.
     for part in tables.statements(new.values(), "body", "headers_raw", "detail"):
         tables.rows().bulk_create(part)
-    values = (value for row in new.values() for value in search_values.in_event(row))
+    values = (value for pk in new for value in searched[pk])
     search_values.store(values, using=tables.database())
     for failed_part in tables.statements(failures, "document"):
         _failures().bulk_create(failed_part)

@@ -184,7 +184,8 @@ def _started(task: Any, **_: Any) -> None:
     if not isinstance(task, HandlerTask) or (event := event_of(task)) is None:
         return
     task.request.amqp_started = perf_counter()
-    since = event.due_at or event.published_at
+    # No header says when a replay was published.
+    since = event.due_at or (None if event.replay_id else event.published_at)
     if since is not None:
         LAG.labels(task.name).observe(max(0.0, (datetime.now(UTC) - since).total_seconds()))
 

@@ -236,3 +236,14 @@ def test_confirmation_shows_routes_and_duplicates(ada):
     words = page(ada.get(url("restore"), {"seen": frozen(make(**STANDING["discarded"]))})).words
     assert "Possible duplicates" in words
     assert "handlers with once skip it" in words
+
+
+def test_a_body_that_is_published_meanwhile(ada, monkeypatch):
+    row = make()
+
+    def publish(self, **_):
+        OutboxEvent.objects.all().delete()
+        raise OutboxEvent.DoesNotExist
+
+    monkeypatch.setattr(OutboxEvent, "refresh_from_db", publish)
+    assert str(row.pk) in said(ada.get(url("payload", row.pk)))[0]

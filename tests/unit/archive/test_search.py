@@ -16,6 +16,7 @@ from django_amqp_events.archive import (
     tables,
 )
 from django_amqp_events.archive.selection import SearchTerm, Selection
+from django_amqp_events.databases import user_code
 from django_amqp_events.models import ArchivedEvent, ReplayBatch, SearchValue
 from tests import archive_rows
 from tests.commands import run_command
@@ -161,17 +162,29 @@ def test_what_is_redacted_is_not_stored(billing: Any) -> None:
     assert len(values()) == 2
 
 
+#: How many savepoints were open when the hook was called.
+DEPTHS: list[int] = []
+
+
+def depth() -> int:
+    return len(connections[tables.database()].savepoint_ids)
+
+
 def query(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+    DEPTHS.append(depth())
     with connections[tables.database()].cursor() as cursor:
         cursor.execute("SELECT * FROM nowhere")
     return payload
 
 
 def test_a_hook_whose_query_fails_keeps_no_event_out(billing: Any) -> None:
-    """On PostgreSQL it breaks the transaction in which the events are stored."""
+    """On PostgreSQL it breaks the present transaction. No row is locked for it."""
     billing.AMQP_EVENTS = {**SETTINGS, "REDACT": f"{__name__}.query"}
+    DEPTHS.clear()
     store([taken(archived(received(name=PAID)))])
     assert (tables.rows().count(), values()) == (1, set())
+    with user_code():
+        assert [depth()] == DEPTHS
 
 
 @ONE

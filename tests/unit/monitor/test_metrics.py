@@ -122,6 +122,7 @@ def counted() -> list[float]:
             ("handled_total", of_event),
             ("superseded_total", of_event),
             ("handler_seconds_count", {"handler": "pay"}),
+            ("start_lag_seconds_count", {"handler": "pay"}),
         )
     ]
 
@@ -134,10 +135,9 @@ def test_an_event_that_is_skipped_is_no_run() -> None:
         "NEWEST": ["order", "version"],
     }
     before = counted()
+    base = {"SERVICE": "billing", "BACKEND": "memory", "PUBLISH": "immediate"}
     with (
-        override_events(
-            SERVICE="billing", BACKEND="memory", PUBLISH="immediate", HANDLERS={"pay": handler}
-        ),
+        override_events(**base, HANDLERS={"pay": handler}, HISTORY={"MAX_AGE": "1d"}),
         memory_events() as broker,
         connected(metrics._skipped, signals.event_skipped),
         connected(metrics._started, celery_signals.task_prerun),
@@ -147,7 +147,10 @@ def test_an_event_that_is_skipped_is_no_run() -> None:
             options = Options(event_id=event_id)
             publish_event("shop.paid", {"order": 7, "version": version}, options=options)
         broker.run()
-    assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 1, 1]
+        assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 1, 1, 3]
+        broker.backfill("pay", again=True)
+        broker.run()
+        assert counted()[-1] - before[-1] == 3, "a replay is not late"
 
 
 STARTED = """
