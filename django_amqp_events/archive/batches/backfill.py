@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any, Final, Self
 from uuid import UUID
 
@@ -52,6 +53,8 @@ from . import batch_states
 
 #: Most events that are read in one step of a batch, and for a preview.
 READ: Final = 20_000
+#: Seconds of a step after which it ends; the lease of a batch is longer.
+READ_SECONDS: Final = 20.0
 #: States from which an event runs again. What is discarded or resolved, a person has decided.
 _RUN_AGAIN: Final = (State.ARCHIVED, State.SUCCEEDED)
 
@@ -272,7 +275,7 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
     except ConfigurationError as exc:
         # This batch waits; the runner continues with others.
         raise TopologyError(str(exc)) from exc
-    chunk, size = Chunk(next=batch.next_offset), 0
+    chunk, size, until = Chunk(next=batch.next_offset), 0, monotonic() + READ_SECONDS
     if not unread(batch):
         return chunk
     # RabbitMQ delivers up to twice as many, which closing reads too.
@@ -288,11 +291,11 @@ def read_chunk(batch: ReplayBatch, room: int, most: int = READ) -> Chunk:
             why = plan.why_left_out(record, handler)
             if why is None:
                 chunk.records.append(record)
-                size += len(record.received.body)
             elif why:
                 chunk.left[why] += 1
+            size += len(record.received.body)
             full = len(chunk.records) >= room or size >= replay.CHUNK_BYTES or read >= most
-            if full or record.offset >= plan.end:
+            if full or monotonic() > until or record.offset >= plan.end:
                 break
         else:
             if chunk.next == batch.next_offset:

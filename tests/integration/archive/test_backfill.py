@@ -289,6 +289,17 @@ def test_a_batch_without_a_history_waits_and_no_other(
 
 
 @ONE
+@pytest.mark.parametrize("patched", [(backfill, "READ_SECONDS", -1.0), (replay, "CHUNK_BYTES", 1)])
+def test_a_step_ends_in_the_time_of_its_lease(
+    late: Service, monkeypatch: pytest.MonkeyPatch, patched: Any
+) -> None:
+    """Also if it gives nothing."""
+    batch = begun(selection=PastSelection(ids=("none",)))
+    monkeypatch.setattr(*patched)
+    assert backfill.read_chunk(batch, 100).next == batch.next_offset + 1
+
+
+@ONE
 def test_later_events_are_not_in_the_range(late: Service) -> None:
     batch = begun(again=True)
     publish_past(late, 500, 520)
