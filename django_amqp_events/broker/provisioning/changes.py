@@ -57,7 +57,7 @@ def apply(
     """Carry out a plan.
 
     Args:
-        api: needed for steps that delete or recreate.
+        api: needed for steps that delete or recreate, and to see what another process has bound.
         progress: called often, with a sentence about what is done.
 
     Raises:
@@ -91,6 +91,12 @@ def apply(
                 # Another process may be binding queues that have no record yet.
                 current = "declare the lock"
                 amqp.lock(Names.of(settings).lock)
+            if unbound and api is not None:
+                # It may have bound these.
+                there = api.bindings()
+                planned = [step.item.entity for step in unbound]
+                bound += [one for one in there if one in planned]
+                unbound = [step for step in unbound if step.item.entity not in there]
             for current in now:
                 if current not in unbound:
                     amqp.call(_request(current))

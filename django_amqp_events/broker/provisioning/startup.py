@@ -61,7 +61,7 @@ def declare(app: Celery, settings: Settings, topology: Topology) -> Report:
     except ManagementApiError as exc:
         logger.warning("patterns that are added now get no past events: %s", exc)
         report = inspect(app, settings, topology)
-    apply(app, settings, plan(report))
+    apply(app, settings, plan(report), api=api)
     return report
 
 
