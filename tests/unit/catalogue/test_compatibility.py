@@ -141,7 +141,7 @@ SAME: list[tuple[Any, Any]] = [
     (model(sku=(str, "a")), model(sku=(str, "b"))),
     (typing.List[int], list[int]), (list[int], typing.Sequence[int]),  # noqa: UP006
     (typing.Dict[str, int], typing.Mapping[str, int]), (dict, dict[str, Any]),  # noqa: UP006
-    (A | B, B | A), (A, model("Renamed", value=int, kind=Literal["a"])),
+    (A | B, B | A), (A | B, model("A", value=int, kind=Literal["a"]) | B), (A, model("Renamed", value=int, kind=Literal["a"])),
     (A | B, model("B", kind=Literal["a"], value=int) | model("A", kind=Literal["b"], value=int)),
     (object, Any), (Annotated[int, "metadata"], int),
     (recursive(int), recursive(int)), (LINE, typed_dict("Line", sku=str)),
