@@ -113,7 +113,7 @@ def _schema(schema: Schema, root: Schema, models: tuple[str, ...] = ()) -> Schem
             }
         elif isinstance(value, dict):
             normal[key] = _schema(value, root, models)
-        elif isinstance(value, list) and isinstance(value[0], dict):
+        elif isinstance(value, list) and all(isinstance(member, dict) for member in value):
             members = [_schema(member, root, models) for member in value]
             if key != "prefixItems":  # a union, whose order does not matter
                 members.sort(key=partial(json.dumps, sort_keys=True))

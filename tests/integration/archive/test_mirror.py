@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from amqp.serialization import decode_properties_basic
-
 from django.db import OperationalError
 
 from django_amqp_events.archive import eligibility, replay, row_writer

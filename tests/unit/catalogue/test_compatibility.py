@@ -50,6 +50,10 @@ def tagged(*members: Any) -> Any:
     return Annotated[Union[members], Discriminator("kind")]  # noqa: UP007 - a tuple
 
 
+def tags(value: list[Any]) -> Any:
+    return Annotated[str, Field(json_schema_extra={"x-tags": value})]
+
+
 def recursive(hint: Any) -> Any:
     annotations = {"value": hint, "others": "list[Node]", "parent": "Node | None"}
     return type("Node", (BaseModel,), {"__annotations__": annotations, "__module__": __name__})
@@ -141,10 +145,12 @@ SAME: list[tuple[Any, Any]] = [
     (model(sku=(str, "a")), model(sku=(str, "b"))),
     (typing.List[int], list[int]), (list[int], typing.Sequence[int]),  # noqa: UP006
     (typing.Dict[str, int], typing.Mapping[str, int]), (dict, dict[str, Any]),  # noqa: UP006
-    (A | B, B | A), (A | B, model("A", value=int, kind=Literal["a"]) | B), (A, model("Renamed", value=int, kind=Literal["a"])),
+    (A | B, B | A), (A | B, model("A", value=int, kind=Literal["a"]) | B),
+    (A, model("Renamed", value=int, kind=Literal["a"])),
     (A | B, model("B", kind=Literal["a"], value=int) | model("A", kind=Literal["b"], value=int)),
     (object, Any), (Annotated[int, "metadata"], int),
     (recursive(int), recursive(int)), (LINE, typed_dict("Line", sku=str)),
+    *((tags(value), tags(value)) for value in ([], [1], [{}, 1])),
 ]  # fmt: skip
 
 TABLE = [
