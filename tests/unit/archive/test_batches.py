@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import OperationalError
+from django.db import DatabaseError, OperationalError
 from django.db.models import Count
 
 from django_amqp_events import conf, service_loop
@@ -551,8 +551,16 @@ def test_a_batch_is_counted_although_its_runner_has_died(end: Callable[..., bool
 
 
 @ONE
+@pytest.mark.parametrize(
+    ("error", "state", "note"),
+    [
+        (RuntimeError("a mistake"), "paused", "RuntimeError: a mistake"),
+        # Such as a statement that is longer than the database takes.
+        (DatabaseError("no\nrow"), "running", "waiting to retry: DatabaseError: no"),
+    ],
+)
 def test_an_error_of_one_batch_does_not_stop_the_others(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, error: Exception, state: str, note: str
 ) -> None:
     broker.report = lambda message: SUCCEED
     bad = started(2)
@@ -564,13 +572,12 @@ def test_an_error_of_one_batch_does_not_stop_the_others(
 
     def next_of(pk: UUID, limit: int) -> dict[UUID, int]:
         if pk == bad.pk:
-            raise RuntimeError("a mistake of ours")
+            raise error
         return real(pk, limit)
 
     monkeypatch.setattr(batch_states, "next_events", next_of)
-    run()
-    assert (again(good).state, again(bad).state) == ("done", "paused")
-    assert str(again(bad).note) == "RuntimeError: a mistake of ours"
+    run(until=lambda: again(good).state == "done")
+    assert (again(bad).state, str(again(bad).note)) == (state, note)
 
 
 @ONE
