@@ -228,7 +228,7 @@ class DashboardAdmin(Pages):
         if alert.kind == "growth":
             return self.list_url(request, ArchivedEvent, failed="hour")
         if alert.kind == "outbox_lag":
-            return self.list_url(request, OutboxEvent)
+            return self.list_url(request, OutboxEvent, database=alert.key)
         return self._url("topology") if alert.kind in ("abyss", "mirror_lag") else ""
 
     def _groups(self, request: HttpRequest) -> list[tuple[FailureGroup, str]]:
