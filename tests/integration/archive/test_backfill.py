@@ -17,6 +17,7 @@ from django_amqp_events.archive.batches import backfill, batch_states, preview
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.history import PastSelection
 from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.message import encoding
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import InboxEntry, ReplayBatch
@@ -303,6 +304,10 @@ def test_a_preview_counts_and_changes_nothing(late: Service) -> None:
     assert [(each["count"], each["why"]["code"]) for each in plan["skipped"]] == [
         (50, "left-received")
     ]
+    object.__setattr__(get_registry().handlers["send_invoice"], "newest", ("order_id", "version"))
+    for again, superseded in ((False, None), (True, 0)):
+        batch = backfill.freeze("send_invoice", PastSelection(), by="ada", again=again)
+        assert preview.preview_batch(batch)["superseded"] == superseded
     assert not tables.rows().exists()
 
 
