@@ -147,7 +147,8 @@ class DashboardAdmin(Pages):
     # -- helpers
 
     def _check(self, request: HttpRequest) -> None:
-        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+        self.require(request, None)
+        if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
 
     def _page(
