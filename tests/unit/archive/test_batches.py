@@ -604,6 +604,13 @@ def test_an_outage_of_the_database_is_waited_for_and_reported_once(
     assert said[-1] == "running batches has resumed"
 
 
+@ONE
+def test_how_much_of_a_range_is_read() -> None:
+    for end, read, percent in ((9, 0, 0), (9, 5, 50), (9, 10, 100), (-1, 0, 100)):
+        batch = ReplayBatch(backfill={"begin": 0, "end": end}, next_offset=read)
+        assert batch.percent_read == percent
+
+
 # -- leases -------------------------------------------------------------------------------
 
 
