@@ -94,8 +94,7 @@ def test_messages_that_cannot_be_stored_stay_and_hold_up_no_other(billing, monke
         return real(entry)
 
     monkeypatch.setattr(row_writer, "new_row", new_row)
-    ids = ("bad-1", "bad-2", "bad-3", "good")
-    publish(billing, *(archived(received(each)) for each in ids))
+    publish(billing, *(archived(received(each)) for each in ("bad1", "bad2", "bad3", "good")))
     code, _, err = billing.command("events_mirror", "--until-empty", "--batch-size", "1")
     assert (code, ArchivedEvent.objects.get().event_id) == (1, "good")
     assert "3 messages in the archive queue cannot be stored" in err

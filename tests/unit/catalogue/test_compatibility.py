@@ -50,10 +50,6 @@ def tagged(*members: Any) -> Any:
     return Annotated[Union[members], Discriminator("kind")]  # noqa: UP007 - a tuple
 
 
-def tags(value: list[Any]) -> Any:
-    return Annotated[str, Field(json_schema_extra={"x-tags": value})]
-
-
 def recursive(hint: Any) -> Any:
     annotations = {"value": hint, "others": "list[Node]", "parent": "Node | None"}
     return type("Node", (BaseModel,), {"__annotations__": annotations, "__module__": __name__})
@@ -139,6 +135,7 @@ COMPATIBLE: list[tuple[Any, Any]] = [
     (model("Outer", line=LINE), model("Outer", line=LINE_MORE)),
     (recursive(LINE), recursive(LINE_MORE)),
 ]  # fmt: skip
+LISTS: list[Any] = [{"tags": []}, {"tags": [1]}, {"tags": [{}, 1]}]
 SAME: list[tuple[Any, Any]] = [
     (int | str, str | int), (Optional[int], Union[None, int]), (int | str, Union[int, str, int]),  # noqa: PYI016, UP007, UP045
     (Literal["a", "b"], Literal["b", "a"]), (Literal["red", "blue"], Color),
@@ -150,7 +147,7 @@ SAME: list[tuple[Any, Any]] = [
     (A | B, model("B", kind=Literal["a"], value=int) | model("A", kind=Literal["b"], value=int)),
     (object, Any), (Annotated[int, "metadata"], int),
     (recursive(int), recursive(int)), (LINE, typed_dict("Line", sku=str)),
-    *((tags(value), tags(value)) for value in ([], [1], [{}, 1])),
+    *((Annotated[str, Field(json_schema_extra=extra)],) * 2 for extra in LISTS),
 ]  # fmt: skip
 
 TABLE = [

@@ -45,13 +45,7 @@ def test_booleans_are_seconds_as_in_celery() -> None:
 
 @pytest.mark.parametrize(
     ("retries", "seconds"),
-    [
-        (0, 0),
-        (3, 1 + 2 + 4),
-        (5, 1 + 2 + 4 + 4 + 4),
-        (1000, 3 + 998 * 4),
-        (MAX - 1, LONGEST_TTL),  # no date is that many delays ago
-    ],
+    [(0, 0), (3, 1 + 2 + 4), (5, 3 + 3 * 4), (1000, 3 + 998 * 4), (MAX - 1, LONGEST_TTL)],
 )
 def test_the_total_is_that_of_all_retries(retries: int, seconds: float) -> None:
     assert RetryPolicy(max_retries=retries, retry_backoff=1, retry_backoff_max=4).total() == seconds

@@ -436,7 +436,8 @@ def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> No
         assert alerts.update_alert("abyss", "q", "x", now=NOW, settings=read(MAIL=True))
     assert "no mail today" in caplog.text
     # A mail server that accepts a connection and does not answer.
-    answered, sent = threading.Event(), []
+    answered = threading.Event()
+    sent: list[str] = []
 
     def send(_: object, messages: list[Any]) -> None:
         answered.wait(60)
