@@ -227,8 +227,8 @@ def _is_rate_limit(value: object) -> bool:
 POLICY_OPTIONS: Final[Mapping[str, Reader]] = {
     "max_retries": optional(
         accept(
-            lambda value: _is_integer(value) and value >= 0,
-            "a whole number from 0 on",
+            lambda value: _is_integer(value) and 0 <= value < MAX,
+            f"a whole number from 0 to {MAX - 1}",
         )
     ),
     "retry_backoff": _whole_seconds(0),

@@ -200,6 +200,7 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
+        self.require(request, None)
         context = {
             "title": capfirst(self.opts.verbose_name_plural),
             "cap": CAP,

@@ -147,7 +147,8 @@ class DashboardAdmin(Pages):
     # -- helpers
 
     def _check(self, request: HttpRequest) -> None:
-        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+        self.require(request, None)
+        if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
 
     def _page(
@@ -228,7 +229,7 @@ class DashboardAdmin(Pages):
         if alert.kind == "growth":
             return self.list_url(request, ArchivedEvent, failed="hour")
         if alert.kind == "outbox_lag":
-            return self.list_url(request, OutboxEvent)
+            return self.list_url(request, OutboxEvent, database=alert.key)
         return self._url("topology") if alert.kind in ("abyss", "mirror_lag") else ""
 
     def _groups(self, request: HttpRequest) -> list[tuple[FailureGroup, str]]:

@@ -15,7 +15,6 @@ from ..conf import INBOX_MIN, get_settings
 from ..databases import check_commits, delete_by_id, has_table, with_table
 from ..declare.registry import get_registry
 from ..models import ArchivedEvent, InboxEntry, LatestVersion, OutboxEvent, State
-from ..options import LONGEST_TTL
 from ..publish import outbox_rows
 from ..worker.inbox import aliases
 from . import tables
@@ -33,7 +32,7 @@ def minimum_retention() -> timedelta:
     """
     handlers = get_registry().handlers.values()
     longest = max((h.policy.total() for h in handlers if h.once), default=0.0)
-    return max(KEEP, timedelta(seconds=min(2 * longest, LONGEST_TTL)))
+    return max(KEEP, timedelta(seconds=2 * longest))
 
 
 def databases() -> list[str]:

@@ -142,6 +142,9 @@ class BatchReader:
             first = batch.last - len(batch.messages) + 1
             for place in places:
                 self._channel.basic_ack(first + place)
+            if len(places) < len(batch.messages) and not self._waiting:
+                # What is left may use up the prefetch count; that of a new consumer leaves it out.
+                self._consume()
         except _ERRORS as exc:
             raise self._gone(exc) from exc
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from .json_schema import Schema
@@ -112,10 +113,10 @@ def _schema(schema: Schema, root: Schema, models: tuple[str, ...] = ()) -> Schem
             }
         elif isinstance(value, dict):
             normal[key] = _schema(value, root, models)
-        elif isinstance(value, list) and isinstance(value[0], dict):
+        elif isinstance(value, list) and all(isinstance(member, dict) for member in value):
             members = [_schema(member, root, models) for member in value]
             if key != "prefixItems":  # a union, whose order does not matter
-                members.sort(key=json.dumps)
+                members.sort(key=partial(json.dumps, sort_keys=True))
             normal[key] = {str(number): member for number, member in enumerate(members)}
         elif isinstance(value, list):
             normal[key] = sorted(map(json.dumps, value))

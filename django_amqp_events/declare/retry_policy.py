@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..backoff import Backoff
+from ..options import LONGEST_TTL
 
 #: Seconds of the shortest delay queue.
 MINIMUM_DELAY: Final = 1
@@ -69,12 +70,16 @@ class RetryPolicy:
         return tuple(self.delay(attempt) for attempt in range(1, count + 1))
 
     def total(self) -> float:
-        """Return the seconds that all retries wait without jitter; of 64 if there is no limit."""
+        """Return the seconds that all retries wait without jitter, ten years at most.
+
+        If there is no limit, these are the seconds of the first 64.
+        """
         delays = self.schedule()
-        if self.max_retries is None or not delays:
-            return sum(delays)
-        # The delays after the 64th all have the maximum.
-        return sum(delays) + (self.max_retries - len(delays)) * delays[-1]
+        total = sum(delays)
+        if self.max_retries is not None and delays:
+            # The delays after the 64th all have the maximum.
+            total += (self.max_retries - len(delays)) * delays[-1]
+        return min(total, float(LONGEST_TTL))
 
     def distinct_delays(self) -> frozenset[int]:
         """Return the delays, in whole seconds, that each need a delay queue."""

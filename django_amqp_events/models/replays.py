@@ -105,7 +105,9 @@ class ReplayBatch(models.Model):
         if self.backfill is None:
             return None
         begin, end = int(self.backfill["begin"]), int(self.backfill["end"])
-        return 100 * (self.next_offset - begin) // max(1, end + 1 - begin)
+        if self.next_offset > end:  # the range may be empty
+            return 100
+        return 100 * (self.next_offset - begin) // (end + 1 - begin)
 
     @property
     def left_out(self) -> list[tuple[int, Reason]]:

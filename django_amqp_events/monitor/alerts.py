@@ -332,17 +332,16 @@ def _notify(alert: Alert, settings: Settings) -> None:
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
     global _sender  # noqa: PLW0603 - of this process
-    if _sender is not None and _sender.is_alive():
-        logger.warning("no e-mail about this alert: an earlier one is still being sent")
-        return
+    late = _sender is not None and _sender.is_alive()
     _sender = threading.Thread(
         target=_mail,
-        args=(subject, "\n".join(lines)),
+        args=(_sender, subject, "\n".join(lines)),
         name="amqp-events-alert-mail",
         daemon=True,
     )
     _sender.start()
-    _sender.join(MAIL_SECONDS)
+    if not late:
+        _sender.join(MAIL_SECONDS)
     if _sender.is_alive():
         logger.warning(
             "the mail server has not answered within %g s; the alert's e-mail is sent when it does",
@@ -350,7 +349,9 @@ def _notify(alert: Alert, settings: Settings) -> None:
         )
 
 
-def _mail(subject: str, text: str) -> None:
+def _mail(before: threading.Thread | None, subject: str, text: str) -> None:
+    if before is not None:
+        before.join()
     try:
         mail_admins(subject, text)
     except Exception:

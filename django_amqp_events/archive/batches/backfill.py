@@ -59,6 +59,10 @@ READ_SECONDS: Final = 20.0
 _RUN_AGAIN: Final = (State.ARCHIVED, State.SUCCEEDED)
 
 
+class NothingToGiveError(ValueError):
+    """The history has no event that a handler may need; the text says what to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backfill:
     """Which past events a batch gives to its handler; stored as JSON.
@@ -165,7 +169,8 @@ def freeze(
     """Create a draft that gives the matching events of now to a handler of this service.
 
     Raises:
-        ValueError: there is no such handler, or nothing can be given; the text says what to do.
+        NothingToGiveError: the history is empty, or the handler's queue has received all of it.
+        ValueError: there is no such handler, or its queue is unknown; the text says what to do.
         ConfigurationError: there is no history, AMQP_EVENTS is wrong, or nothing would be
             committed.
         TopologyError, BrokerUnavailableError: the history cannot be read.
@@ -176,7 +181,9 @@ def freeze(
     check_commits(using)
     app = connection.broker_app(settings)
     if history.first(app, settings, queue) is None:
-        raise ValueError("the history is empty: it has the events that are published from now on")
+        raise NothingToGiveError(
+            "the history is empty: it has the events that are published from now on"
+        )
     offsets = offsets_of(app, settings, queue, selection)
     plan = Backfill(
         handler=handler.name,
@@ -223,7 +230,8 @@ def _bindings(
     """Return the records of a handler's queue.
 
     Raises:
-        ValueError: the queue has received everything that the history has, or it is not known what.
+        NothingToGiveError: the queue has received everything that the history has.
+        ValueError: it is not known what it has received.
     """
     own = [record for record in read_records(app, settings) if record.queue == handler.queue]
     if not own:
@@ -234,7 +242,7 @@ def _bindings(
     # One whose witness is gone is about events that are gone.
     current = [record for record in own if _is_current(app, settings, queue, record)]
     if not current:
-        raise ValueError(
+        raise NothingToGiveError(
             f"the queue {handler.queue} has received all events of the history that "
             f"{handler.name} handles; to run them again, choose `again` (--again)"
         )

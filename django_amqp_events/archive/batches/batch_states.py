@@ -494,7 +494,7 @@ def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayB
 
 @tables.retry_on_conflict
 def delete_batch(batches: QuerySet[ReplayBatch]) -> bool:
-    """Delete one portion of a batch; return True if the batch is gone.
+    """Delete a draft, or one portion of another batch; return True if the batch is gone.
 
     Replays belong to the history of their events and stay. The actions on its events keep its id.
     """
@@ -503,6 +503,9 @@ def delete_batch(batches: QuerySet[ReplayBatch]) -> bool:
     pk = batches.order_by("created_at").values_list("pk", flat=True).first()
     if pk is None:
         return False
+    if _delete_draft(pk):
+        # Whole: a part of it could be started.
+        return True
     ids = list(events(pk).order_by().values_list("pk", flat=True)[:ROWS_PER_DELETE])
     with transaction.atomic(using=using):
         # The UPDATE locks the row: a draft that was started meanwhile does not match.

@@ -60,7 +60,7 @@ def _preview_backfill(batch: ReplayBatch) -> dict[str, Any]:
     left = Counter({**chunk.left, "expired": chunk.expired})
     return {
         "eligible": len(chunk.records),
-        "superseded": None if handler.newest else 0,
+        "superseded": None if handler.newest and not plan.again else 0,
         "undecided": plan.end + 1 - chunk.next,
         "skipped": [
             {"why": Reason(f"left-{why}").as_json(), "count": count, "title": ""}

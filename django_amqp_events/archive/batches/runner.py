@@ -17,11 +17,12 @@ from functools import partial
 from typing import Final
 from uuid import UUID, uuid4
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, close_old_connections
 
 from ...backoff import Backoff
 from ...callables import nothing
 from ...conf import Settings
+from ...databases import error_line
 from ...declare.registry import get_registry
 from ...exceptions import AmqpEventsError, ConfigurationError
 from ...logs import get_logger
@@ -132,11 +133,20 @@ class Runner:
         return min(next_due, self._looked + INTERVAL) - time.monotonic()
 
     def _safely(self, work: _Work) -> None:
-        """Advance a batch; an error pauses it and not the others."""
+        """Advance a batch; an error delays or pauses it and not the others.
+
+        Raises:
+            Error: the database takes nothing of any batch.
+            ConfigurationError: as for :meth:`run`.
+        """
         try:
             self._advance(work)
-        except (DatabaseError, InterfaceError, ConfigurationError):
+        except ConfigurationError:
             raise
+        except (DatabaseError, InterfaceError) as exc:
+            close_old_connections()
+            if batch := batch_states.renew(work.pk, self.id, self._lease):
+                self._retry(batch, work, Reason.of(error_line(exc)))
         except Exception as exc:
             logger.exception("batch %s", work.pk)
             self._pause(work, Reason.of(f"{type(exc).__name__}: {exc}"))

@@ -22,6 +22,8 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
+from django.core.management import CommandError
+
 from django_amqp_events.archive.batches import backfill, batch_states, preview
 from django_amqp_events.archive.history import PastSelection
 from django_amqp_events.management import arguments
@@ -57,6 +59,8 @@ class Command(ReportCommand):
                 batch_states.check(**chosen)
             selection = PastSelection(**arguments.past_filters(options))
             batch = backfill.freeze(options["handler"], selection, by=by, again=options["again"])
+        except backfill.NothingToGiveError as exc:
+            raise CommandError(str(exc), returncode=1) from exc
         except ValueError as exc:
             raise self.wrong(str(exc)) from exc
         try:

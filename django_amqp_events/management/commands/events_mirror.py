@@ -6,7 +6,7 @@ once; events_worker starts one.
 
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-empty: the archive queue is empty
-  1  wrong settings
+  1  wrong settings; --until-empty: messages that cannot be stored are left
   2  wrong arguments
 
 While RabbitMQ or the database is unreachable, the command reports it and retries.
@@ -25,6 +25,7 @@ from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare import registry
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ServiceCommand
+from django_amqp_events.message.text import counted
 from django_amqp_events.monitor.snapshots import SnapshotLoop
 
 
@@ -61,3 +62,6 @@ class Command(ServiceCommand):
             if watcher is not None:
                 watcher.stop()
         self.tell(f"stopped; {total} in all")
+        if options["until_empty"] and mirroring.aside:
+            count = counted(mirroring.aside, "message")
+            raise self.wrong(f"{count} in the archive queue cannot be stored")

@@ -104,6 +104,7 @@ def test_each_database_that_has_an_outbox_has_its_list(wire: Wire, ada: Client) 
                 assert "database" in titles
             words = ada.get(f"{address}{there.pk}/change/").content.decode()
             assert "<code>default</code>" in words
+            assert f"{address}?state=all&database=default&name={NAME}" in world.Page(words).links
             assert post(ada, "discard", here, there) == ["2 events discarded."]
             for alias, row in ((ALIAS, here), ("default", there)):
                 kept = OutboxEvent.objects.using(alias).get()

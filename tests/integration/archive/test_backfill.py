@@ -17,6 +17,7 @@ from django_amqp_events.archive.batches import backfill, batch_states, preview
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.history import PastSelection
 from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.message import encoding
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import InboxEntry, ReplayBatch
@@ -314,6 +315,10 @@ def test_a_preview_counts_and_changes_nothing(late: Service) -> None:
     assert [(each["count"], each["why"]["code"]) for each in plan["skipped"]] == [
         (50, "left-received")
     ]
+    object.__setattr__(get_registry().handlers["send_invoice"], "newest", ("order_id", "version"))
+    for again, superseded in ((False, None), (True, 0)):
+        batch = backfill.freeze("send_invoice", PastSelection(), by="ada", again=again)
+        assert preview.preview_batch(batch)["superseded"] == superseded
     assert not tables.rows().exists()
 
 
@@ -404,9 +409,10 @@ def test_a_history_that_was_declared_again_has_nothing_that_the_queue_missed(
     """Its offsets begin at 0, like those that the record has."""
     late.channel().queue_delete(late.names.history)
     late.declare()
-    publish_past(late, 0, 5)
-    with pytest.raises(ValueError, match="has received all events of the history"):
-        backfill.freeze("send_invoice", PastSelection(), by="ada")
+    for text in ("the history is empty", "has received all events of the history"):
+        code, _out, err = late.command("events_backfill", "send_invoice", "--comment", "new")
+        assert (code, text in err) == (1, True), err
+        publish_past(late, 0, 5)
 
 
 @ONE

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from amqp.serialization import decode_properties_basic
+from django.db import OperationalError
 
-from django_amqp_events.archive import eligibility, replay
+from django_amqp_events.archive import eligibility, replay, row_writer
 from django_amqp_events.exceptions import Malformed
 from django_amqp_events.message import archive_message, decoding
 from django_amqp_events.message.headers import EVENT_UNREADABLE
@@ -81,6 +82,24 @@ def test_the_hour_that_a_clock_shows_twice(billing, archive_database):
     publish(billing, outcome(row, str(row.replay_set.get().pk), outcome="superseded"))
     assert mirror_all(billing).outcomes == 1
     assert row.replay_set.get().superseded
+
+
+def test_messages_that_cannot_be_stored_stay_and_hold_up_no_other(billing, monkeypatch):
+    """More than the smallest prefetch count; and the archive is not empty then."""
+    real = row_writer.new_row
+
+    def new_row(entry: Any) -> ArchivedEvent:
+        if entry.archived.event is None or entry.archived.event.id.startswith("bad"):
+            raise OperationalError("Got a packet bigger than 'max_allowed_packet' bytes")
+        return real(entry)
+
+    monkeypatch.setattr(row_writer, "new_row", new_row)
+    publish(billing, *(archived(received(each)) for each in ("bad1", "bad2", "bad3", "good")))
+    code, _, err = billing.command("events_mirror", "--until-empty", "--batch-size", "1")
+    assert (code, ArchivedEvent.objects.get().event_id) == (1, "good")
+    assert "3 messages in the archive queue cannot be stored" in err
+    monkeypatch.undo()
+    assert (mirror_all(billing).events, billing.ready("billing:archive")) == (3, 0)
 
 
 # -- messages that no worker writes ----------------------------------------------------------------

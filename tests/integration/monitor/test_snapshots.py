@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connections
 
 from django_amqp_events import signals
 from django_amqp_events.broker.provisioning import inspection
+from django_amqp_events.exceptions import BrokerUnavailableError
 from django_amqp_events.models import Alert, Snapshot
 from django_amqp_events.monitor import alerts, queue_status, snapshots
 from django_amqp_events.monitor.snapshots import SnapshotLoop
@@ -126,6 +128,15 @@ def test_the_mirror_lags_since_its_queue_was_empty(billing):
     billing.wait_for_ready("billing:archive", 1)
     watch.look(NOW + timedelta(minutes=4))
     assert Snapshot.objects.latest("at").about["mirror"]["lag"] == 60
+
+
+def test_rabbitmq_is_unreachable_only_while_mirrors_ask(billing, monkeypatch):
+    watch = watcher(billing)
+    watch.look(NOW)
+    monkeypatch.setattr(queue_status, "status", Mock(side_effect=BrokerUnavailableError("no")))
+    for seconds, away in ((40, 40), (80, 80), (30_000, 0), (30_040, 40)):
+        watch.look(NOW + timedelta(seconds=seconds))
+        assert Snapshot.objects.latest("at").about["broker"]["away"] == away
 
 
 def test_of_two_mirrors_one_takes_it(billing):

@@ -162,7 +162,7 @@ def test_alerts_and_queues_lead_to_what_they_are_about():
         f"{base}failuregroup/{group.pk}/change/",
         f"{base}archivedevent/?failed=hour",
         f"{base}archivedevent/?handler=send_invoice",
-        f"{base}outboxevent/",
+        f"{base}outboxevent/?database=default",
     }
     topology = {
         f"{base}dashboard/topology/",

@@ -462,6 +462,9 @@ def test_a_refused_page_names_the_permission(broker: Any) -> None:
             ("archivedevent/decide/replay", "replay_archivedevent"),
             (f"archivedevent/{event.pk}/edit", "view_payload_archivedevent"),
             ("replaybatch/backfill", "view_replaybatch"),
+            ("replaybatch", "view_replaybatch"),
+            ("outboxevent", "view_outboxevent"),
+            ("dashboard/find", "view_dashboard"),
         ):
             response = mallory.post(f"{BASE}/{page}/")
             assert response.status_code == 403

@@ -135,16 +135,19 @@ COMPATIBLE: list[tuple[Any, Any]] = [
     (model("Outer", line=LINE), model("Outer", line=LINE_MORE)),
     (recursive(LINE), recursive(LINE_MORE)),
 ]  # fmt: skip
+LISTS: list[Any] = [{"tags": []}, {"tags": [1]}, {"tags": [{}, 1]}]
 SAME: list[tuple[Any, Any]] = [
     (int | str, str | int), (Optional[int], Union[None, int]), (int | str, Union[int, str, int]),  # noqa: PYI016, UP007, UP045
     (Literal["a", "b"], Literal["b", "a"]), (Literal["red", "blue"], Color),
     (model(sku=(str, "a")), model(sku=(str, "b"))),
     (typing.List[int], list[int]), (list[int], typing.Sequence[int]),  # noqa: UP006
     (typing.Dict[str, int], typing.Mapping[str, int]), (dict, dict[str, Any]),  # noqa: UP006
-    (A | B, B | A), (A, model("Renamed", value=int, kind=Literal["a"])),
+    (A | B, B | A), (A | B, model("A", value=int, kind=Literal["a"]) | B),
+    (A, model("Renamed", value=int, kind=Literal["a"])),
     (A | B, model("B", kind=Literal["a"], value=int) | model("A", kind=Literal["b"], value=int)),
     (object, Any), (Annotated[int, "metadata"], int),
     (recursive(int), recursive(int)), (LINE, typed_dict("Line", sku=str)),
+    *((Annotated[str, Field(json_schema_extra=extra)],) * 2 for extra in LISTS),
 ]  # fmt: skip
 
 TABLE = [

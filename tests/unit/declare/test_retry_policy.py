@@ -15,7 +15,7 @@ from django_amqp_events.declare.retry_policy import (
     RetryPolicy,
     hop,
 )
-from django_amqp_events.options import LONGEST_TTL, POLICY_OPTIONS, Problem, read_options
+from django_amqp_events.options import LONGEST_TTL, MAX, POLICY_OPTIONS, Problem, read_options
 from django_amqp_events.worker.reading import HOLD_SECONDS
 
 policies = st.builds(
@@ -44,7 +44,8 @@ def test_booleans_are_seconds_as_in_celery() -> None:
 
 
 @pytest.mark.parametrize(
-    ("retries", "seconds"), [(0, 0), (3, 1 + 2 + 4), (5, 1 + 2 + 4 + 4 + 4), (1000, 3 + 998 * 4)]
+    ("retries", "seconds"),
+    [(0, 0), (3, 1 + 2 + 4), (5, 3 + 3 * 4), (1000, 3 + 998 * 4), (MAX - 1, LONGEST_TTL)],
 )
 def test_the_total_is_that_of_all_retries(retries: int, seconds: float) -> None:
     assert RetryPolicy(max_retries=retries, retry_backoff=1, retry_backoff_max=4).total() == seconds
@@ -111,6 +112,7 @@ def test_retried_exceptions() -> None:
     ("options", "word"),
     [
         ({"max_retries": -1}, "max_retries"),
+        ({"max_retries": MAX}, "max_retries"),
         ({"max_retries": True}, "max_retries"),
         ({"max_retries": 1.5}, "max_retries"),
         ({"max_retries": "3"}, "max_retries"),
