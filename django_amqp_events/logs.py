@@ -122,7 +122,7 @@ class _RecordLogger(logging.Logger):
 
     def handle(self, record: logging.LogRecord) -> None:
         loop = next(iter(LoopRecords.running), None)
-        if loop is None:
+        if loop is None or threading.current_thread() is loop._thread:  # noqa: SLF001
             self._named.handle(record)
         else:
             loop.put(record)

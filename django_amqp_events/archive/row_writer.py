@@ -22,7 +22,7 @@ from ..message.archive_message import Archived
 from ..message.text import counted, valid_moment
 from ..message.types import derived_id
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
-from . import search_values, states, tables
+from . import redaction, search_values, states, tables
 from .eligibility import BACKFILL
 from .entries import Entry, Item, Outcome, bare_entry
 from .groups import failure_groups
@@ -147,10 +147,15 @@ def _together(items: Sequence[Item]) -> Counts:
     replays = _find_replays(entries, ends)
     failures = {entry.failure_id: entry for entry in entries}
     counts.known += len(entries) - len(failures)
-    # Before the lock: REDACT is code of the project.
-    searched = {one.id: search_values.in_event(new_row(one)) for one in failures.values()}
     # All at once: two processes that lock in two rounds can deadlock.
     ids = {entry.id for entry in failures.values()} | {replay.event_id for replay in replays}
+    searched: dict[UUID, list[search_values.Value]] = {}
+    if redaction.has_hook():
+        # Before the lock: it is code of the project.
+        stored = set(tables.rows().filter(pk__in=ids).values_list("pk", flat=True))
+        for entry in failures.values():
+            if entry.id not in stored:
+                searched[entry.id] = search_values.in_event(new_row(entry))
     with tables.locking(ids, without=("body", "headers_raw")) as rows:
         if failures:
             _store_events(list(failures.values()), searched, rows, counts, now)
@@ -200,8 +205,9 @@ def _store_events(
     # Rows of a faster mirror are a conflict, so that they are read.
     for part in tables.statements(new.values(), "body", "headers_raw", "detail"):
         tables.rows().bulk_create(part)
-    values = (value for pk in new for value in searched[pk])
-    search_values.store(values, using=tables.database())
+    for pk, row in new.items():
+        values = searched[pk] if pk in searched else search_values.in_event(row)
+        search_values.store(values, using=tables.database())
     for failed_part in tables.statements(failures, "document"):
         _failures().bulk_create(failed_part)
     for part in tables.statements(changed.values(), "detail"):

@@ -201,8 +201,11 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
         }
     try:
         addresses = count_addresses(*(urlsplit(url).hostname or "localhost" for url in urls))
-    except ValueError as exc:
-        raise ConfigurationError(f"the broker URL cannot be read: {exc}") from exc
+    except ValueError:  # it may quote the password
+        raise ConfigurationError(
+            "the broker URL cannot be read; write special characters of its user and password as "
+            "%40 and the like"
+        ) from None
     connection = build_connection(
         app, connect_timeout=timeout / addresses, transport_options=options
     )

@@ -93,8 +93,8 @@ def check_outbox(project: Project) -> Iterator[Problem]:
         yield Problem(
             "E025",
             f"AMQP_EVENTS['PUBLISH'] is {settings.publish!r}, but {why}.",
-            "Set DATABASE to an alias for which allow_migrate() returns True for "
-            "django_amqp_events, or PUBLISH to 'immediate', which needs none.",
+            "Set DATABASE to an alias of DATABASES, for 'outbox' to one for which allow_migrate() "
+            "returns True for django_amqp_events, or PUBLISH to 'immediate', which needs none.",
         )
 
 

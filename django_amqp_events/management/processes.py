@@ -47,7 +47,8 @@ def run_worker(app: Celery, arguments: Sequence[str]) -> int:
     default, app_option.default = app_option.default, app
     for option in celery_command.params:
         # APP, BROKER_URL and others are the project's own.
-        option.envvar = None
+        if option.name not in ("no_color", "skip_checks"):
+            option.envvar = None
     try:
         code = celery_command.main(args=["worker", *arguments], standalone_mode=False)
     except click.ClickException as exc:

@@ -124,7 +124,7 @@ class Backlog:
     def not_run(self, delivery: Delivery) -> None:
         """Let the rate limit forget a delivery that was not run, such as one that is not due."""
         bucket = self._buckets.get((delivery.name, self.rate(delivery.task)))
-        if bucket is not None:
+        if bucket is not None and bucket.expected_time():  # it is not full
             bucket.can_consume(-1)
 
     def _of(self, delivery: Delivery) -> deque[Delivery]:

@@ -249,6 +249,8 @@ class Runner:
             batch_states.set_note(batch, Reason("waiting-for-mirror"))
         elif out:
             self._finish(work, Reason("outcomes-missing", count=published))
+        else:
+            batch_states.set_note(batch, None)
 
     def _doubt(self, batch: ReplayBatch, work: _Work) -> Reason | None:
         """Return why a batch must pause."""

@@ -62,10 +62,11 @@ class Item:
 
     @property
     def name(self) -> str:
-        """The entity's name; for a binding ``exchange → queue [routing key]``."""
+        """The entity's name; for a binding ``exchange → queue [routing key] {arguments}``."""
         if isinstance(self.entity, Binding):
             key = f" [{self.entity.routing_key}]" if self.entity.routing_key else ""
-            return f"{self.entity.exchange} → {self.entity.queue}{key}"
+            arguments = f" {dict(self.entity.arguments)}" if self.entity.arguments else ""
+            return f"{self.entity.exchange} → {self.entity.queue}{key}{arguments}"
         return self.entity.name
 
     @property

@@ -107,7 +107,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
     policies = api.policies()
     queues = {queue["name"]: queue for queue in api.queues()}
     exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
-    bindings = api.bindings()
+    bindings = dict.fromkeys(api.bindings())
     seen = [_with_alternate(_with_arguments(item, queues), policies or ()) for item in items]
     declared_queues = {queue.name for queue in topology.queues}
     declared_exchanges = {exchange.name for exchange in topology.exchanges}

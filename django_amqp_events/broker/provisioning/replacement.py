@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -96,9 +97,10 @@ class Replacement:
                     own = [one for one in self.topology.bindings if one.queue == declared.name]
                     self.session.carry_out(to_declare(declared), *map(to_bind, own))
         finally:
-            # Also after an error or a signal.
+            # Also after an error or a signal, which may have come after the deletion of one.
             for queue in kept:
-                self.session.carry_out(*map(to_bind, queue.bindings))
+                with suppress(amqp_errors.ChannelError):
+                    self.session.carry_out(*map(to_bind, queue.bindings))
         return refused
 
     def _vacated(self, watched: Sequence[_Watched]) -> list[tuple[_Watched, str]]:

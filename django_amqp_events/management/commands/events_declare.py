@@ -29,7 +29,7 @@ from django_amqp_events.broker.topology import Binding
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.management.base import ReportCommand, columns, stop_signals
 from django_amqp_events.message.text import counted
 from django_amqp_events.templatetags.amqp_events import duration
 
@@ -78,7 +78,8 @@ class Command(ReportCommand):
         elif options["dry_run"]:
             result, code = "planned", 0
         else:
-            applied = apply(app, settings, plan, api=api, progress=self.progress)
+            with stop_signals(_interrupt):
+                applied = apply(app, settings, plan, api=api, progress=self.progress)
             # Policies that this user could not read are visible once the queues exist. A binding
             # that plain AMQP did not show before is not visible now either.
             if any(step.item.state != "unknown" for step in applied.done):
@@ -187,6 +188,10 @@ class Command(ReportCommand):
             return "nothing to do: identical", good
         changes = f"{counted(len(visible), 'change')} made" if visible else "nothing was missing"
         return changes + (f", {invisible} bindings declared again" if invisible else ""), good
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def _needs_attention(item: drift.Item, result: str) -> bool:

@@ -62,6 +62,6 @@ class Command(ServiceCommand):
             if watcher is not None:
                 watcher.stop()
         self.tell(f"stopped; {total} in all")
-        if options["until_empty"] and mirroring.aside:
+        if options["until_empty"] and mirroring.aside and not self.stopping:
             count = counted(mirroring.aside, "message")
             raise self.wrong(f"{count} in the archive queue cannot be stored")

@@ -5,7 +5,8 @@ RabbitMQ was unreachable. Any number of relays may run at once. events_worker
 starts one; a service that only publishes needs at least one of its own.
 
 exit codes:
-  0  stopped (SIGTERM, SIGINT); --until-empty, --now: no event is due
+  0  stopped (SIGTERM, SIGINT); --until-empty, --now: no event is due, except those
+     that another session has locked
   1  wrong settings
   2  wrong arguments
 

@@ -362,7 +362,7 @@ class TestStale:
             "billing.book", "events", "shop.#", arguments={"x-priority": 1}
         )
         report = smaller.inspect()
-        assert names(report.having("stale")) == {"events → billing.book [shop.#]"}
+        assert names(report.having("stale")) == {"events → billing.book [shop.#] {'x-priority': 1}"}
         assert names(report.having("missing")) == set()
         apply(smaller, delete_stale=True)
         assert smaller.inspect().result == "identical"

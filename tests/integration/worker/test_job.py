@@ -69,7 +69,7 @@ def deliver(service: Service, *steps: str) -> list[Item]:
     reader = DeliveryReader(channel, lambda tag: None)
     reader.consume(QUEUE, lambda tag, delivered: deliveries.append(delivered))
     while len(deliveries) < len(steps):
-        channel.connection.drain_events(timeout=10)
+        channel.connection.drain_events(timeout=60)
     return [Item(delivered) for delivered in deliveries]
 
 

@@ -181,10 +181,12 @@ def test_a_hook_whose_query_fails_keeps_no_event_out(billing: Any) -> None:
     """On PostgreSQL it breaks the present transaction. No row is locked for it."""
     billing.AMQP_EVENTS = {**SETTINGS, "REDACT": f"{__name__}.query"}
     DEPTHS.clear()
-    store([taken(archived(received(name=PAID)))])
+    message = taken(archived(received(name=PAID)))
+    store([message])
     assert (tables.rows().count(), values()) == (1, set())
+    store([message])
     with user_code():
-        assert [depth()] == DEPTHS
+        assert [depth()] == DEPTHS, "it is not called again for what is stored"
 
 
 @ONE

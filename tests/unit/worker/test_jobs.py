@@ -293,13 +293,17 @@ def test_a_rate_limit_holds_back_no_other_handler_of_its_queue() -> None:
 
 
 def test_an_event_that_is_not_due_yet_uses_no_rate_limit() -> None:
-    world = World(2)
-    for _ in range(2):
+    world = World(4)
+    for _ in range(4):
         world.deliver(rate_limit="1/m")
     world.jobs.request()
     [job] = world.pool.jobs
     world.pool.end(job, [Outcome("published", None, POSTPONE)])
     assert [job.items[0] for job in world.pool.jobs] == [world.given[1].item]
+    for _ in range(2):
+        world.jobs.backlog.not_run(world.given[1])
+    world.jobs.request()
+    assert [job.items[0] for job in world.pool.jobs] == [each.item for each in world.given[1:3]]
 
 
 class Machine(RuleBasedStateMachine):
