@@ -187,7 +187,7 @@ def publishing(broker: str = "amqp://nobody@127.0.0.1:1//", **given: Any) -> str
         f"settings.configure(AMQP_EVENTS={{'SERVICE': 'lonely'}}, USE_TZ=True, **{given!r})\n"
         "django.setup()\n"
         "from celery import Celery\n"
-        f"Celery('lonely', broker={broker!r}).set_default()\n"
+        f"{broker!r} and Celery('lonely', broker={broker!r}).set_default()\n"
         "from django.core.management import call_command\n"
         f"{migrated} and call_command('migrate', verbosity=0)\n"
         "from django_amqp_events import AmqpEventsError, publish_event\n"
@@ -217,6 +217,14 @@ def test_an_app_that_is_not_installed() -> None:
     said = publishing(DATABASES=IN_MEMORY)
     assert said.startswith("ConfigurationError ")
     assert "'django_amqp_events' is not in INSTALLED_APPS" in said
+
+
+def test_celerys_own_fallback_app_is_refused() -> None:
+    """It would publish to a broker on localhost; a thread without the project's app gets it."""
+    said = publishing("", INSTALLED_APPS=INSTALLED, DATABASES=IN_MEMORY)
+    assert "has no Celery app, or none that is current in this thread" in said
+    assert "create one as in Celery's guide" in said
+    assert "CELERY_APP" in said
 
 
 def test_invalid_broker_url_is_logged(tmp_path: Path) -> None:
