@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -42,6 +41,7 @@ from django_amqp_events.testing import override_events
 from tests.celery_app import app
 from tests.commands import run_python
 from tests.doubles.receivers import connected
+from tests.integration.wire import in_threads
 
 NAME = "shop.order.created"
 MESSAGE = Message(exchange="events", routing_key=NAME, body=b"", headers={}, properties={})
@@ -79,18 +79,14 @@ def test_broker_answers_map_to_states(unrouted: Any, done: bool):
 def test_ids_of_many_threads():
     found: list[UUID] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         before = time.time_ns() // 10**6
         mine = [outbox_rows.new_id() for _ in range(5000)]
         assert mine == sorted(mine)
         assert before <= mine[0].int >> 80 <= mine[-1].int >> 80 <= time.time_ns() // 10**6
         found.extend(mine)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert not in_threads(4, work)
     assert len(set(found)) == 20_000
     assert {(each.version, each.variant) for each in found} == {(7, "specified in RFC 4122")}
 
