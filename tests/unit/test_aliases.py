@@ -159,6 +159,21 @@ print(json.dumps({
 }))
 """
 
+
+def report(given: dict[str, Any], program: str = _PROGRAM) -> dict[str, Any]:
+    """Return what a program says of the databases that it is given."""
+    done = forked.run(
+        [sys.executable, "-c", program, json.dumps(given)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 OTHERS: list[Any] = [
     pytest.param({"reports": NOWHERE}, None, id="unreachable"),
     pytest.param({"reports": NO_DRIVER}, None, id="no driver"),
@@ -180,16 +195,7 @@ def test_other_aliases_stop_nothing(
         same = entries[main] if alias == "replica" else entry
         entries[alias] = {**same, "ATOMIC_REQUESTS": True} if entry else {}
     routers = [f"{router.__module__}.{router.__name__}"] if router else []
-    given = {"databases": entries, "database": main, "routers": routers}
-    done = forked.run(
-        [sys.executable, "-c", _PROGRAM, json.dumps(given)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = report({"databases": entries, "database": main, "routers": routers})
     # It may have an outbox with events that must not be handled twice.
     assert ("database 'reports' cannot be read" in found.pop("prune")) == unread
     assert found == {
@@ -210,12 +216,7 @@ def test_a_database_that_a_handler_names_must_answer(tmp_path: Path) -> None:
     given = {"databases": {"default": main, "named": NOWHERE}, "database": "default", "routers": [],
              "handlers": {"h": handler}}  # fmt: skip
     program = _PROGRAM.partition("print(json.dumps(")[0] + _NAMED
-    done = forked.run(
-        [sys.executable, "-c", program, json.dumps(given)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"status": "unknown", "relayed": False}
+    assert report(given, program) == {"status": "unknown", "relayed": False}
 
 
 _NAMED = """

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -64,36 +65,24 @@ def test_an_error_is_reported_once_and_so_is_its_end() -> None:
     assert rest == ["mirroring has resumed"]
 
 
-def _missing() -> OperationalError:
-    """PostgreSQL's error in psycopg 3."""
-    error = OperationalError("no such table: x\nDETAIL")
-    error.__cause__ = Exception(str(error))
-    error.__cause__.sqlstate = "42P01"  # type: ignore[attr-defined]
-    return error
-
-
-def _read_only() -> OperationalError:
-    """MySQL's error during a failover."""
-    error = OperationalError("running with the --read-only option")
-    error.__cause__ = Exception(1290, "running with the --read-only option")
-    return error
-
-
-def _sqlite(text: str, code: int) -> OperationalError:
-    error = OperationalError(text)
-    error.__cause__ = sqlite3.OperationalError(text)
-    error.__cause__.sqlite_errorcode = code
+def raised_by(driver: Exception, **attributes: Any) -> OperationalError:
+    """Return Django's error over one of a driver."""
+    vars(driver).update(attributes)
+    error = OperationalError(*driver.args[-1:])
+    error.__cause__ = driver
     return error
 
 
 def test_another_error_is_reported_too() -> None:
     reports, loop = run(
         ExchangeMissingError("there is no exchange"),
-        _missing(),
+        raised_by(Exception("no such table: x\nDETAIL"), sqlstate="42P01"),  # as in psycopg 3
         OperationalError("server closed"),
-        _read_only(),
-        _sqlite("database is locked", 517),  # SQLITE_BUSY_SNAPSHOT
-        _sqlite("no such table: x", sqlite3.SQLITE_ERROR),
+        # MySQL's during a failover.
+        raised_by(Exception(1290, "running with the --read-only option")),
+        # SQLITE_BUSY_SNAPSHOT
+        raised_by(sqlite3.OperationalError("database is locked"), sqlite_errorcode=517),
+        raised_by(sqlite3.OperationalError("no such table: x"), sqlite_errorcode=1),
         stop_after=6,
     )
     assert loop.failures == 6

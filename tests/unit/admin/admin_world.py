@@ -210,8 +210,6 @@ def select(rows: Iterable[Model], action: str, **more: str) -> dict[str, Any]:
 class Page(HTMLParser):
     """A page as a browser with a strict policy sees it, its input fields and links."""
 
-    VOID = frozenset({"script", "style"})
-
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
         self.violations: list[str] = []
@@ -219,7 +217,6 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.tags: list[str] = []
         self.text: list[str] = []
-        self._script: str | None = None
         # A name may wrap there, and is one word.
         self.feed(html.replace("<wbr>", ""))
         self.close()
@@ -236,10 +233,9 @@ class Page(HTMLParser):
                 self.violations.append(f"<{tag} {name}={value!r}>")
         if tag == "style":
             self.violations.append("<style>")
-        if tag == "script":
-            self._script = "" if found.get("src") is None else None
-            if found.get("src") is None and found.get("type") != "application/json":
-                self.violations.append("<script> inline")
+        is_inline = found.get("src") is None and found.get("type") != "application/json"
+        if tag == "script" and is_inline:
+            self.violations.append("<script> inline")
         if tag == "a" and found.get("href"):
             self.links.append(str(found["href"]))
         if tag == "input" and found.get("name"):

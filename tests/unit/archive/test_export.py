@@ -29,7 +29,6 @@ from tests.conftest import ONE, Database
 
 NOW = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 pytestmark = pytest.mark.usefixtures("archive_database")
-#: Of what no database has a part in.
 
 
 def redact(name: str, payload: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ an id may then be two rows, but two messages are never one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -195,26 +195,20 @@ def test_messages_of_nobody_are_each_a_row(db):
         ArchivedEvent.objects.all().delete()
 
 
-def anagrams() -> Iterator[dict[str, Any]]:
-    yield from ({"a": "12"}, {"a": "21"}, {"a": {"b": 1, "c": 2}}, {"a": {"b": 2, "c": 1}})
-
-
-@dataclass
-class Refusing:
-    """A database that refuses rows with other headers than none."""
-
-    real: Callable[..., Any]
-
-    def __call__(self, entry: Any) -> Any:
-        if entry.archived.headers:
-            raise IntegrityError("no such character")
-        return self.real(entry)
+ANAGRAMS = ({"a": "12"}, {"a": "21"}, {"a": {"b": 1, "c": 2}}, {"a": {"b": 2, "c": 1}})
 
 
 def test_messages_that_the_database_refuses_are_told_apart_by_what_it_refused(db, monkeypatch):
+    real = row_writer.new_row
+
+    def without_headers(entry: Any) -> Any:
+        if entry.archived.headers:
+            raise IntegrityError("no such character")
+        return real(entry)
+
     monkeypatch.setattr(databases, "RETRY_BACKOFF", Backoff(0, 0))
-    monkeypatch.setattr(row_writer, "new_row", Refusing(row_writer.new_row))
-    given = [replace(plain(b"{}", headers), exchange="") for headers in anagrams()]
+    monkeypatch.setattr(row_writer, "new_row", without_headers)
+    given = [replace(plain(b"{}", headers), exchange="") for headers in ANAGRAMS]
     items = read(given + [taken(archived(received(str(n), body=b"{}"))) for n in range(2)])
     for _ in range(2):
         store_items(items)

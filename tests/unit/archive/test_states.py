@@ -29,7 +29,6 @@ from tests.conftest import ONE, POSTGRESQL
 HANDLER = "send_invoice"
 
 pytestmark = pytest.mark.usefixtures("archive_database")
-#: Of what test_whatever_happens_in_whatever_order has each database do as well.
 
 
 #: At version 3, so that a stale version can be detected.

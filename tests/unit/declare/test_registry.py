@@ -41,17 +41,7 @@ def invoice(order_id: int) -> None: ...
 def mail(order_id: int) -> None: ...
 
 
-def logged(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand for a user's decorator, such as transaction.atomic."""
-
-    @functools.wraps(function)
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return inner
-
-
-@logged
+@functools.wraps(invoice)  # as by a user's decorator, such as transaction.atomic
 def decorated(order_id: int) -> None: ...
 
 

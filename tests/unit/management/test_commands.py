@@ -23,7 +23,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import eligibility, tables
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.management import arguments, commands
-from django_amqp_events.models import ArchivedEvent, FailureGroup, State
+from django_amqp_events.models import ArchivedEvent, FailureGroup
 from django_amqp_events.monitor import alerts, state_texts
 from django_amqp_events.reason_texts import TEXTS
 from django_amqp_events.reasons import Reason
@@ -229,10 +229,6 @@ class Unknown(dict[str, Any]):
 #: A plural has no text without its count.
 REASONS = {code: str(text % Unknown(count=2)) for code, text in TEXTS.items()}
 COMMANDS = {name for name in get_commands() if name.startswith("events_")}
-
-
-def test_no_state_is_left_out() -> None:
-    assert state_texts.STATES.keys() == set(State)
 
 
 def test_commands_and_settings_that_texts_name_exist() -> None:

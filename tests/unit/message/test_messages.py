@@ -59,6 +59,13 @@ def published(**options: Any) -> Message:
     return event_messages.published(payload=PAYLOAD, event_id=EVENT_ID, at=PUBLISHED, **options)
 
 
+TRACING = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+
+
+def with_options() -> Message:
+    return published(correlation_id="basket-5", causation_id=CAUSE_ID, headers=TRACING)
+
+
 def delivered(message: Message | None = None, **changes: Any) -> Received:
     """Return a message as the handler's queue delivers it."""
     queue = "billing.billing.send_invoice"
@@ -142,9 +149,7 @@ def replayed(received: Received) -> Message:
 
 def came_back() -> Received:
     """Return the retry copy as it comes back from the delay queue."""
-    copy = retried(
-        delivered(published(correlation_id="basket-5", causation_id=CAUSE_ID, headers=TRACING))
-    )
+    copy = retried(delivered(with_options()))
     return delivered(
         copy,
         exchange="billing:return",
@@ -168,9 +173,6 @@ def came_back() -> Received:
     )
 
 
-TRACING = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
-
-
 def unreadable() -> Received:
     return Received(
         queue="billing.billing.send_invoice",
@@ -183,19 +185,10 @@ def unreadable() -> Received:
     )
 
 
-def replayed_event() -> ReceivedEvent:
-    event, _ = identify(delivered(), trusted=False)
-    return replace(event, replay_id=REPLAY_ID, attempt=12)
-
-
 EXAMPLES: Mapping[str, Callable[[], Message]] = {
     "event": published,
-    "event-with-options": lambda: published(
-        correlation_id="basket-5", causation_id=CAUSE_ID, headers=TRACING
-    ),
-    "retry": lambda: retried(
-        delivered(published(correlation_id="basket-5", causation_id=CAUSE_ID, headers=TRACING))
-    ),
+    "event-with-options": with_options,
+    "retry": lambda: retried(delivered(with_options())),
     "retry-of-a-replay": lambda: retried(
         came_back(), trusted=True, exchange="billing:delay.2s", replay_id=REPLAY_ID
     ),
@@ -211,7 +204,7 @@ EXAMPLES: Mapping[str, Callable[[], Message]] = {
         detail="the content type is 'application/octet-stream', not 'application/json'",
     ),
     "outcome": lambda: archive_message.build_outcome(
-        replayed_event(),
+        replace(identify(delivered(), trusted=False)[0], replay_id=REPLAY_ID, attempt=12),
         exchange="billing:archive",
         handler=HANDLER,
         service="billing",
@@ -419,15 +412,10 @@ def test_archive_message_keeps_the_original() -> None:
     assert archive["properties"]["user_id"] == "somebody"
 
 
-def archive_of(message: Message) -> dict[str, Any]:
-    archive: dict[str, Any] = json.loads(message.headers["event-archive"])
-    return archive
-
-
 def test_the_traceback_goes_first_and_the_rest_stays() -> None:
     received = with_headers(tracing="x" * 45_000)
     message = archived(received, failure=failure(traceback=f"first{'x' * MAXIMUM}last"))
-    archive = archive_of(message)
+    archive = json.loads(message.headers["event-archive"])
     assert wire_size(message) < WIRE_LIMIT
     assert archive["cut"] == ["traceback"]
     assert "cut by django_amqp_events" in archive["traceback"]

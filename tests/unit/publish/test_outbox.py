@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -42,6 +41,7 @@ from django_amqp_events.testing import override_events
 from tests.celery_app import app
 from tests.commands import run_python
 from tests.doubles.receivers import connected
+from tests.integration.wire import in_threads
 
 NAME = "shop.order.created"
 MESSAGE = Message(exchange="events", routing_key=NAME, body=b"", headers={}, properties={})
@@ -79,18 +79,14 @@ def test_broker_answers_map_to_states(unrouted: Any, done: bool):
 def test_ids_of_many_threads():
     found: list[UUID] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         before = time.time_ns() // 10**6
         mine = [outbox_rows.new_id() for _ in range(5000)]
         assert mine == sorted(mine)
         assert before <= mine[0].int >> 80 <= mine[-1].int >> 80 <= time.time_ns() // 10**6
         found.extend(mine)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert not in_threads(4, work)
     assert len(set(found)) == 20_000
     assert {(each.version, each.variant) for each in found} == {(7, "specified in RFC 4122")}
 
@@ -187,7 +183,7 @@ def publishing(broker: str = "amqp://nobody@127.0.0.1:1//", **given: Any) -> str
         f"settings.configure(AMQP_EVENTS={{'SERVICE': 'lonely'}}, USE_TZ=True, **{given!r})\n"
         "django.setup()\n"
         "from celery import Celery\n"
-        f"Celery('lonely', broker={broker!r}).set_default()\n"
+        f"{broker!r} and Celery('lonely', broker={broker!r}).set_default()\n"
         "from django.core.management import call_command\n"
         f"{migrated} and call_command('migrate', verbosity=0)\n"
         "from django_amqp_events import AmqpEventsError, publish_event\n"
@@ -217,6 +213,14 @@ def test_an_app_that_is_not_installed() -> None:
     said = publishing(DATABASES=IN_MEMORY)
     assert said.startswith("ConfigurationError ")
     assert "'django_amqp_events' is not in INSTALLED_APPS" in said
+
+
+def test_celerys_own_fallback_app_is_refused() -> None:
+    """It would publish to a broker on localhost; a thread without the project's app gets it."""
+    said = publishing("", INSTALLED_APPS=INSTALLED, DATABASES=IN_MEMORY)
+    assert "has no Celery app, or none that is current in this thread" in said
+    assert "create one as in Celery's guide" in said
+    assert "CELERY_APP" in said
 
 
 def test_invalid_broker_url_is_logged(tmp_path: Path) -> None:

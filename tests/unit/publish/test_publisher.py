@@ -37,7 +37,6 @@ from django_amqp_events.monitor import metrics
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
 from django_amqp_events.signals import Signal, event_published, event_unrouted
-from tests.commands import run_python
 from tests.doubles.broker import Broker
 from tests.doubles.receivers import connected
 
@@ -228,26 +227,6 @@ def test_errors_survive_a_pickle():
         PublishTimeoutError, error.reason, "1", "e",
     )  # fmt: skip
     assert str(copy) == f"'e' (1) was not confirmed: {error.reason}"
-
-
-def test_celerys_own_fallback_app_is_refused() -> None:
-    """It would publish to a broker on localhost; a thread without the project's app gets it."""
-    program = (
-        "import django\n"
-        "from django.conf import settings\n"
-        "settings.configure(AMQP_EVENTS={'SERVICE': 'lonely', 'PUBLISH': 'immediate'}, "
-        "INSTALLED_APPS=['django_amqp_events'])\n"
-        "django.setup()\n"
-        "from django_amqp_events import ConfigurationError, publish_event\n"
-        "try:\n"
-        "    publish_event('shop.order.created', {})\n"
-        "except ConfigurationError as exc:\n"
-        "    print(exc)\n"
-    )
-    done = run_python(program)
-    assert "has no Celery app, or none that is current in this thread" in done.stdout
-    assert "create one as in Celery's guide" in done.stdout
-    assert "CELERY_APP" in done.stdout
 
 
 @pytest.mark.parametrize("url", ["redis://localhost", "memory://", "nonsense://localhost"])
