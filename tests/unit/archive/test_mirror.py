@@ -20,7 +20,7 @@ from django_amqp_events.archive.entries import read_entries
 from django_amqp_events.archive.mirror import MAX_ASIDE, Mirror
 from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.message import archive_message
-from django_amqp_events.message.archive_message import Archived
+from django_amqp_events.message.archive_message import Archived, Outcome
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -285,6 +285,12 @@ def test_wrong_type_is_ignored(value):
     assert (found.reason, found.detail, found.handler, found.queue) == ("unknown", "", None, "")
     assert (found.frames, found.history, found.exception) == ((), (), "")
     assert (found.attempts, found.location) == (1, "")
+
+
+def test_an_outcome_has_no_body():
+    header = {"event-id": "1", "event-outcome": json.dumps({"outcome": "succeeded"})}
+    assert isinstance(archive_message.read(delivery(header, b"")), Outcome)
+    assert read(header, b"x").reason == "unknown"
 
 
 def test_too_deep_document_is_ignored():
