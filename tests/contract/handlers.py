@@ -9,6 +9,7 @@ from typing import Any
 from celery.exceptions import Reject
 
 from django_amqp_events import current_event, event, publish_event
+from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.worker.task import HandlerTask
 
@@ -36,24 +37,24 @@ once, first, second, star, hashed, mail_a, mail_b, effect, replayed = map(
 
 def third() -> None:
     ledger.write("third")
-    if _attempt() < 4:
-        raise RuntimeError(f"not yet: {_attempt()}")
+    if _event().attempt < 4:
+        raise RuntimeError(f"not yet: {_event().attempt}")
 
 
 def backoff() -> None:
     ledger.write("backoff")
-    if _attempt() < 4:
-        raise RuntimeError(f"attempt {_attempt()}")
+    if _event().attempt < 4:
+        raise RuntimeError(f"attempt {_event().attempt}")
 
 
 def exhausted(reason: str) -> None:
     ledger.write("exhausted")
-    raise LookupError(f"{reason} {_attempt()}\nsecond line")
+    raise LookupError(f"{reason} {_event().attempt}\nsecond line")
 
 
 def countdown(self: HandlerTask, seconds: float) -> None:
     ledger.write("countdown")
-    if _attempt() == 1:
+    if _event().attempt == 1:
         self.retry(countdown=seconds)
         raise AssertionError("retry() raises")
 
@@ -78,12 +79,11 @@ def bound(self: HandlerTask, order_id: int) -> None:
 
 def cause() -> None:
     ledger.write("cause")
-    publish_event("case.effect", {"from": _id()}, options=Options(mode="immediate"))
+    publish_event("case.effect", {"from": _event().id}, options=Options(mode="immediate"))
 
 
 def effect_seen(**payload: Any) -> None:
-    event = current_event()
-    assert event is not None
+    event = _event()
     ledger.write(
         "effect_seen",
         payload=payload,
@@ -99,7 +99,7 @@ def replay_fails() -> None:
 
 def versioned(total: Decimal, currency: str, country: str) -> None:
     ledger.write("versioned", total=repr(total), currency=currency, country=country)
-    if _attempt() == 1:
+    if _event().attempt == 1:
         raise RuntimeError("once")
 
 
@@ -128,16 +128,10 @@ def with_country(payload: dict[str, Any]) -> dict[str, Any]:
 VERSIONS = ("case.version", "case.version.v2", "case.version.v3")
 
 
-def _attempt() -> int:
+def _event() -> ReceivedEvent:
     event = current_event()
     assert event is not None
-    return event.attempt
-
-
-def _id() -> str:
-    event = current_event()
-    assert event is not None
-    return event.id
+    return event
 
 
 QUICK = {"RETRY_BACKOFF": 1, "RETRY_BACKOFF_MAX": 1}

@@ -142,7 +142,7 @@ def exhausted_is_archived(world: World) -> Generator[None]:
     assert found.attempts == 3
     assert found.exception == "LookupError"
     assert found.message == "nothing 3\nsecond line"
-    assert 'raise LookupError(f"{reason} {_attempt()}' in found.traceback
+    assert 'raise LookupError(f"{reason} {_event().attempt}' in found.traceback
     assert found.payload == {"reason": "nothing"}
     assert found.body == b'[[],{"reason":"nothing"},{}]'
     assert found.headers["tenant"] == "x"

@@ -53,13 +53,6 @@ def unknown_type(order_id: Celery, total: str) -> None: ...
 def anything_goes(order_id: int, **more: Any) -> None: ...
 
 
-async def asynchronous_contract(order_id: int) -> None: ...
-
-
-def generator_contract(order_id: int) -> Iterator[int]:
-    yield order_id
-
-
 def fits(order_id: int, total: str) -> None: ...
 
 
@@ -133,10 +126,6 @@ class TaskWithoutSelf(Task):
 class StaticTask(Task):
     @staticmethod
     def run(order_id: int) -> None: ...
-
-
-class NoTask:
-    def __call__(self, order_id: int) -> None: ...
 
 
 class Handlers:

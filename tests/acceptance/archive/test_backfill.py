@@ -110,7 +110,7 @@ def test_each_role_may_do_its_part(
         code, out = core.command(name, *arguments)
         assert code == 0, out
 
-    prepare(acting("declare"))
+    acting("declare").migrate("late")
     done(acting("declare", "none"), "events_declare")
     publish = "from django_amqp_events import publish_many\nprint(publish_many({!r}, {!r}))"
     acting("publish").python(publish.format(NAME, [{"number": n} for n in range(20)]))
@@ -198,7 +198,7 @@ def backfilled(
         eyes.send(*messages)
         ids += [message.event_id for message in messages]
     core = late(service, eyes, database)
-    prepare(core)
+    core.migrate("late")
     with publishing(eyes, ids):
         code, out = core.command("events_declare")
         assert code == 0, out
@@ -235,17 +235,6 @@ def late(service: Make, eyes: Eyes, database: dict[str, Any], handlers: str = "l
         celery={"CELERY_DB_REUSE_MAX": 1_000_000},
         # A killed runner's lease ends after a second.
         constants={"archive.batches.runner.LEASE": -14.0, "archive.replay.LEASE": -14.0},
-    )
-
-
-def prepare(core: Service) -> None:
-    """Create the tables."""
-    core.python(
-        "from django.core.management import call_command\n"
-        "from django.db import connection\n"
-        "from testproject.late import TABLE\n"
-        "call_command('migrate', verbosity=0)\n"
-        "connection.cursor().execute(TABLE)"
     )
 
 

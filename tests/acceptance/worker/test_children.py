@@ -65,15 +65,11 @@ def core(service: Make, fresh_eyes: Eyes) -> Service:
     return made
 
 
-def handled(core: Service, ids: list[str]) -> bool:
-    return {line["event"] for line in core.ledger(what="end")} >= set(ids)
-
-
 def test_three_processes(core, fresh_eyes):
     """An idle worker is a Celery worker with its pool process, and one companion."""
     worker = events_worker(core, "-P", "prefork", "-c", "1").wait_ready()
     event_id = fresh_eyes.event("core.act.once", {"plan": ["ok"]})
-    until(lambda: handled(core, [event_id]), 30, "it is handled")
+    until(lambda: core.ended([event_id]), 30, "it is handled")
     until(lambda: "mirroring core:archive" in worker.log, 30, "the companion works")
     [companion] = beside(worker.pid)
     processes = tree(worker.pid)
@@ -103,7 +99,7 @@ def test_the_reaper_runs_while_there_is_something_to_isolate(core, fresh_eyes):
     assert not beside(companion, "events_reaper")
     for plan in ("sleep:3", "ok"):
         (event_id,) = isolate(fresh_eyes, [plan])
-        until(lambda: handled(core, [event_id]), 40, "it is run")  # noqa: B023
+        until(lambda: core.ended([event_id]), 40, "it is run")  # noqa: B023
         assert len(core.runs(event_id)) == 1
         until(lambda: not beside(companion, "events_reaper"), 20, "the reaper has ended")
     assert "starting events_reaper" in worker.log
@@ -119,7 +115,7 @@ def test_several_reapers_share_the_isolated_events(core, fresh_eyes):
     until(lambda: all("consuming 2 queues" in each.log for each in reapers), 40, "both consume")
     until(lambda: len(core.ledger(what="start")) >= 12, 40, "they work")
     os.kill(reapers[0].pid, signal.SIGKILL)
-    until(lambda: handled(core, good), 90, "the good are handled")
+    until(lambda: core.ended(good), 90, "the good are handled")
     archive = Archive(fresh_eyes)
     assert {archive.wait(each)["reason"] for each in poison} == {"poison"}
     runs = Counter(line["event"] for line in core.ledger(what="start"))

@@ -7,7 +7,6 @@ what he likes, but he stops nothing, and nothing that he writes vanishes unseen.
 from __future__ import annotations
 
 import json
-import sqlite3
 import struct
 import zlib
 from collections import Counter
@@ -192,13 +191,8 @@ def replayed(core: Service, eyes: Eyes) -> str:
 
 
 def replay_of(core: Service) -> dict[str, Any]:
-    connection = sqlite3.connect(core.where / "db.sqlite3", timeout=20)
-    connection.row_factory = sqlite3.Row
-    try:
-        (row,) = connection.execute("SELECT * FROM django_amqp_events_replay")
-        return dict(row)
-    finally:
-        connection.close()
+    (row,) = rows(core, "replay")
+    return row
 
 
 def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, core: Service) -> None:

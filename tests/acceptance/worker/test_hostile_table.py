@@ -472,13 +472,13 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
 # -- the processes
 
 
-def rows(service: Service) -> list[dict[str, Any]]:
-    """The mirror's rows, read without Django."""
+def rows(service: Service, table: str = "archivedevent") -> list[dict[str, Any]]:
+    """The rows of a table, read without Django."""
     connection = sqlite3.connect(service.where / "db.sqlite3", timeout=20)
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda value: value.decode("utf-8", "surrogateescape")
     try:
-        found = connection.execute("SELECT * FROM django_amqp_events_archivedevent")
+        found = connection.execute(f"SELECT * FROM django_amqp_events_{table}")  # noqa: S608 - ours
         return [dict(row) for row in found]
     finally:
         connection.close()

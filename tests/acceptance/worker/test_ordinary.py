@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from celery.concurrency import prefork, solo
 from celery.concurrency.base import BasePool
 
-from django_amqp_events.message.types import Message
 from django_amqp_events.worker.pools import pool_problem
 from tests.forked import REAL_START
 
@@ -228,19 +228,8 @@ def publish(eyes: Eyes, batch: int) -> set[str]:
     for number in range(batch * BATCH, (batch + 1) * BATCH):
         event_id = eyes.event("mixed.one", {"plan": ["ok"]})
         eyes.app.send_task("testproject.tasks.ordinary", args=[f"task {number}"], queue=ORDINARY)
-        eyes.send(
-            Message(
-                exchange="",
-                routing_key=QUEUE,
-                body=json.dumps({"number": number}).encode(),
-                headers={},
-                properties={
-                    "content_type": "application/json",
-                    "content_encoding": "utf-8",
-                    "delivery_mode": 2,
-                },
-            )
-        )
+        body = json.dumps({"number": number}).encode()
+        eyes.send(replace(eyes.message("", {}), exchange="", routing_key=QUEUE, body=body))
         published |= {event_id, f"task {number}", f"foreign {number}"}
     return published
 

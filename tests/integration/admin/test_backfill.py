@@ -21,9 +21,7 @@ from ..conftest import Service
 
 KEY = "shop.order.created"
 QUEUE = "billing.send_invoice"
-VIEWS = (
-    "view_archivedevent", "view_replaybatch", "view_dashboard",
-)  # fmt: skip
+VIEWS = ("view_archivedevent", "view_replaybatch", "view_dashboard")
 
 
 @pytest.fixture
@@ -49,10 +47,6 @@ def page(name: str) -> str:
     return reverse(f"admin:django_amqp_events_{name}")
 
 
-def said(response: Any) -> list[str]:
-    return [str(each) for each in response.context["messages"]]
-
-
 def start(client: Client, response: Any) -> ReplayBatch:
     """Confirm the draft that a page shows."""
     batch = ReplayBatch.objects.get()
@@ -62,7 +56,7 @@ def start(client: Client, response: Any) -> ReplayBatch:
         {"reason": "was wrong", "threshold": 20, "version": batch.version},
         follow=True,
     )
-    assert said(done) == ["Started: was wrong"]
+    assert world.said(done) == ["Started: was wrong"]
     return batch
 
 
@@ -149,7 +143,7 @@ def test_a_wrong_range_is_told(
     billing: Service, ada: Client, form: dict[str, str], text: str
 ) -> None:
     done = ada.post(page("replaybatch_backfill"), form, follow=True)
-    assert text in said(done)[0]
+    assert text in world.said(done)[0]
     assert not ReplayBatch.objects.exists()
 
 

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import User
@@ -23,6 +23,7 @@ from django_amqp_events.models import InboxEntry, OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.publish.relay import RelayCounts
 from django_amqp_events.testing import override_events
+from tests.archive_rows import make_inbox, make_outbox
 from tests.conftest import ONE, Database, Vhost, routed_by
 from tests.unit.admin import admin_world as world
 
@@ -179,20 +180,13 @@ def prune(*arguments: str) -> str:
 
 
 def test_discarded_events_of_the_outbox_go_when_they_are_old(books: None) -> None:
-    fields = {
-        "service": "billing", "event_id": "x", "name": NAME, "exchange": "events",
-        "envelope": "{}", "body": b"", "size": 0, "attempts": 1,
-        "created_at": Now() - timedelta(days=400), "due_at": Now() + timedelta(hours=1),
-    }  # fmt: skip
+    old: dict[str, Any] = {"created_at": Now() - timedelta(days=400)}
     discarded = {"fresh": 89, "old": 91}
     for name, days in discarded.items():
+        discarded_at = Now() - timedelta(days=days)
         for service in ("billing", "shop"):
-            table().create(
-                **{**fields, "service": service, "event_id": name, "discard_reason": "x"},
-                pk=outbox_rows.new_id(),
-                discarded_at=Now() - timedelta(days=days),
-            )
-    table().create(pk=outbox_rows.new_id(), **{**fields, "event_id": "waits"})
+            make_outbox(service=service, event_id=name, discarded_at=discarded_at, **old)
+    make_outbox(event_id="waits", **old)
     before = table().count()
     assert "outbox     1 row would be deleted, kept 90 d" in prune("--dry-run")
     assert table().count() == before
@@ -230,10 +224,9 @@ def test_the_inbox_is_kept_for_twice_the_longest_schedule(books: None) -> None:
     assert longest > timedelta(days=100)
     now = datetime.now(UTC)
     for service, days in (("billing", 40), ("billing", 120), ("billing", 130), ("old", 120)):
-        rows.create(
-            pk=uuid4(), service=service, handler="books.write" if days < 130 else "gone",
-            event_id="x", name=NAME, handled_at=now - timedelta(days=days),
-        )  # fmt: skip
+        handler_of = "books.write" if days < 130 else "gone"
+        handled_at = now - timedelta(days=days)
+        make_inbox("x", handler_of, service=service, handled_at=handled_at)
     assert "inbox      2 rows would be deleted" in prune("--dry-run")
     with override_events(RETENTION={"INBOX": None}):
         assert "inbox      kept forever" in prune()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from uuid import uuid4
 
 import pytest
 
 from django_amqp_events.broker.provisioning.management_api import ManagementApi
-from django_amqp_events.models import ArchivedEvent
+from django_amqp_events.models import State
+from tests.archive_rows import make
 from tests.conftest import ONE
 
 from ..conftest import wait_until
@@ -163,12 +162,8 @@ def test_json_is_one_document(billing):
 
 @ONE
 def test_open_archived_events(billing, archive_database):
-    for state in ("archived", "archived", "discarded"):
-        failed = datetime(2026, 3, 1, 12, tzinfo=UTC)
-        ArchivedEvent.objects.using("archive").create(
-            pk=uuid4(), service="billing", state=state, state_since=failed, mirrored_at=failed,
-            first_failed_at=failed, last_failed_at=failed, body=b"", body_size=0, headers_raw=b"",
-        )  # fmt: skip
+    for number, state in enumerate((State.ARCHIVED, State.ARCHIVED, State.DISCARDED)):
+        make(number, state)
     code, out, _ = billing.command("events_status")
     assert code == 0
     assert "archive: 2 open events, the oldest failed 2026-03-01 12:00:00 UTC" in out

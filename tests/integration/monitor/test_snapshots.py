@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.db import connections
 
 from django_amqp_events import signals
 from django_amqp_events.broker.provisioning import inspection
@@ -22,18 +22,11 @@ from tests.doubles.receivers import connected
 
 from ..archiving import archived, mirror_all, mirror_until_empty, publish, received
 from ..conftest import wait_until
+from ..wire import in_threads
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 QUEUE = "billing.send_invoice"
-HANDLERS = {"send_invoice": ["shop.order.created"]}
-#: Of what no database has a part in.
-
-
-@pytest.fixture
-def billing(archive_database: Any, service: Any, fresh_vhost: Any) -> Any:
-    made = service(fresh_vhost, HANDLERS=HANDLERS)
-    made.import_topology()
-    return made
+pytestmark = pytest.mark.usefixtures("archive_database")
 
 
 def watcher(made: Any, **options: Any) -> SnapshotLoop:
@@ -154,23 +147,16 @@ def test_a_snapshot_from_a_clock_that_was_ahead_hides_no_later_one(billing):
     assert None not in (ahead, later)
 
 
-def test_concurrent_processes_alert_once(archive_database, billing, told):
+def test_concurrent_processes_alert_once(billing, told):
     barrier = threading.Barrier(8)
     news: list[bool] = []
 
-    def run(troubled: bool) -> None:
-        try:
-            barrier.wait()
-            news.append(alerts.update_alert("abyss", "q", "poison", now=NOW, troubled=troubled))
-        finally:
-            connections.close_all()
+    def run(troubled: bool, _: int) -> None:
+        barrier.wait()
+        news.append(alerts.update_alert("abyss", "q", "poison", now=NOW, troubled=troubled))
 
     for troubled in (True, False):
-        threads = [threading.Thread(target=run, args=(troubled,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert not in_threads(8, partial(run, troubled))
         assert news.count(True) == 1
         assert len(news) == 8
         news.clear()

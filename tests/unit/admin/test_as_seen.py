@@ -324,10 +324,6 @@ def test_no_part_that_refreshes_has_a_control() -> None:
 # -- "Select all": filters to which rows come without a change of state --------------------
 
 
-def becomes_overdue() -> object:
-    return world.overdue()
-
-
 def fails_in_another_way() -> object:
     return make(exception="billing.errors.LateError", state_since=PAST)
 
@@ -339,7 +335,7 @@ def fails_to_be_published() -> object:
 PAST = datetime.now(UTC) - timedelta(days=1)
 #: The list with its filter, the action, and a row that matches since the list was shown.
 COMES: list[tuple[str, str, str, Callable[[], object]]] = [
-    ("archivedevent", "state=overdue", "resolve", becomes_overdue),
+    ("archivedevent", "state=overdue", "resolve", world.overdue),
     ("archivedevent", "exception=billing.errors.LateError", "discard", fails_in_another_way),
     ("archivedevent", "exception=billing.errors.LateError", "background", fails_in_another_way),
     ("outboxevent", "state=failed", "discard", fails_to_be_published),

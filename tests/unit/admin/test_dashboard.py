@@ -164,9 +164,7 @@ def test_alerts_and_queues_lead_to_what_they_are_about():
         f"{base}archivedevent/?handler=send_invoice",
         f"{base}outboxevent/?database=default",
     }
-    topology = {
-        f"{base}dashboard/topology/",
-    }
+    topology = {f"{base}dashboard/topology/"}
     views = ("view_archivedevent", "view_failuregroup", "view_outboxevent")
     everything = set(read(client_of(staff("view_dashboard", *views))).links)
     assert everything >= archive | topology

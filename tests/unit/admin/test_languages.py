@@ -305,7 +305,6 @@ def _written(language: str) -> list[Any]:
 class Said(Texts):
     """The text of a page without scripts, code and user text."""
 
-    SAID = Texts.SAID | {"aria-label"}
     FOREIGN = frozenset({"code", "option", "pre", "script", "style", "textarea"})
 
     def __init__(self, html: str) -> None:

@@ -8,7 +8,7 @@ import signal
 from base64 import b64decode
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from django.db import connections
@@ -19,7 +19,6 @@ from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
-    Revision,
     State,
 )
 from django_amqp_events.publish import publisher
@@ -199,9 +198,7 @@ def test_export_redacts_by_default(billing: Any) -> None:
     with CaptureQueriesContext(connections[tables.database()]) as few:
         exported(raw=False)
     for number in range(2, 9):
-        Revision.objects.create(
-            id=uuid4(), event_id=row.pk, number=number, body=b"[[],{},{}]", at=NOW
-        )
+        archive_rows.add_revision(row, number)
     with CaptureQueriesContext(connections[tables.database()]) as many:
         exported(raw=False)
     assert len(many) == len(few)

@@ -83,7 +83,15 @@ def fill(number: int) -> None:
     # Few: a page shows the last of them.
     replays = opened.replays + number // 5
     for n in range(opened.replays + 1, replays + 1):
-        add_history(opened, n)
+        # One row of each table that is shown with an event.
+        replay = add_replay(opened, n, revision=add_revision(opened, n))
+        add_failure(opened, replay=replay, document=json.dumps(document()))
+        ArchiveAction.objects.create(event=opened, at=opened.mirrored_at, action="discard")
+        make(event_id=opened.event_id, handler=f"other-{n}")
+        Alert.objects.create(
+            service="billing", kind="growth", details=Reason("alert-growth", most=1), key=n,
+            since=opened.mirrored_at, last=opened.mirrored_at,
+        )  # fmt: skip
     ArchivedEvent.objects.filter(pk=opened.pk).update(replays=replays)
     failure_groups.rebuild()
     batch = batch_states.freeze(tables.rows(), by="ada", title="all")
@@ -92,18 +100,6 @@ def fill(number: int) -> None:
     skipped = Replay.objects.filter(batch=batch, event__state=State.DISCARDED)
     skipped.update(state=Replay.State.SKIPPED, error="it is discarded")
     batch_states.freeze(tables.rows(), by="ada", title="a draft")
-
-
-def add_history(event: ArchivedEvent, number: int) -> None:
-    """Add one row of each table that is shown with an event."""
-    replay = add_replay(event, number, revision=add_revision(event, number))
-    add_failure(event, replay=replay, document=json.dumps(document()))
-    ArchiveAction.objects.create(event=event, at=event.mirrored_at, action="discard")
-    make(event_id=event.event_id, handler=f"other-{number}")
-    Alert.objects.create(
-        service="billing", kind="growth", details=Reason("alert-growth", most=1), key=number,
-        since=event.mirrored_at, last=event.mirrored_at,
-    )  # fmt: skip
 
 
 def pages(client: Any) -> dict[str, Callable[[], Any]]:

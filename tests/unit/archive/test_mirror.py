@@ -158,12 +158,8 @@ def batch(*messages: Any) -> Any:
     return SimpleNamespace(messages=[taken(each) for each in messages], last=len(messages))
 
 
-class Acks:
-    def __init__(self) -> None:
-        self.acked: list[Any] = []
-
-    def ack(self, batch: Any, places: Any) -> None:
-        self.acked.append(list(places))
+def intake(acked: list[Any]) -> Any:
+    return SimpleNamespace(ack=lambda _, places: acked.append([*places]))
 
 
 @pytest.mark.django_db(transaction=True)
@@ -179,12 +175,12 @@ def test_unstorable_message_is_put_aside(monkeypatch, kind):
 
     monkeypatch.setattr(row_writer, "new_row", row)
     said: list[str] = []
-    intake: Any = Acks()
+    acked: list[Any] = []
     mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
-    mirroring._mirror(intake, batch(*(archived(received(f"{n}")) for n in range(7))))
-    mirroring._mirror(intake, batch(archived(received("7"))))
+    mirroring._mirror(intake(acked), batch(*(archived(received(f"{n}")) for n in range(7))))
+    mirroring._mirror(intake(acked), batch(archived(received("7"))))
     # Not all up to the last one any more, which would ack it too.
-    assert intake.acked == [[0, 1, 2, 4, 5, 6], [0]]
+    assert acked == [[0, 1, 2, 4, 5, 6], [0]]
     assert (mirroring.aside, ArchivedEvent.objects.count()) == (1, 7)
     assert len(said) == 1
     assert f"stays in the archive queue ({kind.__name__}: no" in said[0]
@@ -198,12 +194,14 @@ def test_a_database_that_stores_nothing_is_an_error(monkeypatch):
         raise OperationalError("No space left on device")
 
     monkeypatch.setattr(row_writer, "new_row", row)
-    intake: Any = Acks()
+    acked: list[Any] = []
     mirroring = Mirror(app=None, settings=conf.get_settings())
     number = MAX_ASIDE + 1
     with pytest.raises(OperationalError, match="No space"):
-        mirroring._mirror(intake, batch(*(archived(received(f"{n}")) for n in range(number))))
-    assert not intake.acked
+        mirroring._mirror(
+            intake(acked), batch(*(archived(received(f"{n}")) for n in range(number)))
+        )
+    assert not acked
 
 
 # -- anything --------------------------------------------------------------------------------------

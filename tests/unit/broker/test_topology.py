@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,10 +20,6 @@ from django_amqp_events.declare.declarations import HandlerDeclaration
 def invoice(order_id: int) -> None: ...
 
 
-def declaration(target: Any, name: str, *events: str, **options: Any) -> HandlerDeclaration:
-    return HandlerDeclaration(target=target, name=name, options={"events": events, **options})
-
-
 def test_each_limit_of_the_chain_leaves_room_above_the_one_before() -> None:
     """4.3 carries the delivery count along."""
     assert DELIVERY_LIMIT < GRAVEYARD_LIMIT < DEAD_LIMIT < NO_LIMIT < 2**31
@@ -39,9 +33,9 @@ words = st.from_regex(r"[a-z0-9_]{1,6}(\.[a-z0-9_]{1,6}){0,2}", fullmatch=True)
 def test_everything_refers_to_something(service: str, names: list[str], backoff: int) -> None:
     settings, problems = conf.parse({"SERVICE": service, "DEFAULTS": {"RETRY_BACKOFF": backoff}})
     assert problems == ()
-    declared = registry.build(
-        settings, (), [declaration(invoice, name, "shop.#") for name in names]
-    )
+    options = {"events": ("shop.#",)}
+    handlers = [HandlerDeclaration(target=invoice, name=name, options=options) for name in names]
+    declared = registry.build(settings, (), handlers)
     assert declared.problems == ()
     built = topology.build(settings, declared)
     exchanges = [exchange.name for exchange in built.exchanges]

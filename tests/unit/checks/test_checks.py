@@ -213,7 +213,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         *of_celery("task_default_rate_limit", "often", "1/y"),
         *of_celery("task_annotations", {"billing.handler": {"rate_limit": "1/y"}}),
         *of_each(
-            "by_position generator asynchronous_generator celery_task NoTask TaskWithoutRun "
+            "by_position generator asynchronous_generator celery_task Handlers TaskWithoutRun "
             "StaticTask"
         ),
         # inspect knows no signature of them.
@@ -230,7 +230,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "E018": of_celery("broker_channel_error_retry", False, None),
     "E022": [
-        *(of_contract(name, "") for name in ("asynchronous_contract", "generator_contract")),
+        *(of_contract(name, "") for name in ("fits_asynchronously", "generator")),
         {"EVENTS": {"a.b": {"CONTRACT": "builtins.max"}}},
     ],
     # Its archived events would be replayed to another handler.

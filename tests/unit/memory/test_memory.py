@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -32,6 +31,7 @@ from django_amqp_events.publish import publisher
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
 from tests.doubles.receivers import connected
+from tests.integration.wire import in_threads
 from tests.waiting import Stopwatch
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -149,16 +149,12 @@ def test_threads_publish_and_run_together(broker: MemoryBackend) -> None:
         if number % 10 == 0:
             raise ValueError
 
-    def work(first: int) -> None:
-        for number in range(first, first + 50):
+    def work(part: int) -> None:
+        for number in range(50 * part, 50 * part + 50):
             publish_event("a.b", {"number": number})
         broker.run()
 
-    threads = [threading.Thread(target=work, args=(start,)) for start in range(0, 200, 50)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert not in_threads(4, work)
     broker.run()
     assert sorted(runs) == list(range(200))
     broker.advance(1)
