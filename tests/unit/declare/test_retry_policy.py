@@ -27,6 +27,10 @@ policies = st.builds(
 )
 
 
+def test_the_default_doubles_from_one_second_to_512() -> None:
+    assert RetryPolicy().schedule() == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
 def test_booleans_are_seconds_as_in_celery() -> None:
     read = POLICY_OPTIONS["retry_backoff"]
     assert (read(True), read(False)) == (1, 0)
