@@ -33,7 +33,8 @@ def hang(core: Service, eyes: Eyes, worker: Worker) -> str:
     assert first["handler"] == "testproject.act"
     assert first["worker_pid"] == start["pid"]
     assert first["seconds"] >= 1
-    assert f"event 'core.act' ({event_id}) for testproject.act has not ended after" in worker.log
+    text = f"event 'core.act' ({event_id}) for testproject.act has not ended after"
+    until(lambda: text in worker.log, 30, "a thread writes the log")
     assert f"in process {start['pid']}" in worker.log
     return event_id
 

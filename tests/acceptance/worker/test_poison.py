@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,10 +89,14 @@ def tell(pool: str, core: Service, eyes: Eyes) -> Story:
         # The main worker continues.
         after = publish(ACT, "ok")
         until(lambda: core.runs(after, "end"), 60, "the worker continues")
-        eyes.drained(core.name)
+        # Its ack is on its way.
+        time.sleep(2)
+        eyes.empty(f"{core.name}.testproject.act")
     finally:
         main.kill()
         beside.kill()
+    # The statistics of the last seconds have come, too.
+    eyes.drained(core.name)
     for entry in archive.collect():
         story.entries.setdefault(entry["event_id"], []).append(entry)
     story.deaths, story.left = main.deaths, eyes.totals(core.name)
