@@ -89,9 +89,20 @@ def test_outcome_of_an_older_replay_is_history(row):
     second = replayed(row)
     keep(outcome(row, first), failed(first, at=LATER + timedelta(minutes=1)))
     assert state(row) == (State.REPLAYING, 5)
+    assert sorted(ArchivedFailure.objects.values_list("late", flat=True)) == [False, False, True]
     assert Replay.objects.get(pk=first).state == Replay.State.SUCCEEDED
     keep(outcome(row, second))
     assert state(row) == (State.SUCCEEDED, 5)
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_the_last_run_describes_an_event(row, is_replay):
+    """A replay is the last one, also by a clock that is behind; a second copy is not."""
+    replay_id = replayed(row) if is_replay else None
+    at = EARLIER - timedelta(minutes=1)
+    keep(archived(received("1"), replay_id=replay_id, at=at, reason="failed"))
+    row.refresh_from_db()
+    assert (row.reason, row.last_failed_at) == ("failed" if is_replay else "exhausted", EARLIER)
 
 
 def test_failure_of_a_pruned_event_makes_a_new_row(row):
