@@ -205,9 +205,10 @@ def _store_events(
     # Rows of a faster mirror are a conflict, so that they are read.
     for part in tables.statements(new.values(), "body", "headers_raw", "detail"):
         tables.rows().bulk_create(part)
+    values: list[search_values.Value] = []
     for pk, row in new.items():
-        values = searched[pk] if pk in searched else search_values.in_event(row)
-        search_values.store(values, using=tables.database())
+        values += searched[pk] if pk in searched else search_values.in_event(row)
+    search_values.store(values, using=tables.database())
     for failed_part in tables.statements(failures, "document"):
         _failures().bulk_create(failed_part)
     for part in tables.statements(changed.values(), "detail"):
